@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 import qflow
+from bench import talking
 from bench.door_client import BATCH, BODY, QUEUE, in_threads
-from bench.errors import CannotRun
 from bench.measure import Row, Setup, Workload, at_least, at_most, interleave, micros, rates, ratio
 
 OWN = "beside the owner"
 THROUGH = "through the door"
+CLIENT = "bench.door_client"
 PROCESSES = 8
 CALLERS = 64
 Ask = Callable[[str], float]
@@ -70,7 +68,7 @@ def together(setup: Setup) -> Iterator[Row]:
     with setup.scratch() as path, ExitStack() as stack:
         broker = stack.enter_context(qflow.open(path / "spool"))
         own = broker.declare_queue("own")
-        clients = [stack.enter_context(_client(path / "spool")) for _ in range(processes)]
+        clients = [stack.enter_context(talking.started(CLIENT, path / "spool")) for _ in range(processes)]
 
         def beside() -> float:
             return in_threads(callers, lambda: [own.put(BODY) for _ in range(each)])
@@ -78,9 +76,9 @@ def together(setup: Setup) -> Iterator[Row]:
         def through() -> float:
             begun = perf_counter()
             for client in clients:
-                _tell(client, f"put_in_threads {callers // processes} {each}")
+                talking.tell(client, f"put_in_threads {callers // processes} {each}")
             for client in clients:
-                _answer(client)
+                talking.answer(client)
             return perf_counter() - begun
 
         measured = interleave(setup.few_rounds, setup.size(3, 1), beside, through)
@@ -121,38 +119,12 @@ def _emptied(broker: qflow.Broker, turn: Callable[[], float]) -> Callable[[], fl
 @contextmanager
 def _served(setup: Setup) -> Iterator[tuple[qflow.Broker, Ask]]:
     """A spool that this process owns, and a client of it, which is asked for seconds."""
-    with setup.scratch() as path, qflow.open(path / "spool") as broker, _client(path / "spool") as client:
-
-        def ask(what: str) -> float:
-            _tell(client, what)
-            return _answer(client)
-
-        yield broker, ask
-
-
-@contextmanager
-def _client(spool: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "bench.door_client", str(spool)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
-        assert client.stdout is not None
-        assert client.stdin is not None
-        if client.stdout.readline().strip() != "ready":
-            raise CannotRun("a client of the door did not start")
-        try:
-            yield client
-        finally:
-            client.stdin.close()
-
-
-def _tell(client: subprocess.Popen[str], what: str) -> None:
-    assert client.stdin is not None
-    client.stdin.write(what + "\n")
-    client.stdin.flush()
-
-
-def _answer(client: subprocess.Popen[str]) -> float:
-    assert client.stdout is not None
-    return float(client.stdout.readline())
+    with (
+        setup.scratch() as path,
+        qflow.open(path / "spool") as broker,
+        talking.started(CLIENT, path / "spool") as client,
+    ):
+        yield broker, partial(talking.ask, client)
 
 
 WORKLOADS = [

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from bench import (
     attribution,
     flight,
+    looking,
     memory,
     memory_shapes,
     overhead,
@@ -26,7 +27,7 @@ from bench.errors import CannotRun
 
 THEMES = (
     *(memory, memory_shapes, overhead, restart, pressure, promises, attribution, reading, spark_writing, spark_flight),
-    *(scale, stream_memory, stream_retention, flight),
+    *(scale, stream_memory, stream_retention, flight, looking),
 )
 
 

@@ -17,6 +17,7 @@ from bench import (
     hot_path,
     journaling,
     latency,
+    looking,
     memory,
     memory_shapes,
     mqtt,
@@ -39,6 +40,7 @@ from bench import (
     stream_topics,
     streams,
     threads,
+    watching,
     working,
 )
 from bench.measure import Workload
@@ -70,6 +72,7 @@ THEMES: dict[str, list[Workload]] = {
     "flight": flight.WORKLOADS,
     "door": door.WORKLOADS,
     "workers": working.WORKLOADS,
+    "look": [*looking.WORKLOADS, *watching.WORKLOADS],
     "spark": [*spark.WORKLOADS, *spark_triggers.WORKLOADS, *spark_writing.WORKLOADS, *spark_flight.WORKLOADS],
     "engines": [*promises.WORKLOADS, *family.WORKLOADS, *latency.WORKLOADS],
 }

@@ -214,9 +214,11 @@ def __getattr__(name: str) -> Any:
         return import_module(f"qflow.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'qflow' has no attribute {name!r}")
-    inside = "open_broker" if name == "open" else name
-    modules = (import_module(f"qflow.{room}") for room in _ROOMS)
-    found = next(vars(module)[inside] for module in modules if inside in vars(module))
+    if name == "open":  # many ask for nothing else: no other room is looked into for it
+        found = import_module("qflow.opening").open_broker
+    else:
+        modules = (import_module(f"qflow.{room}") for room in _ROOMS)
+        found = next(vars(module)[name] for module in modules if name in vars(module))
     globals()[name] = found  # the next time it is there
     return found
 

@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 from uuid import UUID
 
-from qflow.config import BrokerSettings, QueueSettings, StreamSettings, check_name, check_names, settings_from
+from qflow.config import BrokerSettings, QueueSettings, check_name, check_names, settings_from
 from qflow.durations import Duration
 from qflow.engine import Engine
 from qflow.events import Event
@@ -35,9 +35,10 @@ from qflow.spool import Spool
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.streams.sessions import Terms
 from qflow.streams.stream import Stream
-from qflow.streams.subscription import Subscription
+
+if TYPE_CHECKING:
+    from qflow.streams.subscription import Subscription
 
 
 class Broker(Scheduling):
@@ -241,7 +242,7 @@ class Broker(Scheduling):
             CorruptionError: its record is damaged.
         Cost: one commit for a new stream. Retention is applied once a second.
         """
-        wanted = settings_from(StreamSettings, settings, "stream")
+        wanted = self.engine.streams.wanted(settings)
         with self.engine.spool.changing:
             self.engine.spool.check_open()
             stream = self.engine.streams.declare(name, wanted)
@@ -319,7 +320,7 @@ class Broker(Scheduling):
             DiskFull: it is a new durable one.
         Cost: a new durable one, one commit.
         """
-        terms = settings_from(Terms, {"filter": filter, **options}, "subscription")
+        terms = self.engine.streams.terms(filter, options)
 
         def subscribe() -> Subscription:
             with self.engine.spool.changing:

@@ -11,9 +11,9 @@ Duration: TypeAlias = float | str | timedelta
 
 _UNITS = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = r"(\d{1,20}(?:\.\d{1,20})?)"
-_TEXT = re.compile(r"\s*" + "".join(rf"(?:{_NUMBER}\s*{unit}\s*)?" for unit in _UNITS), re.ASCII)
-"""Each unit at most once, the largest first."""
-_PLAIN = re.compile(rf"\s*{_NUMBER}\s*", re.ASCII)
+_TEXT = r"\s*" + "".join(rf"(?:{_NUMBER}\s*{unit}\s*)?" for unit in _UNITS)
+"""Each unit at most once, the largest first. Compiled when the first text is met, and kept by `re`; likewise below."""
+_PLAIN = rf"\s*{_NUMBER}\s*"
 
 EXPECTED = 'a number of seconds, a text such as "90s", "1h30m" or "7d" (units w, d, h, m, s, ms), or a timedelta'
 
@@ -28,10 +28,10 @@ def seconds_of(value: Any) -> float | None:
 
 
 def _seconds_of_text(text: str) -> float | None:
-    plain = _PLAIN.fullmatch(text)
+    plain = re.fullmatch(_PLAIN, text, re.ASCII)
     if plain is not None:
         return float(plain[1])
-    found = _TEXT.fullmatch(text)
+    found = re.fullmatch(_TEXT, text, re.ASCII)
     if found is None or not any(found.groups()):
         return None
     return round(sum(float(one) * unit for one, unit in zip(found.groups(), _UNITS.values(), strict=True) if one), 9)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from qflow.errors import InvalidArgument, NotFound
 from qflow.message import (
@@ -31,8 +31,10 @@ from qflow.streams.partition import Partition
 from qflow.streams.producers import Claim
 from qflow.streams.publishing import Lot, Sent, prefix_of
 from qflow.streams.shortcut import Shortcut
-from qflow.streams.stream_log import StreamLog
 from qflow.streams.topic_filter import CACHED_CHARACTERS, FilterTrie, check_filter, check_topic
+
+if TYPE_CHECKING:
+    from qflow.streams.stream_log import StreamLog
 
 ROUTES_KEPT = 4096
 """Topics whose route is remembered; with one more, remembering starts anew."""

@@ -44,8 +44,6 @@ from qflow.storage.log.records import Records
 from qflow.storage.log.recovery import DIRTY, Recovery
 from qflow.storage.log.transaction_log import TransactionLog
 from qflow.storage.places import take_place
-from qflow.storage.spill.files import SpillFiles
-from qflow.storage.spill.segments import SpillSegments
 from qflow.storage.spill.store import SpillStore
 from qflow.storage.spill.wiper import Wiper, wipe_spill
 
@@ -199,7 +197,11 @@ class Spool:
     def _spill_store(self) -> SpillStore:
         settings = self.settings
         if settings.spill == "files":
+            from qflow.storage.spill.files import SpillFiles
+
             return SpillFiles(self.files, self.path)
+        from qflow.storage.spill.segments import SpillSegments
+
         return SpillSegments(
             self.files, self.path, segment_bytes=settings.segment_bytes, max_mapped=settings.max_mapped_segments
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qflow.errors import NotFound
 from qflow.message import Message, body_of, decode_headers, text_bytes
@@ -14,7 +14,9 @@ from qflow.storage.inbox.stage_files import Piece
 from qflow.streams.partition import Partition
 from qflow.streams.publishing import Lot
 from qflow.streams.room import charge_for
-from qflow.streams.stream_log import StreamLog
+
+if TYPE_CHECKING:
+    from qflow.streams.stream_log import StreamLog
 
 
 class Load:

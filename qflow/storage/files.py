@@ -428,7 +428,7 @@ def filesystem_type(path: str | os.PathLike[str], mounts: str = "/proc/self/moun
 
 def _unescape(point: bytes) -> bytes:
     """Undo the octal escapes of space, tab, newline and backslash."""
-    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), point)
+    return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), point) if b"\\" in point else point
 
 
 def check_filesystem(path: str | os.PathLike[str], unsafe: bool = False, mounts: str = "/proc/self/mountinfo") -> None:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import attrs
 
-from qflow.config import StreamSettings, check_changes, check_name
+from qflow.config import StreamSettings, check_changes, check_name, settings_from
 from qflow.errors import (
     CorruptionError,
     ForkedProcess,
@@ -35,12 +35,16 @@ from qflow.storage.log.table import Forgotten
 from qflow.storage.log.transaction_log import Lane
 from qflow.storage.streams import producers as table
 from qflow.streams.producers import Producers
-from qflow.streams.sessions import Sessions, Terms
+from qflow.streams.room import QUIET_S
+from qflow.streams.sessions import Sessions
 from qflow.streams.shared import Shared
 from qflow.streams.stream import Stream
-from qflow.streams.stream_log import QUIET_S, StreamLog
-from qflow.streams.subscription import Subscription
 from qflow.streams.topic_filter import FilterTrie, check_filter
+
+if TYPE_CHECKING:
+    from qflow.streams.stream_log import StreamLog
+    from qflow.streams.subscription import Subscription
+    from qflow.streams.terms import Terms
 
 FORGET_S = 3600.0
 """Seconds between two searches for producers to forget."""
@@ -52,6 +56,11 @@ Attempt = Callable[[str, Callable[[], bool]], bool]
 def at_once(_what: str, job: Callable[[], bool]) -> bool:
     """Run a job; its errors are raised."""
     return job()
+
+
+def _make_ready() -> None:
+    """Import what a stream and its subscriptions are made of: most spools have none. Called without a lock."""
+    from qflow.streams import stream_log, subscription  # noqa: F401 - they import the rest
 
 
 class Streams:
@@ -90,6 +99,8 @@ class Streams:
         Args:
             unread: numbers of records that cannot be read. Cursors of such a stream stay, too.
         """
+        if streams:
+            _make_ready()
         problems: list[str] = []
         by_owner: dict[int, StreamLog] = {}
         for record in streams:
@@ -125,6 +136,12 @@ class Streams:
 
     # Streams ---------------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def wanted(given: Mapping[str, object]) -> StreamSettings:
+        """Return what `declare` takes, of the arguments of a call. Called without a lock: it may import."""
+        _make_ready()
+        return settings_from(StreamSettings, given, "stream")
+
     @sheltered
     def declare(self, name: str, settings: StreamSettings) -> StreamLog:
         """Return the stream of this name, making it if there is none."""
@@ -155,6 +172,8 @@ class Streams:
         return stream
 
     def _build(self, name: str, settings: StreamSettings, owner: int, rows: dict[int, Row]) -> StreamLog:
+        from qflow.streams.stream_log import StreamLog
+
         rows = {number: rows.get(number) or new_row(number) for number in range(settings.partitions)}
         return StreamLog(name, settings, owner, rows, self._shared)
 
@@ -244,6 +263,13 @@ class Streams:
 
     # Subscriptions ---------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def terms(topic_filter: str, given: Mapping[str, object]) -> Terms:
+        """Return what `subscribe` takes, of the arguments of a call. Called without a lock: it may import."""
+        from qflow.streams.terms import Terms
+
+        return settings_from(Terms, {"filter": topic_filter, **given}, "subscription")
+
     @sheltered
     def subscribe(self, name_of_stream: Stream | str, terms: Terms) -> Subscription:
         """Return a subscription; see `Broker.subscribe`."""
@@ -264,11 +290,11 @@ class Streams:
         """
         if not isinstance(stream, Stream):
             return self.get(stream)
-        assert isinstance(stream, StreamLog)
-        stream.check_open()
-        if self._streams.get(stream.name) is not stream:
-            raise InvalidArgument(f"{stream!r} is a stream of another broker: use the one it came from")
-        return stream
+        known = cast("StreamLog", stream)
+        known.check_open()
+        if self._streams.get(known.name) is not known:
+            raise InvalidArgument(f"{known!r} is a stream of another broker: use the one it came from")
+        return known
 
     # Upkeep ----------------------------------------------------------------------------------------------------------
 

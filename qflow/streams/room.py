@@ -27,6 +27,8 @@ SLAB_BYTES = 600
 """Bytes charged for each commit in a live tail, beside its messages."""
 TOPIC_BYTES = 80
 """Bytes charged for each message that is kept, beside its body: topic, number and time."""
+QUIET_S = 10.0
+"""Seconds an end waits for publishes that have reserved memory and not joined a batch yet."""
 LOOK_S = 1.0
 """Seconds after which the first in line looks again: it is not woken for what queues give back."""
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-
-import attrs
+from typing import NamedTuple
 
 from qflow.storage.log.transaction_log import TransactionLog
 from qflow.streams.room import Room
 
 
-@attrs.frozen(kw_only=True)
-class Shared:
+class Shared(NamedTuple):
     """See the module."""
 
     log: TransactionLog

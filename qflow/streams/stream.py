@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from qflow.config import StreamSettings
-from qflow.stats import StreamStats
-from qflow.streams.deliveries import StreamMessage
-from qflow.streams.history import Bound
+
+if TYPE_CHECKING:
+    from qflow.stats import StreamStats
+    from qflow.streams.deliveries import StreamMessage
+    from qflow.streams.history import Bound
 
 
 class Stream(ABC):

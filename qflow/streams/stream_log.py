@@ -25,11 +25,9 @@ from qflow.streams.history import MOST, Bound, History
 from qflow.streams.indexing import Indexing
 from qflow.streams.partition import Partition
 from qflow.streams.retention import Retention
+from qflow.streams.room import QUIET_S
 from qflow.streams.shared import Shared
 from qflow.streams.stream import Stream
-
-QUIET_S = 10.0
-"""Seconds an end waits for publishes that have reserved memory and not joined a batch yet."""
 
 
 class StreamLog(Stream):

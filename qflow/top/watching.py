@@ -11,7 +11,8 @@ from qflow.top.look import Look
 from qflow.top.source import Source
 
 SHARE = 50
-"""A pause is so many times as long as the look before it: both processes together give 2 % of a processor to it."""
+"""A pause is so many times as long as a look, and what it took to show one: both processes together give 2 % of a
+processor to it."""
 SHORTEST_S = 1.0
 LONGEST_S = 10.0
 
@@ -51,14 +52,16 @@ class Watcher:
 
     def _run(self) -> None:
         costs_s: deque[float] = deque(maxlen=3)
+        shown_s = time.process_time()
         while not self._stopped:
             self._began_s = began_s = time.monotonic()
+            drawn_s = time.process_time() - shown_s
             try:
                 told: Look | Exception = self._source.look()
             except Exception as error:
                 told = error
-            costs_s.append(time.monotonic() - began_s)
-            self._began_s = None
+            costs_s.append(drawn_s + time.monotonic() - began_s)
+            self._began_s, shown_s = None, time.process_time()
             self._tell(told)
             if isinstance(told, Exception):
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import struct
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import lmdb
 import pytest
 
 import inside
@@ -17,6 +19,7 @@ import qflow
 from crash.seams import run_in_child
 from faults.seams import Faults, faulty_broker, in_thread
 from faults.strikes import Strike, Struck
+from qflow.aio.broker import AsyncBroker
 from qflow.queues.queue import parts_of
 from qflow.storage.files import Files
 from qflow.storage.log import confirming, direct, journal, recovery, writer
@@ -113,6 +116,69 @@ def test_what_was_put_and_acked_alone_is_never_written_to_the_log(broker: qflow.
     assert reopened(broker, tmp_path / "copy") == []
     with broker.engine.log.read() as txn:
         assert b"needle" not in b"".join(value for _, value in txn.cursor())
+
+
+def test_the_writer_notes_what_stands_alone_and_was_handed_over(broker: qflow.Broker, tmp_path: Path) -> None:
+    """A put that a future or a task waits for, and an ack that nobody waits for; of two together, neither."""
+    queue, before, batches = broker.queue("q"), confirmed(broker), broker.engine.log.commits
+    assert queue.submit(b"d").result() == 3
+    rest(broker)
+
+    async def put_and_ack() -> None:
+        around = AsyncBroker(broker).queue("q")
+        assert await around.put(b"e", headers={"n": 1}) == 4
+        rest(broker)
+        await (await around.get()).ack()
+
+    asyncio.run(put_and_ack())
+    until(lambda: confirmed(broker) == before + 3)
+    assert broker.engine.log.commits == batches + 3
+    assert reopened(broker, tmp_path / "notes") == [b"b", b"c", b"d", b"e"]
+    one: Any = broker.engine.log._writer._confirming.journal
+    sync, both = one.sync, list[Any]()
+    one.sync = lambda: (both.extend([queue.submit(b"g"), queue.submit(b"h")]) if not both else None, sync())
+    assert queue.submit(b"f").result() == 5
+    assert [put.result() for put in both] == [6, 7]
+    assert confirmed(broker) == before + 4
+    assert reopened(broker, tmp_path / "batch") == [b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
+
+
+def test_what_is_tried_again_goes_with_the_next_that_stands_alone(tmp_path: Path) -> None:
+    """An ack that nobody waits for, which the log has refused."""
+    faults = Faults()
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        queue = begin(broker)
+        large = b"x" * 2**20
+        queue.put(large)  # is committed, so that the next batch begins a transaction
+        rest(broker)
+        held = [queue.get() for _ in range(3)]
+        faults.fail("begin", lmdb.Error("no transaction now"), times=1)
+        held[1].ack()
+        until(lambda: broker.engine.log._writer._again is not None)
+        assert queue.submit(b"d").result() == 4
+        broker.engine.log.drain()
+        assert reopened(broker, tmp_path.with_name("copy")) == [b"a", b"c", large, b"d"]
+
+
+@pytest.mark.parametrize("operation", ["pwrite", "sync_data"])
+def test_a_journal_that_fails_under_a_note_of_the_writer(operation: str, tmp_path: Path) -> None:
+    """What could not be written to it is committed to the log; after a sync that failed nobody knows."""
+    faults = Faults()
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        queue = begin(broker)
+        faults.fail(operation, OSError(5, "Input/output error"), times=1)
+        put = queue.submit(b"d")
+        if operation == "pwrite":
+            assert put.result() == 3
+            assert [queue.submit(b"e").result(), queue.put(b"f")] == [4, 5]
+            assert broker.check() == []
+        else:
+            with pytest.raises(qflow.InDoubt):
+                put.result()
+    with qflow.open(tmp_path) as broker:
+        found = broker.queue("q").get_many(9).bodies
+        assert found in ([b"a", b"b", b"c", b"d", b"e", b"f"], [b"a", b"b", b"c", b"d"], [b"a", b"b", b"c"])
+        assert (len(found) == 6) == (operation == "pwrite")
 
 
 def test_more_lanes_than_there_is_room_for_take_batches(broker: qflow.Broker, tmp_path: Path) -> None:
@@ -316,13 +382,14 @@ def test_a_thread_that_does_not_come_back_before_it_writes_holds_nobody_up(
     queue, goes_on, note = broker.queue("q"), threading.Event(), direct.Direct._note
 
     def late(*given: Any) -> Any:
-        assert goes_on.wait(20)
+        if threading.current_thread() is thread:
+            assert goes_on.wait(20)
         return note(*given)
 
     queue.put(b"d")
     monkeypatch.setattr(direct, "PATIENCE_S", 0)
-    monkeypatch.setattr(direct.Direct, "_note", late)
     thread = threading.Thread(target=lambda: queue.put(b"late"))
+    monkeypatch.setattr(direct.Direct, "_note", late)
     thread.start()
     until(lambda: broker.engine.log.turn.request is not None)
     monkeypatch.setattr(writer, "SOON_S", 0.001)

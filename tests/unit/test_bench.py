@@ -94,6 +94,22 @@ ROWS = (
     "retention drops 8 MiB of 256 B messages while one thread publishes",
     "retention drops 8 MiB: p99 of a publish during it over before",
     "20 MiB retained, 10 lagging subscribers",
+    "`qflow --help`, from start to end",
+    "`qflow ls`, 1,000 messages in 10 queues, without an owner",
+    "the same: peak RSS, without an owner",
+    "`qflow ls`, 1,000 messages in 10 queues, beside its owner",
+    "the same: peak RSS, beside its owner",
+    "`qflow doctor`, 1,000 messages in 10 queues, without an owner",
+    "`qflow doctor`, 1,000 messages in 10 queues, beside its owner",
+    "`qflow check`, 1,000 messages in 10 queues: rate over a plain read of the log's file",
+    "`qflow top`, 80 columns, 1 of 4 queues change each second: share of a core",
+    "`qflow top`, 200 columns, 4 of 4 queues change each second: share of a core",
+    "the page, overview and queues open, 1 of 4 queues change each second: share of a core",
+    "the page, overview and queues open, 4 of 4 queues change each second: share of a core",
+    "a scrape, 4 queues, a transient put each ms",
+    "a scrape, 4 queues, a durable put each ms",
+    "p99 of puts, 4 queues, a transient put each ms: with a scrape each second over without",
+    "p99 of puts, 4 queues, a durable put each ms: with a scrape each second over without",
 )
 ALLOWED_TO_LACK = ("not installed", "quick run", "is installed and chosen", "segments", "cgroup", "RssAnon")
 """What a machine or a quick run may lack: the peers, the second spill store, a cgroup, Linux's /proc."""

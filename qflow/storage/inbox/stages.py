@@ -32,9 +32,10 @@ from qflow.storage.log.sealing import seal, unseal
 
 INBOX, STAGING, REFUSED = "inbox", "staging", "refused"
 MANIFEST, REASON = "manifest", "reason"
-_QUERY = re.compile(r"[A-Za-z0-9_-]{1,120}")
-_HANDED = re.compile(rf"({_QUERY.pattern})-(\d{{1,19}})(~?)")
-_STAGED = re.compile(rf"({_QUERY.pattern})-(\d{{1,19}})\.([0-9a-f]{{32}})")
+_QUERY = r"[A-Za-z0-9_-]{1,120}"
+_HANDED = rf"({_QUERY})-(\d{{1,19}})(~?)"
+_STAGED = rf"({_QUERY})-(\d{{1,19}})\.([0-9a-f]{{32}})"
+"""Compiled when a name is met, and kept by `re`; few spools have an inbox."""
 
 
 class Batch(NamedTuple):
@@ -82,7 +83,7 @@ def check_batch(query: str, batch: int) -> Batch:
     Raises:
         InvalidArgument: the query's is not 1 to 120 letters, digits, `-` and `_`, or the number not 0 to 2**63 - 1.
     """
-    if not _QUERY.fullmatch(query) or not 0 <= batch < 2**63:
+    if not re.fullmatch(_QUERY, query) or not 0 <= batch < 2**63:
         raise InvalidArgument(
             f"a batch has a query of 1 to 120 letters, digits, '-' and '_' and a number from 0 on, not {query!r:.120} "
             f"and {batch}"
@@ -92,7 +93,7 @@ def check_batch(query: str, batch: int) -> Batch:
 
 def parse_name(name: str) -> tuple[Batch, bool] | None:
     """Return the batch that a name in the inbox stands for, and whether it is being adopted; None for no stage."""
-    found = _HANDED.fullmatch(name)
+    found = re.fullmatch(_HANDED, name)
     return None if found is None else (Batch(found[1], int(found[2])), bool(found[3]))
 
 
@@ -187,7 +188,7 @@ def remove_staged(files: Files, spool: str, query: str, *, up_to: int) -> None:
 def list_staged(files: Files, spool: str) -> list[tuple[str, Batch]]:
     """Return the directories of stages that are being written, or were left."""
     directory = os.path.join(spool, INBOX, STAGING)
-    found = ((name, _STAGED.fullmatch(name)) for name in list_or_none(files, directory))
+    found = ((name, re.fullmatch(_STAGED, name)) for name in list_or_none(files, directory))
     return [(os.path.join(directory, name), Batch(match[1], int(match[2]))) for name, match in found if match]
 
 

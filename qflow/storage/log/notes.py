@@ -63,10 +63,11 @@ def put_note(lane: Lane, records: Sequence[Record], size: int, now_ms: int) -> t
 
 def settle_note(lane: Lane, ranges: Sequence[Any]) -> tuple[Note, bytes] | None:
     """Return a note, as `put_note`: of a range that is settled; None if that takes a look into the log."""
-    first, end, messages, size = ranges[0]
     row = lane.row
-    is_next = len(ranges) == 1 and first == row.floor and first < end <= row.next
-    if not (lane.takes_notes and is_next) or row.marks or row.referring:
+    if len(ranges) != 1 or not lane.takes_notes or row.marks or row.referring:
+        return None
+    first, end, messages, size = ranges[0]
+    if not row.floor == first < end <= row.next:
         return None
     if messages > row.messages or size > row.bytes:
         return None

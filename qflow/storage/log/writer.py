@@ -283,7 +283,7 @@ class Writer:
                 if batch.applies:
                     self._committing.apply()
                 batch.committed = True
-            else:
+            elif not self.handing.turn.confirm_alone(batch):
                 self._committing.commit(batch)
         except BaseException as error:
             self._fail(batch, error)

@@ -16,8 +16,9 @@ from qflow.errors import PermissionDenied, StorageError
 from qflow.storage.files import Files, storage_error
 from qflow.storage.spill.store import FILE, SPILL, WIPING, set_aside
 
-_DIRECTORY = re.compile(r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})*\.[0-9a-f]{8}-[0-9a-f]{16}")
-_SET_ASIDE = re.compile(rf"({_DIRECTORY.pattern})~[0-9a-f]+")
+_DIRECTORY = r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})*\.[0-9a-f]{8}-[0-9a-f]{16}"
+_SET_ASIDE = rf"({_DIRECTORY})~[0-9a-f]+"
+"""Compiled when a name is met, and kept by `re`."""
 
 
 def wipe_spill(files: Files, spool: str) -> list[str]:
@@ -37,7 +38,7 @@ def wipe_spill(files: Files, spool: str) -> list[str]:
         found = [
             name
             for name in files.list(spill)
-            if _DIRECTORY.fullmatch(name) and stat.S_ISDIR(files.lstat(os.path.join(spill, name)).st_mode)
+            if re.fullmatch(_DIRECTORY, name) and stat.S_ISDIR(files.lstat(os.path.join(spill, name)).st_mode)
         ]
         for name in found:
             set_aside(files, spool, name)
@@ -99,7 +100,7 @@ class Wiper:
             self.failures += 1
             return
         for name in names:
-            ours = _SET_ASIDE.fullmatch(name)
+            ours = re.fullmatch(_SET_ASIDE, name)
             if ours:
                 yield from self._remove_directory(os.path.join(self._wiping, name), os.path.join(self._spill, ours[1]))
 
