@@ -135,7 +135,7 @@ class Line:
         for number, one in enumerate(together, 1):
             parts += encode_frame(number, one.request.head, one.request.columns)
             one.is_sent = True
-        self.socket.sendall(b"".join(parts))
+        self._send(parts if len(together) == 1 else [b"".join(parts)])
         answered = 0
         while answered < len(together):
             count = self.socket.recv_into(self._buffer)
@@ -146,6 +146,12 @@ class Line:
                 if number:  # else it says that it ends
                     together[number - 1].outcome = decode_error(head) if "error" in head else Reply(head["result"], [])
                     answered += 1
+
+    def _send(self, parts: list[bytes]) -> None:
+        """Send buffers one after the other; large ones would take new pages to be joined in, each time."""
+        sent = self.socket.sendmsg(parts)
+        if sent < sum(map(len, parts)):  # a signal came meanwhile
+            self.socket.sendall(b"".join(parts)[sent:])
 
     def _doubt(self, one: Asked) -> Reply | Exception:
         """Return the outcome of a put that was not answered."""
