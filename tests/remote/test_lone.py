@@ -20,6 +20,7 @@ from qflow.remote.client.connecting import open_socket
 from qflow.remote.client.link import Reply, Request
 from qflow.remote.client.lone import LonePuts
 from qflow.remote.client.requests import put as put_request
+from qflow.remote.client.requests import put_many as put_many_request
 from qflow.remote.server import lone as serving
 
 
@@ -224,6 +225,30 @@ def shared(owner: qflow.Broker) -> Iterator[lone.Shared]:
     found = lone.Shared(line)
     yield found
     found.close()
+
+
+def test_each_of_those_who_are_asked_for_together_is_told_its_own_place(
+    shared: lone.Shared, owner: qflow.Broker
+) -> None:
+    """Those of one queue that follow each other are one put, and go the long way together."""
+    owner.declare_queue("other").put(b"first")
+    owner.alter_queue("jobs", max_message_bytes=10)
+    many = put_many_request("jobs", [b"3", b"4"], {})
+    assert many is not None
+    made = [put_request("jobs", body, {}) for body in (b"1", b"2")]
+    requests = [*made, many, many, put_request("other", b"x", {}), *made, put_request("jobs", bytes(11), {})]
+    together = list(map(lone.Asked, requests))
+    shared.line.ask_all(together)
+    done, refused = together[:5], together[5:]
+    assert [one.outcome for one in refused] == [lone.NOT_MADE] * 3
+    first, second, third, fourth, other = (
+        one.request.read(one.outcome) for one in done if isinstance(one.outcome, Reply)
+    )
+    assert second == first + 1
+    assert third == range(first + 2, first + 4)
+    assert fourth == range(first + 4, first + 6)
+    assert bodies(owner.queue("jobs")) == [b"first", b"1", b"2", b"3", b"4", b"3", b"4"]
+    assert [delivery.sequence for delivery in owner.queue("other").get_many(9, 0)][1:] == [other]
 
 
 class Held:

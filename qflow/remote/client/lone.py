@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
 from threading import get_ident
 
 from qflow.errors import InDoubt, QflowError
@@ -24,7 +24,7 @@ from qflow.memory.waiting import is_main
 from qflow.remote.client import requests
 from qflow.remote.client.link import ANSWER_BYTES, Link, Reply, Request
 from qflow.remote.wire.errors import decode_error
-from qflow.remote.wire.frames import FrameReader, WireError, encode_frame
+from qflow.remote.wire.frames import FrameReader, Head, WireError, encode_frame
 
 SOON = 16
 """After so many puts that found no connection one is made: many programs make fewer."""
@@ -70,8 +70,29 @@ class Asked:
         self.outcome = outcome
 
 
+def _head_of(one: Asked) -> Head | bytes:
+    return one.request.head
+
+
+def _tell(group: list[Asked], head: Head) -> None:
+    """Give those that were put as one what became of them."""
+    first = 0
+    for one in group:
+        if "error" in head:
+            one.outcome = decode_error(head)
+        elif (result := head["result"]) is None:
+            one.outcome = NOT_MADE
+        else:
+            count = len(one.request.columns[0])
+            one.outcome = Reply({"first": result["first"] + first, "count": count}, [])
+            first += count
+
+
 class Line:
-    """A connection on which puts are asked together, and all answered before others are. Not thread-safe."""
+    """A connection on which puts are asked together, and all answered before others are. Not thread-safe.
+
+    Puts into one queue that follow each other are sent as one, which is done or not done as a whole.
+    """
 
     def __init__(self, one: socket.socket, target: str) -> None:
         self.socket = one
@@ -131,20 +152,23 @@ class Line:
                 one.outcome = one.outcome or self._doubt(one)
 
     def _ask_all(self, together: Sequence[Asked]) -> None:
+        groups = [list(group) for _, group in groupby(together, _head_of)]
         parts: list[bytes] = []
-        for number, one in enumerate(together, 1):
-            parts += encode_frame(number, one.request.head, one.request.columns)
+        for number, group in enumerate(groups, 1):
+            bodies = [body for one in group for (column,) in [one.request.columns] for body in column]
+            parts += encode_frame(number, _head_of(group[0]), [bodies])
+        for one in together:
             one.is_sent = True
         self._send(parts if len(together) == 1 else [b"".join(parts)])
         answered = 0
-        while answered < len(together):
+        while answered < len(groups):
             count = self.socket.recv_into(self._buffer)
             if not count:
                 self.ended = True
                 return
             for number, head, _, _ in self._reader.feed(self._buffer[:count]):
                 if number:  # else it says that it ends
-                    together[number - 1].outcome = decode_error(head) if "error" in head else Reply(head["result"], [])
+                    _tell(groups[number - 1], head)
                     answered += 1
 
     def _send(self, parts: list[bytes]) -> None:
