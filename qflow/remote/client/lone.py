@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby, pairwise
 from threading import get_ident
+from typing import Any
 
 from qflow.errors import InDoubt, QflowError
 from qflow.memory.waiting import is_main
@@ -38,6 +39,8 @@ FRAME_BYTES = 64
 """Of a request, beside its head and its messages."""
 ITEM_BYTES = 4
 """Of a message, beside its body."""
+LARGE = 2**16
+"""As many bytes are not joined to be sent."""
 READ_BYTES = 2**12
 HELLO_S = 10.0
 NOT_MADE = Reply(None, [])
@@ -70,18 +73,30 @@ class Asked:
         self.outcome = outcome
 
 
-def _head_of(one: Asked) -> Head | bytes:
-    return one.request.head
+def _grouped(together: Sequence[Asked]) -> list[Sequence[Asked]]:
+    """Return those whose puts are sent as one."""
+    if len(together) == 1:
+        return [together]
+    return [list(group) for _, group in groupby(together, lambda one: one.request.head)]
 
 
-def _tell(group: list[Asked], head: Head) -> None:
-    """Give those that were put as one what became of them."""
-    first = 0
-    for one in group:
-        if "error" in head:
+def _columns(group: Sequence[Asked]) -> Sequence[Sequence[Any]]:
+    """Return the columns of one put in place of several."""
+    if len(group) == 1:
+        return group[0].request.columns
+    return [[body for one in group for body in one.request.columns[0]]]
+
+
+def _tell(group: Sequence[Asked], head: Head) -> None:
+    """Give those whose puts were sent as one what became of them."""
+    if "error" in head:
+        for one in group:
             one.outcome = decode_error(head)
-        elif (result := head["result"]) is None:
-            one.outcome = NOT_MADE
+        return
+    result, first = head["result"], 0
+    for one in group:
+        if result is None or len(group) == 1:
+            one.outcome = Reply(result, [])
         else:
             count = len(one.request.columns[0])
             one.outcome = Reply({"first": result["first"] + first, "count": count}, [])
@@ -106,6 +121,7 @@ class Line:
     def begin(self, uuid: str) -> bool:
         """Tell whether the owner of this spool takes it for lone puts."""
         self.socket.settimeout(HELLO_S)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
         link = Link(self._target)
         welcome = self._told(link, requests.hello())
         if not isinstance(welcome, Reply) or welcome.result["uuid"] != uuid:
@@ -152,14 +168,13 @@ class Line:
                 one.outcome = one.outcome or self._doubt(one)
 
     def _ask_all(self, together: Sequence[Asked]) -> None:
-        groups = [list(group) for _, group in groupby(together, _head_of)]
+        groups = _grouped(together)
         parts: list[bytes] = []
         for number, group in enumerate(groups, 1):
-            bodies = [body for one in group for (column,) in [one.request.columns] for body in column]
-            parts += encode_frame(number, _head_of(group[0]), [bodies])
+            parts += encode_frame(number, group[0].request.head, _columns(group))
         for one in together:
             one.is_sent = True
-        self._send(parts if len(together) == 1 else [b"".join(parts)])
+        self._send(parts)
         answered = 0
         while answered < len(groups):
             count = self.socket.recv_into(self._buffer)
@@ -172,9 +187,10 @@ class Line:
                     answered += 1
 
     def _send(self, parts: list[bytes]) -> None:
-        """Send buffers one after the other; large ones would take new pages to be joined in, each time."""
-        sent = self.socket.sendmsg(parts)
-        if sent < sum(map(len, parts)):  # a signal came meanwhile
+        """Send buffers: joined, or as they lie where that would take new pages each time."""
+        size = sum(map(len, parts))
+        sent = 0 if size < LARGE else self.socket.sendmsg(parts)
+        if sent < size:  # less was sent where a signal came
             self.socket.sendall(b"".join(parts)[sent:])
 
     def _doubt(self, one: Asked) -> Reply | Exception:

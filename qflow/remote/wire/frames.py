@@ -64,6 +64,7 @@ def read_preamble(data: bytes) -> int:
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
 
 
 def encode_head(head: Head) -> bytes:
@@ -169,7 +170,7 @@ class FrameReader:
 
 def _head(packed: bytes) -> Head:
     try:
-        head = json.loads(packed.decode("utf-8", "surrogatepass"))
+        head = _decode(packed.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise WireError(f"the head of a frame is no JSON: {error}") from error
     if not isinstance(head, dict):
