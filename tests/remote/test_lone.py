@@ -291,7 +291,7 @@ def test_those_who_wait_for_a_line_are_let_go_of_whatever_becomes_of_it(
     outcomes: dict[bytes, object] = {}
 
     def put(body: bytes) -> None:
-        outcomes[body] = shared.ask(put_request("jobs", body, {}))
+        outcomes[body] = shared.ask(lone.Asked(put_request("jobs", body, {})))
 
     held.run([threading.Thread(target=put, args=(b"%d" % number,)) for number in range(5)])
     if ends:
@@ -321,13 +321,13 @@ def test_who_was_asked_for_before_it_found_the_line_free_lets_go_of_it(
                 behind.gate.acquire()
                 super().append(behind)
                 waits.append(behind)
-                _in_a_thread(lambda: shared.ask(put_request("jobs", b"other", {})))
+                _in_a_thread(lambda: shared.ask(lone.Asked(put_request("jobs", b"other", {}))))
 
     waits: list[lone.Asked] = []
     monkeypatch.setattr(shared, "_asked", Late())
-    assert isinstance(shared.ask(put_request("jobs", b"late", {})), Reply)
+    assert isinstance(shared.ask(lone.Asked(put_request("jobs", b"late", {}))), Reply)
     assert waits[0].gate.acquire(timeout=20)
-    _in_a_thread(lambda: shared.ask(put_request("jobs", b"next", {})))
+    _in_a_thread(lambda: shared.ask(lone.Asked(put_request("jobs", b"next", {}))))
     assert bodies(owner.queue("jobs")) == [b"first", b"late", b"behind", b"other", b"next"]
 
 
@@ -372,7 +372,7 @@ def test_as_many_are_asked_for_at_once_as_an_owner_takes(
     large = bytes(1_500)
     held.run(
         [
-            threading.Thread(target=shared.ask, args=(put_request("jobs", body, {}),))
+            threading.Thread(target=shared.ask, args=(lone.Asked(put_request("jobs", body, {})),))
             for body in (b"", b"", b"", b"", b"", large, large)
         ]
     )

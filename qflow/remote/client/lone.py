@@ -47,20 +47,17 @@ NOT_MADE = Reply(None, [])
 """The outcome of a put that is to go the long way."""
 
 
-def size_of(request: Request) -> int:
-    """Return at most how many bytes a request takes that is encoded."""
-    messages = sum(map(len, request.columns))
-    return FRAME_BYTES + len(request.head) + request.size + ITEM_BYTES * messages
-
-
 class Asked:
     """A put, and what became of it; see `Waiting`."""
 
     __slots__ = ("behind", "gate", "is_sent", "outcome", "request", "size")
 
-    def __init__(self, request: Request, size: int = 0) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self.size = size
+        self.size = FRAME_BYTES + len(request.head)
+        """At most so many bytes are sent."""
+        for bodies in request.columns:
+            self.size += ITEM_BYTES * len(bodies) + sum(map(len, bodies))
         self.is_sent = False
         """The owner may have heard of it."""
         self.outcome: Reply | Exception | None = None
@@ -146,9 +143,8 @@ class Line:
                 link.end()
         return one.outcome
 
-    def ask(self, request: Request) -> Reply | Exception:
+    def ask(self, one: Asked) -> Reply | Exception:
         """Return the outcome of one put."""
-        one = Asked(request)
         self.ask_all([one])
         assert one.outcome is not None
         return one.outcome
@@ -215,9 +211,8 @@ class Shared:
         self._in_use = threading.Lock()
         """Held by the thread that asks; passed on by it to the first who waits."""
 
-    def ask(self, request: Request) -> Reply | Exception:
+    def ask(self, one: Asked) -> Reply | Exception:
         """Return the outcome of a put."""
-        one = Asked(request, size_of(request))
         one.gate.acquire()
         self._asked.append(one)
         is_free = self._in_use.acquire(blocking=False)  # and yet this one may have been asked for meanwhile
@@ -300,19 +295,22 @@ class LonePuts:
         if self._rest > 0:
             self._rest -= 1
             return None
-        outcome = self._ask_alone(request) if is_main() else self._ask_shared(request)
+        one = Asked(request)
+        if one.size > MOST_BYTES:
+            return None
+        outcome = self._ask_alone(one) if is_main() else self._ask_shared(one)
         if isinstance(outcome, Reply) and outcome.result is None:
             self._rest = REST
             return None
         return outcome
 
-    def _ask_alone(self, request: Request) -> Reply | Exception | None:
+    def _ask_alone(self, one: Asked) -> Reply | Exception | None:
         """Ask on the line of the main thread."""
         line: Line | None = None
         try:
             line = self._idle[-1]
             del self._idle[-1]  # no call, so that an interrupt finds it here or there
-            outcome = line.ask(request)
+            outcome = line.ask(one)
             if not line.ended:
                 self._idle.append(line)
         except BaseException as error:
@@ -325,7 +323,7 @@ class LonePuts:
             self._close(line)
         return outcome
 
-    def _ask_shared(self, request: Request) -> Reply | Exception | None:
+    def _ask_shared(self, one: Asked) -> Reply | Exception | None:
         """Ask on the line of all other threads."""
         shared, me = self._shared, get_ident()
         if shared is None:
@@ -335,7 +333,7 @@ class LonePuts:
             return None
         self._asking.add(me)
         try:
-            outcome = shared.ask(request)
+            outcome = shared.ask(one)
         finally:
             self._asking.discard(me)
         if shared.line.ended or self._is_over:

@@ -24,7 +24,7 @@ from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
 from qflow.memory.line import Wake
 from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
 from qflow.remote.client.link import Link, Reason, Reply, Request
-from qflow.remote.client.lone import LARGE, MOST_BYTES, Line, LonePuts, size_of
+from qflow.remote.client.lone import LARGE, Line, LonePuts
 from qflow.remote.client.promises import Call, Futures, Promise, Room
 from qflow.remote.wire.frames import WireError
 
@@ -127,7 +127,7 @@ class Connection:
         lone = self._lone
         if lone is None or self.closed or self._room.messages or self._link.has_unheard:
             return self.call(request)
-        if type(request.head) is not bytes or size_of(request) > MOST_BYTES:
+        if type(request.head) is not bytes:
             return self.call(request)
         outcome = lone.ask(request)
         if outcome is None:
