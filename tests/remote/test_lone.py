@@ -251,6 +251,18 @@ def test_each_of_those_who_are_asked_for_together_is_told_its_own_place(
     assert [delivery.sequence for delivery in owner.queue("other").get_many(9, 0)][1:] == [other]
 
 
+def test_what_a_signal_has_left_of_a_large_put_is_sent_behind_it(shared: lone.Shared, owner: qflow.Broker) -> None:
+    """The system sends less of what is not joined then."""
+
+    class Struck(socket.socket):
+        def sendmsg(self, parts: Any, *_: Any) -> int:
+            return super().sendmsg([b"".join(parts)[:100_000]])
+
+    shared.line.socket = Struck(fileno=shared.line.socket.detach())
+    assert isinstance(shared.ask(lone.Asked(put_request("jobs", bytes(200_000), {}))), Reply)
+    assert bodies(owner.queue("jobs")) == [b"first", bytes(200_000)]
+
+
 class Held:
     """A line whose owner's answers are held back until `go_on`; then it may be told to fail."""
 

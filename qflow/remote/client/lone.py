@@ -39,8 +39,8 @@ FRAME_BYTES = 64
 """Of a request, beside its head and its messages."""
 ITEM_BYTES = 4
 """Of a message, beside its body."""
-LARGE = 2**16
-"""As many bytes are not joined to be sent."""
+LARGE = 2**14
+"""Buffers that are so large, one with another, are not joined to be sent: that would take new pages each time."""
 READ_BYTES = 2**12
 HELLO_S = 10.0
 NOT_MADE = Reply(None, [])
@@ -183,9 +183,9 @@ class Line:
                     answered += 1
 
     def _send(self, parts: list[bytes]) -> None:
-        """Send buffers: joined, or as they lie where that would take new pages each time."""
+        """Send buffers one after the other."""
         size = sum(map(len, parts))
-        sent = 0 if size < LARGE else self.socket.sendmsg(parts)
+        sent = 0 if size < LARGE * len(parts) else self.socket.sendmsg(parts)
         if sent < size:  # less was sent where a signal came
             self.socket.sendall(b"".join(parts)[sent:])
 

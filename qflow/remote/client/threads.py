@@ -298,7 +298,7 @@ class Connection:
         if self._link.has_output:
             parts, waits = self._link.take(), bool(self._out)
             size = sum(map(len, parts))
-            self._out += map(memoryview, parts if size >= LARGE else [b"".join(parts)])
+            self._out += map(memoryview, [b"".join(parts)] if size < LARGE * len(parts) else parts)
             self._unsent += size
             if waits:
                 return  # the reader is at it
