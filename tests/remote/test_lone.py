@@ -405,10 +405,10 @@ def test_the_end_of_a_connection_or_of_its_owner_is_told(
     first.close()
     with pytest.raises(BrokerClosed):
         queues[0].put(b"2")
+    assert len(lines.asked) == 2
     owner.close()
     with pytest.raises((BrokerClosed, InDoubt)):
         queues[1].put(b"2")
-    assert len(lines.asked) == 2
 
 
 def test_an_owner_that_makes_none_is_put_to_as_before(
