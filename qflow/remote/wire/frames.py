@@ -121,7 +121,9 @@ class FrameReader:
         return len(self._bytes)
 
     def feed(self, read: bytes | memoryview) -> Iterator[Frame]:
-        """Yield the frames that are complete with these bytes. All of them must be taken before the next call.
+        """Yield the frames that are complete with these bytes, and hold none of these: they may lie in a buffer.
+
+        All of them must be taken before the next call, and before anything else is read into that.
 
         Raises:
             WireError: these are no frames, or one is too long. Nothing that follows can be read.
