@@ -276,7 +276,7 @@ class Held:
             self.reached.set()
             assert self.may_go_on.wait(20)
             if self.error is not None:
-                line.socket.shutdown(socket.SHUT_RDWR)
+                line.socket.shutdown(socket.SHUT_RD)  # it is heard, and not answered
             ask(line, together)
 
         monkeypatch.setattr(lone.Line, "ask_all", held)

@@ -52,6 +52,36 @@ def test_what_was_answered_before_the_end_is_known_and_the_rest_is_in_doubt(
     assert line.ended
 
 
+@pytest.mark.parametrize("size", [0, 200_000])
+def test_nothing_is_in_doubt_where_the_owner_had_gone_before(ends: tuple[lone.Line, socket.socket], size: int) -> None:
+    """It heard nothing: the long way tells, or there is another owner."""
+    line, far = ends
+    far.close()
+    together = [lone.Asked(put_request(queue, bytes(size), {})) for queue in "aab"]
+    line.ask_all(together)
+    assert [one.outcome for one in together] == [lone.NOT_MADE] * 3
+    assert line.ended
+
+
+@pytest.mark.parametrize("size", [0, 200_000])
+def test_all_are_in_doubt_of_which_a_part_was_sent(ends: tuple[lone.Line, socket.socket], size: int) -> None:
+    """A signal came, and then the owner went."""
+    line, far = ends
+
+    class Struck(socket.socket):
+        def sendmsg(self, parts: Any, *_: Any) -> int:
+            sent = super().sendmsg([b"".join(parts)[:10]])
+            far.close()
+            return sent
+
+    with Struck(fileno=line.socket.detach()) as struck:
+        line.socket = struck
+        together = [lone.Asked(put_request(queue, bytes(size), {})) for queue in "aab"]
+        line.ask_all(together)
+    assert all(isinstance(one.outcome, InDoubt) for one in together)
+    assert line.ended
+
+
 def test_an_error_is_told_to_those_whose_put_it_ended_and_to_nobody_else(
     ends: tuple[lone.Line, socket.socket],
 ) -> None:

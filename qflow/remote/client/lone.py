@@ -168,9 +168,7 @@ class Line:
         parts: list[bytes] = []
         for number, group in enumerate(groups, 1):
             parts += encode_frame(number, group[0].request.head, _columns(group))
-        for one in together:
-            one.is_sent = True
-        self._send(parts)
+        self._send(parts, together)
         answered = 0
         while answered < len(groups):
             count = self.socket.recv_into(self._buffer)
@@ -182,10 +180,12 @@ class Line:
                     _tell(groups[number - 1], head)
                     answered += 1
 
-    def _send(self, parts: list[bytes]) -> None:
-        """Send buffers one after the other."""
+    def _send(self, parts: list[bytes], together: Sequence[Asked]) -> None:
+        """Send buffers one after the other. Where the other side has gone, nothing of them was sent."""
         size = sum(map(len, parts))
-        sent = 0 if size < LARGE * len(parts) else self.socket.sendmsg(parts)
+        sent = self.socket.sendmsg([b"".join(parts)] if size < LARGE * len(parts) else parts)
+        for one in together:
+            one.is_sent = True
         if sent < size:  # less was sent where a signal came
             self.socket.sendall(b"".join(parts)[sent:])
 
