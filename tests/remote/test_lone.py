@@ -20,6 +20,7 @@ from qflow.remote.client.connecting import open_socket
 from qflow.remote.client.link import Reply, Request
 from qflow.remote.client.lone import LonePuts
 from qflow.remote.client.requests import put as put_request
+from qflow.remote.client.requests import put_many as put_many_request
 from qflow.remote.server import lone as serving
 
 
@@ -226,6 +227,42 @@ def shared(owner: qflow.Broker) -> Iterator[lone.Shared]:
     found.close()
 
 
+def test_each_of_those_who_are_asked_for_together_is_told_its_own_place(
+    shared: lone.Shared, owner: qflow.Broker
+) -> None:
+    """Those of one queue that follow each other are one put, and go the long way together."""
+    owner.declare_queue("other").put(b"first")
+    owner.alter_queue("jobs", max_message_bytes=10)
+    many = put_many_request("jobs", [b"3", b"4"], {})
+    assert many is not None
+    made = [put_request("jobs", body, {}) for body in (b"1", b"2")]
+    requests = [*made, many, many, put_request("other", b"x", {}), *made, put_request("jobs", bytes(11), {})]
+    together = list(map(lone.Asked, requests))
+    shared.line.ask_all(together)
+    done, refused = together[:5], together[5:]
+    assert [one.outcome for one in refused] == [lone.NOT_MADE] * 3
+    first, second, third, fourth, other = (
+        one.request.read(one.outcome) for one in done if isinstance(one.outcome, Reply)
+    )
+    assert second == first + 1
+    assert third == range(first + 2, first + 4)
+    assert fourth == range(first + 4, first + 6)
+    assert bodies(owner.queue("jobs")) == [b"first", b"1", b"2", b"3", b"4", b"3", b"4"]
+    assert [delivery.sequence for delivery in owner.queue("other").get_many(9, 0)][1:] == [other]
+
+
+def test_what_a_signal_has_left_of_a_large_put_is_sent_behind_it(shared: lone.Shared, owner: qflow.Broker) -> None:
+    """The system sends less of what is not joined then."""
+
+    class Struck(socket.socket):
+        def sendmsg(self, parts: Any, *_: Any) -> int:
+            return super().sendmsg([b"".join(parts)[:100_000]])
+
+    shared.line.socket = Struck(fileno=shared.line.socket.detach())
+    assert isinstance(shared.ask(lone.Asked(put_request("jobs", bytes(200_000), {}))), Reply)
+    assert bodies(owner.queue("jobs")) == [b"first", bytes(200_000)]
+
+
 class Held:
     """A line whose owner's answers are held back until `go_on`; then it may be told to fail."""
 
@@ -239,7 +276,7 @@ class Held:
             self.reached.set()
             assert self.may_go_on.wait(20)
             if self.error is not None:
-                line.socket.shutdown(socket.SHUT_RDWR)
+                line.socket.shutdown(socket.SHUT_RD)  # it is heard, and not answered
             ask(line, together)
 
         monkeypatch.setattr(lone.Line, "ask_all", held)
@@ -266,7 +303,7 @@ def test_those_who_wait_for_a_line_are_let_go_of_whatever_becomes_of_it(
     outcomes: dict[bytes, object] = {}
 
     def put(body: bytes) -> None:
-        outcomes[body] = shared.ask(put_request("jobs", body, {}))
+        outcomes[body] = shared.ask(lone.Asked(put_request("jobs", body, {})))
 
     held.run([threading.Thread(target=put, args=(b"%d" % number,)) for number in range(5)])
     if ends:
@@ -296,13 +333,13 @@ def test_who_was_asked_for_before_it_found_the_line_free_lets_go_of_it(
                 behind.gate.acquire()
                 super().append(behind)
                 waits.append(behind)
-                _in_a_thread(lambda: shared.ask(put_request("jobs", b"other", {})))
+                _in_a_thread(lambda: shared.ask(lone.Asked(put_request("jobs", b"other", {}))))
 
     waits: list[lone.Asked] = []
     monkeypatch.setattr(shared, "_asked", Late())
-    assert isinstance(shared.ask(put_request("jobs", b"late", {})), Reply)
+    assert isinstance(shared.ask(lone.Asked(put_request("jobs", b"late", {}))), Reply)
     assert waits[0].gate.acquire(timeout=20)
-    _in_a_thread(lambda: shared.ask(put_request("jobs", b"next", {})))
+    _in_a_thread(lambda: shared.ask(lone.Asked(put_request("jobs", b"next", {}))))
     assert bodies(owner.queue("jobs")) == [b"first", b"late", b"behind", b"other", b"next"]
 
 
@@ -347,7 +384,7 @@ def test_as_many_are_asked_for_at_once_as_an_owner_takes(
     large = bytes(1_500)
     held.run(
         [
-            threading.Thread(target=shared.ask, args=(put_request("jobs", body, {}),))
+            threading.Thread(target=shared.ask, args=(lone.Asked(put_request("jobs", body, {})),))
             for body in (b"", b"", b"", b"", b"", large, large)
         ]
     )
@@ -368,10 +405,10 @@ def test_the_end_of_a_connection_or_of_its_owner_is_told(
     first.close()
     with pytest.raises(BrokerClosed):
         queues[0].put(b"2")
+    assert len(lines.asked) == 2
     owner.close()
     with pytest.raises((BrokerClosed, InDoubt)):
         queues[1].put(b"2")
-    assert len(lines.asked) == 2
 
 
 def test_an_owner_that_makes_none_is_put_to_as_before(

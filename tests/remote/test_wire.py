@@ -41,6 +41,20 @@ def test_frames_come_out_as_they_went_in(sent: list[tuple[int, dict[str, Any], l
     assert reader.held == reader.missing == 0
 
 
+@given(FRAMES, st.integers())
+def test_frames_are_whole_when_something_else_is_read_into_the_buffer(
+    sent: list[tuple[int, dict[str, Any], list[Any]]], seed: int
+) -> None:
+    """Nothing of what came points into it."""
+    data = b"".join(b"".join(encode_frame(*frame)) for frame in sent)
+    reader, buffer, came = FrameReader(2**20), memoryview(bytearray(len(data))), []
+    for piece in torn(data, random.Random(seed), (1, 7, 100, 10**6)):
+        buffer[: len(piece)] = piece
+        came += reader.feed(buffer[: len(piece)])
+        buffer[:] = b"\xff" * len(buffer)
+    assert [(number, head, columns) for number, head, columns, _ in came] == sent
+
+
 @given(FRAMES.filter(len), st.integers())
 def test_damaged_frames_are_refused_in_a_sentence_or_are_frames(sent: list[Any], seed: int) -> None:
     """Nothing else is raised, and nothing is held beyond what came."""

@@ -16,15 +16,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import groupby, pairwise
 from threading import get_ident
+from typing import Any
 
 from qflow.errors import InDoubt, QflowError
 from qflow.memory.waiting import is_main
 from qflow.remote.client import requests
 from qflow.remote.client.link import ANSWER_BYTES, Link, Reply, Request
 from qflow.remote.wire.errors import decode_error
-from qflow.remote.wire.frames import FrameReader, WireError, encode_frame
+from qflow.remote.wire.frames import FrameReader, Head, WireError, encode_frame
 
 SOON = 16
 """After so many puts that found no connection one is made: many programs make fewer."""
@@ -38,16 +39,12 @@ FRAME_BYTES = 64
 """Of a request, beside its head and its messages."""
 ITEM_BYTES = 4
 """Of a message, beside its body."""
+LARGE = 2**14
+"""Buffers that are so large, one with another, are not joined to be sent: that would take new pages each time."""
 READ_BYTES = 2**12
 HELLO_S = 10.0
 NOT_MADE = Reply(None, [])
 """The outcome of a put that is to go the long way."""
-
-
-def size_of(request: Request) -> int:
-    """Return at most how many bytes a request takes that is encoded."""
-    messages = sum(map(len, request.columns))
-    return FRAME_BYTES + len(request.head) + request.size + ITEM_BYTES * messages
 
 
 class Asked:
@@ -55,9 +52,12 @@ class Asked:
 
     __slots__ = ("behind", "gate", "is_sent", "outcome", "request", "size")
 
-    def __init__(self, request: Request, size: int = 0) -> None:
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self.size = size
+        self.size = FRAME_BYTES + len(request.head)
+        """At most so many bytes are sent."""
+        for bodies in request.columns:
+            self.size += ITEM_BYTES * len(bodies) + sum(map(len, bodies))
         self.is_sent = False
         """The owner may have heard of it."""
         self.outcome: Reply | Exception | None = None
@@ -70,8 +70,41 @@ class Asked:
         self.outcome = outcome
 
 
+def _grouped(together: Sequence[Asked]) -> list[Sequence[Asked]]:
+    """Return those whose puts are sent as one."""
+    if len(together) == 1:
+        return [together]
+    return [list(group) for _, group in groupby(together, lambda one: one.request.head)]
+
+
+def _columns(group: Sequence[Asked]) -> Sequence[Sequence[Any]]:
+    """Return the columns of one put in place of several."""
+    if len(group) == 1:
+        return group[0].request.columns
+    return [[body for one in group for body in one.request.columns[0]]]
+
+
+def _tell(group: Sequence[Asked], head: Head) -> None:
+    """Give those whose puts were sent as one what became of them."""
+    if "error" in head:
+        for one in group:
+            one.outcome = decode_error(head)
+        return
+    result, first = head["result"], 0
+    for one in group:
+        if result is None or len(group) == 1:
+            one.outcome = Reply(result, [])
+        else:
+            count = len(one.request.columns[0])
+            one.outcome = Reply({"first": result["first"] + first, "count": count}, [])
+            first += count
+
+
 class Line:
-    """A connection on which puts are asked together, and all answered before others are. Not thread-safe."""
+    """A connection on which puts are asked together, and all answered before others are. Not thread-safe.
+
+    Puts into one queue that follow each other are sent as one, which is done or not done as a whole.
+    """
 
     def __init__(self, one: socket.socket, target: str) -> None:
         self.socket = one
@@ -85,6 +118,7 @@ class Line:
     def begin(self, uuid: str) -> bool:
         """Tell whether the owner of this spool takes it for lone puts."""
         self.socket.settimeout(HELLO_S)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)
         link = Link(self._target)
         welcome = self._told(link, requests.hello())
         if not isinstance(welcome, Reply) or welcome.result["uuid"] != uuid:
@@ -109,9 +143,8 @@ class Line:
                 link.end()
         return one.outcome
 
-    def ask(self, request: Request) -> Reply | Exception:
+    def ask(self, one: Asked) -> Reply | Exception:
         """Return the outcome of one put."""
-        one = Asked(request)
         self.ask_all([one])
         assert one.outcome is not None
         return one.outcome
@@ -131,21 +164,30 @@ class Line:
                 one.outcome = one.outcome or self._doubt(one)
 
     def _ask_all(self, together: Sequence[Asked]) -> None:
+        groups = _grouped(together)
         parts: list[bytes] = []
-        for number, one in enumerate(together, 1):
-            parts += encode_frame(number, one.request.head, one.request.columns)
-            one.is_sent = True
-        self.socket.sendall(b"".join(parts))
+        for number, group in enumerate(groups, 1):
+            parts += encode_frame(number, group[0].request.head, _columns(group))
+        self._send(parts, together)
         answered = 0
-        while answered < len(together):
+        while answered < len(groups):
             count = self.socket.recv_into(self._buffer)
             if not count:
                 self.ended = True
                 return
             for number, head, _, _ in self._reader.feed(self._buffer[:count]):
                 if number:  # else it says that it ends
-                    together[number - 1].outcome = decode_error(head) if "error" in head else Reply(head["result"], [])
+                    _tell(groups[number - 1], head)
                     answered += 1
+
+    def _send(self, parts: list[bytes], together: Sequence[Asked]) -> None:
+        """Send buffers one after the other. Where the other side has gone, nothing of them was sent."""
+        size = sum(map(len, parts))
+        sent = self.socket.sendmsg([b"".join(parts)] if size < LARGE * len(parts) else parts)
+        for one in together:
+            one.is_sent = True
+        if sent < size:  # less was sent where a signal came
+            self.socket.sendall(b"".join(parts)[sent:])
 
     def _doubt(self, one: Asked) -> Reply | Exception:
         """Return the outcome of a put that was not answered."""
@@ -169,9 +211,8 @@ class Shared:
         self._in_use = threading.Lock()
         """Held by the thread that asks; passed on by it to the first who waits."""
 
-    def ask(self, request: Request) -> Reply | Exception:
+    def ask(self, one: Asked) -> Reply | Exception:
         """Return the outcome of a put."""
-        one = Asked(request, size_of(request))
         one.gate.acquire()
         self._asked.append(one)
         is_free = self._in_use.acquire(blocking=False)  # and yet this one may have been asked for meanwhile
@@ -254,19 +295,22 @@ class LonePuts:
         if self._rest > 0:
             self._rest -= 1
             return None
-        outcome = self._ask_alone(request) if is_main() else self._ask_shared(request)
+        one = Asked(request)
+        if one.size > MOST_BYTES:
+            return None
+        outcome = self._ask_alone(one) if is_main() else self._ask_shared(one)
         if isinstance(outcome, Reply) and outcome.result is None:
             self._rest = REST
             return None
         return outcome
 
-    def _ask_alone(self, request: Request) -> Reply | Exception | None:
+    def _ask_alone(self, one: Asked) -> Reply | Exception | None:
         """Ask on the line of the main thread."""
         line: Line | None = None
         try:
             line = self._idle[-1]
             del self._idle[-1]  # no call, so that an interrupt finds it here or there
-            outcome = line.ask(request)
+            outcome = line.ask(one)
             if not line.ended:
                 self._idle.append(line)
         except BaseException as error:
@@ -279,7 +323,7 @@ class LonePuts:
             self._close(line)
         return outcome
 
-    def _ask_shared(self, request: Request) -> Reply | Exception | None:
+    def _ask_shared(self, one: Asked) -> Reply | Exception | None:
         """Ask on the line of all other threads."""
         shared, me = self._shared, get_ident()
         if shared is None:
@@ -289,7 +333,7 @@ class LonePuts:
             return None
         self._asking.add(me)
         try:
-            outcome = shared.ask(request)
+            outcome = shared.ask(one)
         finally:
             self._asking.discard(me)
         if shared.line.ended or self._is_over:

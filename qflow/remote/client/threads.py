@@ -17,19 +17,22 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
 from qflow.memory.line import Wake
 from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
 from qflow.remote.client.link import Link, Reason, Reply, Request
-from qflow.remote.client.lone import MOST_BYTES, Line, LonePuts, size_of
+from qflow.remote.client.lone import LARGE, Line, LonePuts
 from qflow.remote.client.promises import Call, Futures, Promise, Room
 from qflow.remote.wire.frames import WireError
 
 T = TypeVar("T")
 READ_BYTES = 2**18
 """Read at once, into a buffer that is kept: to allocate as much for each answer would cost more than to read it."""
+MOST_PARTS = 100
+"""Of what is sent at once: a system takes so many buffers, or more."""
 MOST_UNSENT_BYTES = 2**17
 """Acks that nobody waits for wait while more than that is not sent: the owner reads no more for now."""
 _logger = logging.getLogger("qflow")
@@ -124,7 +127,7 @@ class Connection:
         lone = self._lone
         if lone is None or self.closed or self._room.messages or self._link.has_unheard:
             return self.call(request)
-        if type(request.head) is not bytes or size_of(request) > MOST_BYTES:
+        if type(request.head) is not bytes:
             return self.call(request)
         outcome = lone.ask(request)
         if outcome is None:
@@ -293,11 +296,11 @@ class Connection:
     def _send(self) -> None:
         """Send what the socket takes now; the reader sends the rest."""
         if self._link.has_output:
-            parts = self._link.take()
-            joined = b"".join(parts) if len(parts) > 1 else parts[0]
-            self._out.append(memoryview(joined))
-            self._unsent += len(joined)
-            if len(self._out) > 1:
+            parts, waits = self._link.take(), bool(self._out)
+            size = sum(map(len, parts))
+            self._out += map(memoryview, [b"".join(parts)] if size < LARGE * len(parts) else parts)
+            self._unsent += size
+            if waits:
                 return  # the reader is at it
         self._flush()
         if self._out:
@@ -307,11 +310,12 @@ class Connection:
     def _flush(self) -> None:
         try:
             while self._out:
-                sent = self._socket.send(self._out[0], socket.MSG_DONTWAIT)
+                sent = self._socket.sendmsg(islice(self._out, MOST_PARTS), (), socket.MSG_DONTWAIT)
                 self._unsent -= sent
-                self._out[0] = self._out[0][sent:]
-                if not self._out[0]:
-                    self._out.popleft()
+                while self._out and sent >= len(self._out[0]):
+                    sent -= len(self._out.popleft())
+                if sent:
+                    self._out[0] = self._out[0][sent:]
         except BlockingIOError:
             pass
         except OSError:

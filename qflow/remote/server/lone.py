@@ -34,7 +34,7 @@ MOST_LONE = 128
 """Connections of one broker."""
 FEW = 2
 """As many answers are sent by the writer; others by the thread, which it would get in the way of."""
-READ_BYTES = 2**18
+READ_BYTES = MOST_BYTES
 PLAIN_PUT = frozenset({"op", "queue", "single"})
 """What the head of a put has where the messages are their bodies, and wait for room as long as it takes."""
 
@@ -116,12 +116,16 @@ class Lone:
         name, bodies = head.get("queue"), columns[0] if len(columns) == 1 else []
         if head.get("op") != "put" or not PLAIN_PUT.issuperset(head) or type(name) is not str:
             return False
-        if not bodies or None in bodies:
+        try:
+            sizes = list(map(len, bodies))
+        except TypeError:  # one is None
+            return False
+        if not sizes:
             return False
         puts = parts_of(self._broker.queue(name)).puts
         if puts.settings.ttl_s is not None or puts.admission.line:
             return False
-        put = puts.draft(bodies, True, 0)
+        put = puts.draft(bodies, True, 0, sizes=sizes)
         if not puts.enter_at_once(put, waits=waits):
             return False
         log = puts.context.log

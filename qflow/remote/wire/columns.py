@@ -36,7 +36,7 @@ def encode_column(items: Items) -> list[bytes]:
     return [struct.pack(f"<{count + 1}I", count, *lengths), b"".join(items)]
 
 
-def decode_columns(data: bytes | bytearray, start: int, end: int) -> list[Column]:
+def decode_columns(data: memoryview, start: int, end: int) -> list[Column]:
     """Return the columns that lie in a part of some bytes. Cost: 0.02 µs an item, 0.1 where lengths differ.
 
     Raises:
@@ -50,24 +50,24 @@ def decode_columns(data: bytes | bytearray, start: int, end: int) -> list[Column
         start += _COUNT.size
         if count * 4 > end - start:
             raise ValueError(f"it says that it has {count} items, and {end - start} bytes follow")
-        first, start = data[start : start + _COUNT.size], start + count * 4
-        if 0 < count <= MOST_ALIKE and data[start - count * 4 : start] == first * count and first != _NONE:
+        lengths, start = bytes(data[start : start + count * 4]), start + count * 4
+        first = lengths[: _COUNT.size]
+        if 0 < count <= MOST_ALIKE and lengths == first * count and first != _NONE:
             length: int = _COUNT.unpack(first)[0]
             column = _alike(data, start, end, length, count)
             start += length * count
         else:
-            lengths = struct.unpack_from(f"<{count}I", data, start - count * 4)
-            column, start = _items(data, start, end, lengths)
+            column, start = _items(data, start, end, struct.unpack(f"<{count}I", lengths))
         columns.append(column)
     return columns
 
 
-def _alike(data: bytes | bytearray, start: int, end: int, length: int, count: int) -> Column:
+def _alike(data: memoryview, start: int, end: int, length: int, count: int) -> Column:
     _check(start + length * count, end)
     return list(struct.unpack_from(f"{length}s" * count, data, start))
 
 
-def _items(data: bytes | bytearray, start: int, end: int, lengths: tuple[int, ...]) -> tuple[Column, int]:
+def _items(data: memoryview, start: int, end: int, lengths: tuple[int, ...]) -> tuple[Column, int]:
     """Return the items of these lengths, and where the last one ends."""
     if not lengths:
         return [], start
@@ -81,7 +81,7 @@ def _items(data: bytes | bytearray, start: int, end: int, lengths: tuple[int, ..
         return _alike(data, start, end, most, count), start + most * count
     stop = start + sum(lengths)
     _check(stop, end)
-    part = bytes(memoryview(data)[start:stop])
+    part = bytes(data[start:stop])
     return [part[first:last] for first, last in pairwise(accumulate(lengths, initial=0))], stop
 
 

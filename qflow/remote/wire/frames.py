@@ -64,6 +64,7 @@ def read_preamble(data: bytes) -> int:
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_decode = json.JSONDecoder().decode
 
 
 def encode_head(head: Head) -> bytes:
@@ -120,19 +121,19 @@ class FrameReader:
         return len(self._bytes)
 
     def feed(self, read: bytes | memoryview) -> Iterator[Frame]:
-        """Yield the frames that are complete with these bytes. All of them must be taken before the next call.
+        """Yield the frames that are complete with these bytes, and hold none of these: they may lie in a buffer.
+
+        All of them must be taken before the next call, and before anything else is read into that.
 
         Raises:
             WireError: these are no frames, or one is too long. Nothing that follows can be read.
         """
+        data = memoryview(read)
         if self._bytes:
-            self._bytes += read
+            self._bytes += data
             if self.missing > 0 or len(self._bytes) < _LENGTH.size:
                 return
-            data: bytes | bytearray = self._bytes
-            self._bytes = bytearray()
-        else:
-            data = bytes(read)
+            data, self._bytes = memoryview(self._bytes), bytearray()
         start, size = 0, len(data)
         while size - start >= _LENGTH.size:
             end = start + _LENGTH.size + self._length_at(data, start)
@@ -141,15 +142,15 @@ class FrameReader:
             yield self._decode(data, start, end)
             start = end
         if start < size:
-            self._bytes += memoryview(data)[start:]
+            self._bytes += data[start:]
 
-    def _length_at(self, data: bytes | bytearray, start: int) -> int:
+    def _length_at(self, data: bytearray | memoryview, start: int) -> int:
         length: int = _LENGTH.unpack_from(data, start)[0]
         if not _NUMBERS <= length <= self.most_bytes:
             raise WireError(f"a frame takes from {_NUMBERS} to {self.most_bytes} bytes, and this one says {length}")
         return length
 
-    def _decode(self, data: bytes | bytearray, start: int, end: int) -> Frame:
+    def _decode(self, data: memoryview, start: int, end: int) -> Frame:
         size = end - start
         _, number, head_bytes = _START.unpack_from(data, start)
         start += _START.size
@@ -171,7 +172,7 @@ class FrameReader:
 
 def _head(packed: bytes) -> Head:
     try:
-        head = json.loads(packed.decode("utf-8", "surrogatepass"))
+        head = _decode(packed.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError) as error:
         raise WireError(f"the head of a frame is no JSON: {error}") from error
     if not isinstance(head, dict):
