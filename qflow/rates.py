@@ -49,21 +49,20 @@ class Meter:
         self._forget(now_s)
         moments, kept = self._moments, self._totals
         found, last = _NONE.copy(), len(moments) - 1
+        is_still = kept[-_WIDTH:] == array("d", totals)
         for window_s, names in _NAMES:
             moment_s = now_s - window_s
             place = bisect_right(moments, moment_s) - 1
-            if place == last and kept[-_WIDTH:] == array("d", totals):
+            if place == last and is_still:
                 continue  # nothing has happened since
-            if place < 0:
-                early = later = kept[:_WIDTH]
-                share = 0.0
-            else:  # between two moments, as if all had come about evenly
-                early = kept[place * _WIDTH : (place + 1) * _WIDTH]
-                later = array("d", totals) if place == last else kept[(place + 1) * _WIDTH : (place + 2) * _WIDTH]
-                later_s = now_s if place == last else moments[place + 1]
-                share = (moment_s - moments[place]) / (later_s - moments[place]) if later_s > moments[place] else 0.0
-            for name, total, then, after in zip(names, totals, early, later, strict=True):
-                before = then + share * (after - then)
+            early, later, share = max(0, place) * _WIDTH, (place + 1) * _WIDTH, 0.0
+            if place >= 0:  # between two moments, as if all had come about evenly
+                early_s, later_s = moments[place], now_s if place == last else moments[place + 1]
+                share = (moment_s - early_s) / (later_s - early_s) if later_s > early_s else 0.0
+            for number, name in enumerate(names):
+                total, before = totals[number], kept[early + number]
+                if share:
+                    before += share * ((total if place == last else kept[later + number]) - before)
                 if total > before:
                     found[name] = round((total - before) / window_s, 3)
         return found
