@@ -273,7 +273,7 @@ def explained(error: pa.ArrowException, target: str) -> QflowError:
         return StorageError(f"nobody answers at {target}: {text}; look whether `qflow serve --flight` runs there")
     if isinstance(error, pa.ArrowNotImplementedError):
         return StorageError(
-            f"at {target} there is no door of qflow: {text}; look whether `qflow serve --flight` runs there, and whether "
-            "a proxy answers for it"
+            f"at {target} there is no door of qflow: {text}; look whether `qflow serve --flight` runs there, and "
+            "whether a proxy answers for it"
         )
     return StorageError(f"the door at {target} failed: {text}")

@@ -46,9 +46,8 @@ def _named(given: str) -> list[str]:
     texts: list[str] = []
     for part in given.split(","):
         joined = ",".join([*texts[-1:], part])
-        if not texts or _URL.fullmatch(texts[-1].strip()) or _BEGINS.match(part):
-            texts.append(part)
-        elif os.path.isdir(part.strip()) and not os.path.isdir(joined.strip()):
+        is_there = os.path.isdir(part.strip()) and not os.path.isdir(joined.strip())
+        if not texts or is_there or _BEGINS.match(part) or _URL.fullmatch(texts[-1].strip()):
             texts.append(part)
         else:
             texts[-1] = joined

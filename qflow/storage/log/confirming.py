@@ -250,6 +250,8 @@ class Confirming:
         if self._create is None:
             return
         try:
+            if not self.env.in_place:
+                raise StorageError("its spool was moved while it was open, and another one lies there")
             self.journal = self._create(self._state.applied + 1)
         except StorageError as error:
             self._create = None

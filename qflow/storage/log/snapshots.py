@@ -206,6 +206,11 @@ def compact(
         DiskFull, StorageError: nothing has changed.
     Cost: reads and writes what the log holds, of which there are two on the disk meanwhile; four syncs.
     """
+    if not env.in_place:
+        raise StorageError(
+            f"the spool {spool} was moved while it was open, and another one lies there: move both back, or close this "
+            "one and open it where it is"
+        )
     before = env.size_bytes()
     try:
         remove_leftovers(spool, files, uuid)
