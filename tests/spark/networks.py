@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ class Network:
     """A switch, and hosts that are plugged into it, by `ip` of iproute2. `close` takes all of it away."""
 
     def __init__(self, hosts: int) -> None:
-        """Raises OSError, CalledProcessError: this machine, or this user, may not have one."""
+        """Raises CalledProcessError: this machine, or this user, may not have one."""
         number = os.getpid() % 2**16
         self._name = f"qf{number:x}"
         prefix = f"10.{64 + number // 2**8 % 128}.{number % 2**8}"  # one that others are unlikely to have
@@ -65,10 +66,11 @@ def _ip(*words: str) -> None:
 
 def network_of(hosts: int) -> Network | Loopback:
     """Return a network, or say why this machine has none."""
+    missing = [tool for tool in ("ip", "openssl") if shutil.which(tool) is None]
     try:
-        return Network(hosts)
-    except FileNotFoundError as error:
-        why = f"{error.filename} is not there"
+        if not missing:
+            return Network(hosts)
+        why = f"there is no `{missing[0]}`"
     except subprocess.CalledProcessError as error:
         why = f"`{' '.join(error.cmd)}` says {error.stderr.strip()!r}"
     print(f"hosts are addresses of this machine, without a network between them: {why}")
