@@ -191,7 +191,7 @@ class Outlet:
         """For a connection, which closes it."""
         self._heard = _Heard()
         self._ended = threading.Event()
-        self.error: pf.FlightError | None = None
+        self.error: pa.ArrowException | None = None
         """Why it has ended, if it was not the client that ended it."""
         threading.Thread(target=self._carry, name="qflow-flight", daemon=True).start()
 
@@ -258,16 +258,22 @@ class Outlet:
             _end(self._inner)
 
 
-def explained(error: pf.FlightError, target: str) -> QflowError:
+def explained(error: pa.ArrowException, target: str) -> QflowError:
     """Return the error for a client whose session could not begin."""
     from qflow.flight.words import error_of
 
     found = error_of(error)
     text = str(error).partition(". Detail: ")[0].partition(" gRPC client debug context")[0]
+    text = text.rpartition(", with message: ")[2].rstrip(" .")
     if found is not None:
         return found
     if isinstance(error, pf.FlightUnauthenticatedError):
         return InvalidArgument(f"{target} lets nobody in without its token: {text}")
     if isinstance(error, pf.FlightUnavailableError):
         return StorageError(f"nobody answers at {target}: {text}; look whether `qflow serve --flight` runs there")
+    if isinstance(error, pa.ArrowNotImplementedError):
+        return StorageError(
+            f"at {target} there is no door of qflow: {text}; look whether `qflow serve --flight` runs there, and "
+            "whether a proxy answers for it"
+        )
     return StorageError(f"the door at {target} failed: {text}")

@@ -163,8 +163,10 @@ def flight_error(error: QflowError) -> pf.FlightError:
     return kind(" ".join(str(error).split()), as_json(encode_error(error)))
 
 
-def error_of(error: pf.FlightError) -> QflowError | None:
+def error_of(error: pa.ArrowException | OSError) -> QflowError | None:
     """Return the error that a server of ours raised; None if it did not."""
+    if not isinstance(error, pf.FlightError):
+        return None
     try:
         head = json.loads(error.extra_info or b"null")
     except ValueError:

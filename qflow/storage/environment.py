@@ -354,7 +354,7 @@ class Environment:
 
     def size_bytes(self) -> int:
         """Return the length of the file."""
-        return os.stat(os.path.join(self.path, DATA)).st_size
+        return os.fstat(self._data_fd).st_size
 
     def used_bytes(self) -> int:
         """Return as many bytes of the file as hold something; what pages of old it keeps for reuse does not count."""

@@ -146,6 +146,22 @@ def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
         qflow.connect(f"grpc://127.0.0.1:{free_port()}", timeout_s=30.0)
 
 
+def test_a_host_where_something_else_answers_is_told() -> None:
+    """One that knows Arrow Flight, and no sessions; so says one that knows gRPC alone, and a proxy on the way."""
+    with pf.FlightServerBase("grpc://127.0.0.1:0") as other:
+        target = f"grpc://127.0.0.1:{other.port}"
+        sentence = f"at {target} there is no door of qflow"
+        with pytest.raises(qflow.StorageError, match=sentence):
+            qflow.connect(target)
+        with pytest.raises(qflow.StorageError, match=sentence):
+            asyncio.run(_queues_of(target))
+
+
+async def _queues_of(target: str) -> list[str]:
+    async with qflow.aio.connect(target) as remote:
+        return await remote.queues()
+
+
 @pytest.mark.parametrize(
     ("target", "options", "text"),
     [

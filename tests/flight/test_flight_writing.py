@@ -14,7 +14,9 @@ pa = pytest.importorskip("pyarrow")
 pf = pytest.importorskip("pyarrow.flight")
 
 import qflow  # noqa: E402
-from flight.test_flight_reading import refused  # noqa: E402
+import qflow.flight  # noqa: E402
+from faults.test_full_disk import disk_of, fill, filled  # noqa: E402
+from flight.test_flight_reading import refused, ticket  # noqa: E402
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -167,12 +169,11 @@ def put_once(client: Any, command: dict[str, Any], *batches: Any) -> list[dict[s
     """Send batches under a command that answers once, at the end; return what was answered."""
     descriptor = pf.FlightDescriptor.for_command(json.dumps(command).encode())
     writer, metadata = client.do_put(descriptor, batches[0].schema)
-    for batch in batches:
-        writer.write_batch(batch)
-    writer.done_writing()
-    answer = json.loads(metadata.read().to_pybytes())
-    writer.close()
-    return [answer]
+    with writer:
+        for batch in batches:
+            writer.write_batch(batch)
+        writer.done_writing()
+        return [json.loads(metadata.read().to_pybytes())]
 
 
 def manifest(command: dict[str, Any], answer: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -251,3 +252,29 @@ def test_a_stage_that_makes_no_sense_is_refused(
     error = refused(lambda: put(client, stage(broker, **fields), rows(value=[b"a"])))
     assert text in str(error)
     assert not list((Path(broker.path) / "inbox").rglob("*-a"))
+
+
+def test_a_full_disk_refuses_rows_and_nothing_else(tmp_path: Path) -> None:
+    """Whether they are published, put or staged: none of a batch is there. All else goes on, and they do later."""
+    with (
+        disk_of("6m", tmp_path / "disk") as disk,
+        qflow.open(disk / "spool") as broker,
+        qflow.flight.serve(broker, port=0) as server,
+        pf.connect(f"grpc://127.0.0.1:{server.port}") as client,
+    ):
+        broker.declare_stream("plants", topics=["plant/#"])
+        jobs, other = broker.declare_queues(["jobs", "other"])
+        jobs.put(b"one")
+        ballast = fill(disk)
+        filled(other, 1_000)
+        batch = rows(topic=["plant/1"] * 50, value=[bytes(5_000)] * 50)
+        commands = ({"publish": {}}, {"put": "jobs"}, stage(broker))
+        for command in commands:
+            assert isinstance(refused(lambda command=command: put_once(client, command, batch)), qflow.DiskFull)
+        assert client.do_get(ticket(stream="plants", partition=0)).read_all().num_rows == 0
+        with qflow.connect(f"grpc://127.0.0.1:{server.port}") as remote, remote.queue("jobs").get(0) as delivery:
+            assert delivery.body == b"one"
+        ballast.unlink()
+        for command in commands:
+            put_once(client, command, batch)
+        assert (len(jobs), broker.check()) == (50, [])

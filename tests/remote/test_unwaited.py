@@ -31,7 +31,7 @@ MOST_STANDING = 200
 MOST_REQUESTS = 100
 """Under way in the owner when it reads no more, and as many as it has read at once."""
 READ_BYTES = 2**14
-FRAME_BYTES = 60
+FRAME_BYTES = 50
 """Less than an ack takes on its way."""
 MOST_READ = MOST_REQUESTS + READ_BYTES // FRAME_BYTES
 MOST_UNSENT_BYTES = 2**14

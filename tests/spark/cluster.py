@@ -1,7 +1,7 @@
 """A standalone cluster of Spark on this machine: a master and workers, each on a host of its own as far as that goes.
 
-A worker runs in a mount namespace in which the directory of the spools is empty, at a loopback address of its own. Where
-this user may make no such namespace, `Cluster` says why not.
+A worker runs in a mount namespace in which the directory of the spools is empty. Where this user may make no such
+namespace, `why_not` says why. It is on a host of a network, as far as there can be one; see `networks`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+from spark.networks import Loopback, Network
 from spark.trees import kill_session
 from unit.clocks import until
 
@@ -25,14 +26,15 @@ _OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss512k"
 class Cluster:
     """A master and workers of one core each. `close` kills all that they have started."""
 
-    def __init__(self, directory: Path, hidden: Path, workers: int = 2) -> None:
-        """Start it, and return while the workers start; `hidden` is a directory that no worker sees into."""
+    def __init__(self, directory: Path, hidden: Path, network: Network | Loopback) -> None:
+        """Start it, a worker on each host, and return while these start; `hidden` is a directory that none sees into."""
         import pyspark
 
         from qflow.spark.java import find_java
         from qflow.spark.shims import worker_python
 
         self._directory = directory
+        self._network = network
         self._processes: list[subprocess.Popen[bytes]] = []
         home = Path(pyspark.__file__).parent
         self.environment = os.environ | {
@@ -46,13 +48,13 @@ class Cluster:
             "SPARK_MASTER_OPTS": "-Dspark.deploy.maxExecutorRetries=-1",
         }
         self._spark_class = str(home / "bin" / "spark-class")
-        self._start("master", "127.0.0.1", "org.apache.spark.deploy.master.Master", "--port", "0")
+        self._start("master", [], network.here, "org.apache.spark.deploy.master.Master", "--port", "0")
         until(lambda: _STARTED.search(self.log("master")) is not None)
         found = _STARTED.search(self.log("master"))
         assert found is not None
         self.url = found[1]
         """For `master`."""
-        self.workers = [self._start_worker(number, hidden) for number in range(workers)]
+        self.workers = [self._start_worker(number, hidden) for number in range(len(network.addresses))]
 
     def log(self, name: str) -> str:
         """Return what a process of it has said so far."""
@@ -63,13 +65,12 @@ class Cluster:
         work = self._directory / name
         work.mkdir()
         options = ["--cores", "1", "--memory", "512m", "--work-dir", str(work), self.url]
+        there = [*self._network.on(number), *apart(), f'mount -t tmpfs nothing "{hidden}" && exec "$@"', "sh"]
         kind = "org.apache.spark.deploy.worker.Worker"
-        return self._start(name, f"127.0.0.{number + 2}", kind, *options, hidden=hidden)
+        return self._start(name, there, self._network.addresses[number], kind, *options)
 
-    def _start(self, name: str, host: str, kind: str, *options: str, hidden: Path | None = None) -> int:
-        command = [self._spark_class, kind, "--host", host, "--webui-port", "0", *options]
-        if hidden is not None:
-            command = [*apart(), f'mount -t tmpfs nothing "{hidden}" && exec "$@"', "sh", *command]
+    def _start(self, name: str, there: list[str], host: str, kind: str, *options: str) -> int:
+        command = [*there, self._spark_class, kind, "--host", host, "--webui-port", "0", *options]
         with open(self._directory / f"{name}.log", "wb") as said:
             self._processes.append(
                 subprocess.Popen(

@@ -1,6 +1,6 @@
 """Copies stream `plants` of some brokers into stream `copies` of the same, on a cluster, until it is killed.
 
-    python cluster_driver.py MASTER URLS CHECKPOINT PATH TOKEN CA
+    python cluster_driver.py MASTER HOST URLS CHECKPOINT PATH TOKEN CA
 
 It says first what Spark makes of the path of a spool, which is on this host only. It says `running` when a query runs, and begins the next one from its checkpoint when one fails, which it tells, too.
 """
@@ -14,8 +14,6 @@ from qflow.spark import session
 from qflow.spark.failures import spark_errors
 
 SETTINGS = {
-    "spark__driver__host": "127.0.0.1",
-    "spark__driver__bindAddress": "127.0.0.1",
     "spark__driver__extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark__executor__extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark__executor__memory": "512m",
@@ -25,10 +23,11 @@ SETTINGS = {
 }
 
 
-def main(master: str, urls: str, checkpoint: str, path: str, token_file: str, ca: str) -> None:
+def main(master: str, host: str, urls: str, checkpoint: str, path: str, token_file: str, ca: str) -> None:
     """Go on for ever."""
     reach = {"tokenFile": token_file, "ca": ca}
-    spark = session("cluster", master=master, **SETTINGS)  # type: ignore[arg-type]
+    here = {"spark__driver__host": host, "spark__driver__bindAddress": host}
+    spark = session("cluster", master=master, **here, **SETTINGS)  # type: ignore[arg-type]
     try:
         with spark_errors():
             spark.read.format("qflow").option("subscribe", "plants").load(path).count()

@@ -1,8 +1,8 @@
 """Owns a spool with a door for Arrow Flight, until it is killed; publishes numbered messages, if it is told how many.
 
-    python flight_owner.py SPOOL PORT COUNT TOKENS
+    python flight_owner.py SPOOL HOST PORT COUNT TOKENS PEM
 
-The door has TLS, and asks for a token of the file TOKENS.
+The door has TLS, by `server.pem` and `server.key` in PEM, and asks for a token of the file TOKENS.
 It goes on behind the last number of stream `plants`, whose bodies are the spool's name and a number, and says `ready`,
 then `pub NUMBER` for the last of each batch that is confirmed.
 """
@@ -19,16 +19,13 @@ from qflow.serving.certificates import Certificates
 AT_ONCE = 5
 
 
-PEM = Path(__file__).parent.parent / "serving" / "certificates"
-CERTIFICATES = Certificates(PEM / "server.pem", PEM / "server.key")
-
-
-def main(spool: str, port: str, count: str, tokens: str) -> None:
+def main(spool: str, host: str, port: str, count: str, tokens: str, pem: str) -> None:
     """Publish, then wait for the kill."""
     name = Path(spool).name
+    certificates = Certificates(Path(pem) / "server.pem", Path(pem) / "server.key")
     with (
         qflow.open(spool) as broker,
-        serve(broker, port=int(port), certificates=CERTIFICATES, token_file=Path(tokens)),
+        serve(broker, host=host, port=int(port), certificates=certificates, token_file=Path(tokens)),
     ):
         print("ready", flush=True)
         first = sum(broker.stream("plants").stats().next_offsets)

@@ -15,8 +15,9 @@ import pytest
 
 import qflow
 from processes import free_port
-from spark import cluster
+from spark import cluster, networks
 from spark.cluster import Cluster
+from spark.networks import Loopback, Network
 from spark.trees import Trees, left_in_inbox, said
 from unit.clocks import until
 
@@ -26,7 +27,7 @@ pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip
 KILLS = int(os.environ.get("QFLOW_CLUSTER_KILLS", "0")) or 2
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or Random().randrange(10**6)
 TOKEN = "tests-of-the-cluster"
-CA = Path(__file__).parent.parent / "serving" / "certificates" / "ca.pem"
+PEM = Path(__file__).parent.parent / "serving" / "certificates"
 LOOK_S = 0.2
 COUNT = 500
 """Messages that a broker publishes each time it is started."""
@@ -35,8 +36,8 @@ COUNT = 500
 class Brokers:
     """Three of them, in processes of their own, which are started again at the same places."""
 
-    def __init__(self, directory: Path, trees: Trees) -> None:
-        self._trees = trees
+    def __init__(self, directory: Path, trees: Trees, host: str, pem: Path, ca: Path) -> None:
+        self._trees, self._host, self._pem, self.ca = trees, host, pem, ca
         self.spools = [directory / name for name in ("one", "two", "three")]
         self._ports = [free_port() for _ in self.spools]
         self.tokens = directory / "tokens"  # no worker sees it
@@ -46,7 +47,7 @@ class Brokers:
             with qflow.open(spool) as broker:
                 broker.declare_stream("plants", topics=["plant/#"], partitions=2)
                 broker.declare_stream("copies", topics=["copy/#"])
-        self.urls = [f"grpc+tls://127.0.0.1:{port}" for port in self._ports]
+        self.urls = [f"grpc+tls://{host}:{port}" for port in self._ports]
         self._running = [self._start(number) for number in range(len(self.spools))]
         for process in self._running:
             assert said(process) == "ready\n"
@@ -57,7 +58,8 @@ class Brokers:
         self._running[number] = self._start(number)
 
     def _start(self, number: int) -> subprocess.Popen[str]:
-        return self._trees.start("flight_owner.py", self.spools[number], self._ports[number], COUNT, self.tokens)
+        where = self.spools[number], self._host, self._ports[number]
+        return self._trees.start("flight_owner.py", *where, COUNT, self.tokens, self._pem)
 
     def _stop(self, number: int) -> None:
         name = self.spools[number].name
@@ -78,7 +80,7 @@ class Brokers:
         Event().wait(LOOK_S)
         found: Counter[str] = Counter()
         for url in self.urls:
-            for name, stream in FlightPlace(Door(url, TOKEN, None, CA.read_bytes())).look().streams.items():
+            for name, stream in FlightPlace(Door(url, TOKEN, None, self.ca.read_bytes())).look().streams.items():
                 found[name] += sum(stream.bounds(number)[1] for number in stream.numbers)
         return found
 
@@ -95,24 +97,42 @@ def spools(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def workers(tmp_path: Path, spools: Path) -> Iterator[Cluster]:
+def network(spools: Path) -> Iterator[Network | Loopback]:
+    """Two hosts, and this one, where the brokers are."""
+    found = networks.network_of(2)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def brokers(spools: Path, trees: Trees, network: Network | Loopback) -> Brokers:
+    if isinstance(network, Loopback):
+        return Brokers(spools, trees, network.here, PEM, PEM / "ca.pem")
+    pem = spools.parent / "certificates"
+    pem.mkdir()
+    networks.certify(pem, network.here)
+    return Brokers(spools, trees, network.here, pem, pem / "server.pem")
+
+
+@pytest.fixture
+def workers(tmp_path: Path, spools: Path, network: Network | Loopback) -> Iterator[Cluster]:
     directory = tmp_path / "cluster"
     directory.mkdir()
-    found = Cluster(directory, spools)
+    found = Cluster(directory, spools, network)
     yield found
     found.close()
 
 
 def test_kills_of_executors_and_brokers_lose_and_double_nothing(
-    tmp_path: Path, spools: Path, workers: Cluster, trees: Trees
+    tmp_path: Path, brokers: Brokers, workers: Cluster, trees: Trees, network: Network | Loopback
 ) -> None:
     """What was confirmed to the one who published is in the copies once, by whichever host it went."""
     draw = Random(SEED)
     print("seed", SEED)
-    brokers = Brokers(spools, trees)
     checkpoint = tmp_path / "checkpoint"
     urls = ",".join(brokers.urls)
-    driver = trees.start("cluster_driver.py", workers.url, urls, checkpoint, brokers.spools[0], brokers.tokens, CA)
+    where = workers.url, network.here, urls, checkpoint, brokers.spools[0]
+    driver = trees.start("cluster_driver.py", *where, brokers.tokens, brokers.ca)
     assert said(driver).startswith(f"InvalidArgument Spark runs tasks by {workers.url}, on hosts that may not see")
     assert said(driver) == "running\n"
     until(lambda: brokers.ends()["copies"] > 0)

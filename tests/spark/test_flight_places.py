@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,29 @@ def test_a_broker_that_is_away_is_waited_for_and_another_spool_in_its_place_is_r
     served.close(again)
     served("third", port)
     with pytest.raises(Told, match="this query has read from log .*, and none of grpc.* holds it"):
+        process(there.latest, end)
+
+
+@pytest.mark.parametrize("more", [0, 20])
+def test_a_broker_that_comes_back_with_an_older_copy_is_refused(
+    served: Served, process: ReaderProcess, tmp_path: Path, more: int
+) -> None:
+    """It ends before what the query has read, or was written on since."""
+    (_, first), (other, second) = served("one"), served("other")
+    publish(other, 5)
+    shutil.copytree(tmp_path / "other", tmp_path / "older", ignore=shutil.ignore_patterns("door"))
+    publish(other, 10, start=5)
+    at = process(there.begin, f"{first},{second}", **EARLIEST, **QUICK)
+    end = process(there.latest, at)
+    assert sorted(process(there.micro_batch, at, end)) == list(range(15))
+    served.close(other)
+    with qflow.open(tmp_path / "older") as older:
+        publish(older, more, start=100)
+    (tmp_path / "other").rename(tmp_path / "lost")
+    (tmp_path / "older").rename(tmp_path / "other")
+    served("other", int(second.rpartition(":")[2]))
+    process(there.go_on, f"{first},{second}", **QUICK)
+    with pytest.raises(Told, match="(ends at|up to offset) .* it was replaced by an older copy"):
         process(there.latest, end)
 
 

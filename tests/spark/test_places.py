@@ -17,6 +17,7 @@ from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 from qflow.spark.places.local import LocalPlace
+from qflow.spark.places.parse import parse_places
 
 Open = Callable[[str], qflow.Broker]
 
@@ -145,6 +146,23 @@ def test_a_path_with_a_comma_is_one_path(tmp_path: Path, process: ReaderProcess)
         publish(broker, 3)
         assert process(there.batch, str(path)) == [0, 1, 2]
         process(there.let_go, str(path))
+
+
+def test_several_places_may_be_named_from_here_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comma ends a URL, and a path where a directory follows; else it is in a name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two", "b", "a,b"):
+        (tmp_path / name).mkdir()
+    url = "grpc://127.0.0.1:7420"
+
+    def named(text: str) -> list[str]:
+        return [place.where.removeprefix(f"{tmp_path}/") for place in parse_places({"path": text})]
+
+    assert named("one,two") == ["one", "two"]
+    assert named(f"{url}, one,two ,/there") == [url, "one", "two", "/there"]
+    assert named(f"{url},nowhere") == [url, "nowhere"]
+    assert named("a,b,one") == ["a,b", "one"]
+    assert named(f"/there/a,c,{url}") == ["/there/a,c", url]
 
 
 def test_a_path_is_refused_where_tasks_run_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

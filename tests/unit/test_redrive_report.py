@@ -8,6 +8,8 @@ import pytest
 
 import qflow
 
+pytestmark = pytest.mark.two_drivers
+
 Open = Callable[..., qflow.Broker]
 
 

@@ -133,7 +133,7 @@ class Errors:
         if isinstance(error, pf.FlightUnavailableError | pf.FlightTimedOutError):
             self._door.let_go()
             raise Away(f"the broker at {url} is away ({_short(error)})") from error
-        known = error_of(error) if isinstance(error, pf.FlightError) else None
+        known = error_of(error)
         if known is not None:
             raise known from error
         if isinstance(error, pf.FlightUnauthenticatedError | pf.FlightUnauthorizedError):

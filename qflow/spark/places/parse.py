@@ -14,8 +14,8 @@ from qflow.spark.places.place import Place
 SAME = "sameOnEveryHost"
 OF_PLACES = ("path", "token", "tokenFile", "ca", "brokerTimeout", SAME)
 _URL = re.compile(r"grpc(\+tls|\+tcp)?://.+", re.IGNORECASE)
-_NEXT = re.compile(r",\s*(?=grpc(?:\+tls|\+tcp)?://|file:|/)", re.IGNORECASE)
-"""What is between two places: a comma, and the beginning of a URL or an absolute path."""
+_BEGINS = re.compile(r"\s*(grpc(\+tls|\+tcp)?://|file:|/)", re.IGNORECASE)
+"""A URL, or an absolute path."""
 BROKER_TIMEOUT_S = 60.0
 
 
@@ -31,13 +31,27 @@ def parse_places(values: Mapping[str, str]) -> tuple[Place, ...]:
             "say where the spool is: .load('/path/to/spool') or .option('path', '/path/to/spool'); that of a broker on "
             "another host by its URL, grpc+tls://HOST:PORT"
         )
-    texts = [given] if os.path.isdir(given) else list(filter(None, map(str.strip, _NEXT.split(given))))
-    places = tuple(_place(text, values) for text in texts)
+    places = tuple(_place(text, values) for text in _named(given))
     names = [place.where for place in places]
     for name in names:
         if names.count(name) > 1:
             raise InvalidArgument(f"option 'path' names {name} twice: name each place once")
     return places
+
+
+def _named(given: str) -> list[str]:
+    """Return what is named, with commas between; there may be one in the name of a directory, too."""
+    if os.path.isdir(given):
+        return [given]
+    texts: list[str] = []
+    for part in given.split(","):
+        joined = ",".join([*texts[-1:], part])
+        is_there = os.path.isdir(part.strip()) and not os.path.isdir(joined.strip())
+        if not texts or is_there or _BEGINS.match(part) or _URL.fullmatch(texts[-1].strip()):
+            texts.append(part)
+        else:
+            texts[-1] = joined
+    return list(filter(None, map(str.strip, texts)))
 
 
 def _place(text: str, values: Mapping[str, str]) -> Place:

@@ -29,6 +29,7 @@ from qflow.storage.log.changes import PAGE_BYTES, Changes, play
 from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.notes import Note, carry_out, is_note
+from qflow.storage.log.placing import check_in_place
 from qflow.storage.log.rows import Row
 from qflow.storage.log.timing import Timers
 
@@ -250,6 +251,7 @@ class Confirming:
         if self._create is None:
             return
         try:
+            check_in_place(self.env)
             self.journal = self._create(self._state.applied + 1)
         except StorageError as error:
             self._create = None

@@ -38,6 +38,7 @@ from qflow.storage.log.directory import DATA, LOG, STAGED, check_log_directory, 
 from qflow.storage.log.journal import NO_JOURNAL, read_state
 from qflow.storage.log.journal_reading import Found
 from qflow.storage.log.overlay import Overlay
+from qflow.storage.log.placing import check_in_place
 from qflow.storage.log.recovery import Recovery
 from qflow.storage.log.shared_reading import OLD
 
@@ -206,6 +207,7 @@ def compact(
         DiskFull, StorageError: nothing has changed.
     Cost: reads and writes what the log holds, of which there are two on the disk meanwhile; four syncs.
     """
+    check_in_place(env)
     before = env.size_bytes()
     try:
         remove_leftovers(spool, files, uuid)

@@ -337,12 +337,13 @@ class Writer:
         if not self.copying.acquire(blocking=False):
             batch.error = BeingCopied(f"the log {self._env.path} is being copied: try again after that")
             return
+        was_in_place = self._env.in_place
         try:
             work(self._env, self._reading)
             self._confirming.is_noted = False
             batch.committed = True
         except BaseException as error:
-            if not self._env.in_place:
+            if was_in_place and not self._env.in_place:
                 self.handing.failure = error
             raise
         finally:

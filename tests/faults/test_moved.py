@@ -1,0 +1,42 @@
+"""A spool that is moved while it is open: another one in its place is never written into, and nothing is lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import qflow
+
+
+def left_in(spool: Path, copy: Path, queue: str) -> list[bytes]:
+    """Return what a crash now would leave in a queue."""
+    shutil.copytree(spool, copy, ignore=shutil.ignore_patterns("door"))
+    with qflow.open(copy) as broker:
+        assert broker.check() == []
+        return broker.queue(queue).get_many(1000).bodies
+
+
+def test_what_lies_where_a_spool_was_is_not_its_own(tmp_path: Path) -> None:
+    """Puts of both are confirmed each to its own log, whoever makes a journal; a compaction is refused."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    with qflow.open(old) as moved:
+        moved.declare_queue("one")
+        old.rename(new)
+        with qflow.open(old) as other:
+            other.declare_queue("two")
+            bodies = [b"%d" % number for number in range(100)]
+            for body in bodies:
+                other.queue("two").put(body)
+                moved.queue("one").put(body)
+            with pytest.raises(qflow.StorageError, match="was moved while it was open"):
+                moved.compact()
+            assert left_in(old, tmp_path / "copy of other", "two") == bodies
+            assert left_in(new, tmp_path / "copy of moved", "one") == bodies
+        old.rename(tmp_path / "other")
+        with pytest.raises(qflow.StorageError, match="was removed from outside"):
+            moved.compact()
+        new.rename(old)
+        moved.compact()
+        assert moved.queue("one").get_many(1000).bodies == bodies
