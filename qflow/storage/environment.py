@@ -352,9 +352,13 @@ class Environment:
             self._map_bytes *= 2
         self._env.set_mapsize(self._map_bytes)
 
+    def status(self) -> os.stat_result:
+        """Return what the system knows of the file."""
+        return os.fstat(self._data_fd)
+
     def size_bytes(self) -> int:
         """Return the length of the file."""
-        return os.fstat(self._data_fd).st_size
+        return self.status().st_size
 
     def used_bytes(self) -> int:
         """Return as many bytes of the file as hold something; what pages of old it keeps for reuse does not count."""
@@ -409,17 +413,6 @@ class Environment:
         self.confined = other.confined = False
         other.messages = self.messages
         # No call in here: an interrupt finds all or nothing.
-
-    @property
-    def in_place(self) -> bool:
-        """What is open is what lies at the path, or nothing lies there."""
-        try:
-            there = os.stat(os.path.join(self.path, DATA))
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return os.path.samestat(os.fstat(self._data_fd), there)
 
     def close(self) -> None:
         self._env.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +41,32 @@ def test_what_lies_where_a_spool_was_is_not_its_own(tmp_path: Path) -> None:
         new.rename(old)
         moved.compact()
         assert moved.queue("one").get_many(1000).bodies == bodies
+
+
+@pytest.mark.parametrize("journal", ["auto", "off"])
+def test_a_spool_that_is_removed_takes_nothing_more_and_gives_what_it_has(journal: Any, tmp_path: Path) -> None:
+    """What would be confirmed now would be gone with the process; what waits can still be worked off."""
+    with qflow.open(tmp_path / "spool", journal=journal) as broker:
+        queue = broker.declare_queue("q")
+        stream = broker.declare_stream("s", topics=["#"])
+        for number in range(40):
+            queue.put(b"%d" % number)
+        shutil.rmtree(tmp_path / "spool")
+        message = "was removed while it was open"
+        with pytest.raises(qflow.StorageError, match=message) as raised:
+            queue.put_many([b"x", b"y"])
+        assert raised.type is qflow.StorageError
+        with pytest.raises(qflow.StorageError, match=message):
+            queue.put(b"x")
+        with pytest.raises(qflow.StorageError, match=message):
+            queue.submit(b"x").result()
+        with pytest.raises(qflow.StorageError, match=message):
+            broker.publish("a/b", b"x")
+        with pytest.raises(qflow.StorageError, match=message):
+            broker.declare_queue("later")
+        queue.get().ack(wait=True)
+        held = queue.get_many(39)
+        assert held.bodies == [b"%d" % number for number in range(1, 40)]
+        held.ack(wait=True)
+        assert stream.stats().messages == 0
+        assert len(queue) == 0

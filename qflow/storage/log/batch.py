@@ -19,7 +19,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from qflow.errors import DiskFull
+from qflow.errors import StorageError
 from qflow.message import Record
 from qflow.storage.blocks import Reference
 from qflow.storage.log import removal
@@ -423,7 +423,7 @@ class Batch:
                 settled.setdefault(lane, []).extend(map(list, ranges))
         return settled
 
-    def refuse_messages(self, error: DiskFull, call: Calls) -> None:
+    def refuse_messages(self, error: StorageError, call: Calls) -> None:
         """Refuse its messages, and the units that hold some, whole."""
         for request in self.requests:
             if request.is_logging and request.error is None:

@@ -31,6 +31,7 @@ from qflow.storage.log.keys import BLOCKS, DAMAGED, queue_key
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.marks import raise_attempts, settle_ranges
 from qflow.storage.log.parts import PAGES_A_PART, PAGES_ANYWAY, REMOVED_IN_A_PART
+from qflow.storage.log.placing import check_not_removed
 from qflow.storage.log.rows import Row, purged_row, write_row
 from qflow.storage.log.spreading import Spreading
 from qflow.storage.streams import eras
@@ -125,6 +126,8 @@ class BatchWriting:
 
     def _make_room(self, batch: Batch, value_bytes: int, values: int, *, settles_only: bool) -> None:
         """Make the file large enough for a transaction, or have it do with what is free in the file."""
+        if not settles_only:
+            check_not_removed(self._env)
         while self.gone:
             self._env.messages -= self.gone.pop()
         confirming = self._confirming

@@ -15,6 +15,7 @@ from qflow.storage.log.calls import Calls
 from qflow.storage.log.confirming import Confirming
 from qflow.storage.log.lane import Publisher, TopicPublisher
 from qflow.storage.log.parts import REMOVED_IN_A_PART, cut, joined
+from qflow.storage.log.placing import Removed
 from qflow.storage.log.recovery import touch
 
 
@@ -51,8 +52,8 @@ class Committing:
                 calls = Calls()
                 refuse_lane(batch, error, calls)
                 calls.raise_first()
-            except DiskFull as error:
-                if not self._goes_on(batch, error):
+            except (DiskFull, Removed) as error:
+                if not self._goes_on(batch, error if isinstance(error, DiskFull) else StorageError(str(error))):
                     raise
             else:
                 self.commits += 1
@@ -67,8 +68,8 @@ class Committing:
             except MapFull:
                 self._grow_map()
 
-    def _goes_on(self, batch: Batch, error: DiskFull) -> bool:
-        """Leave out of a batch what finds no room on the disk; return whether to write what is left."""
+    def _goes_on(self, batch: Batch, error: StorageError) -> bool:
+        """Leave out of a batch what finds no room on the disk, or no disk; return whether to write what is left."""
         if batch.is_writing:
             if batch.free and self._turn_over(batch):
                 return True

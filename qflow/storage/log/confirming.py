@@ -29,7 +29,7 @@ from qflow.storage.log.changes import PAGE_BYTES, Changes, play
 from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.notes import Note, carry_out, is_note
-from qflow.storage.log.placing import check_in_place
+from qflow.storage.log.placing import check_in_place, check_not_removed
 from qflow.storage.log.rows import Row
 from qflow.storage.log.timing import Timers
 
@@ -136,12 +136,13 @@ class Confirming:
             lane.row, lane.remove_at, lane.removing = row, remove_at, removing
 
     def make_room_for_notes(self) -> bool:
-        """Make room on the disk for what may be noted before the next batch; return whether there is."""
+        """Make room on the disk for what may be noted before the next batch; return whether there is any."""
         if self.journal is None or self._broken is not None or self.journal.inside or self.env.confined:
             return False
         size, values = self.written
         size += 2 * NOTED_BYTES + NOTED_LANES * TAIL_BYTES
         try:
+            check_not_removed(self.env)
             self.env.make_room(size, values + 4 * NOTED_LANES, settles_only=False)
         except (CannotGrow, StorageError):
             return False

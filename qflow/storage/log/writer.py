@@ -32,6 +32,7 @@ from qflow.storage.log.committing import Committing, conclude
 from qflow.storage.log.confirming import SOON_S, Confirming
 from qflow.storage.log.futures import Teller, mark_done
 from qflow.storage.log.handing import Handing
+from qflow.storage.log.placing import is_in_place
 
 _logger = logging.getLogger("qflow")
 
@@ -337,13 +338,13 @@ class Writer:
         if not self.copying.acquire(blocking=False):
             batch.error = BeingCopied(f"the log {self._env.path} is being copied: try again after that")
             return
-        was_in_place = self._env.in_place
+        was_in_place = is_in_place(self._env)
         try:
             work(self._env, self._reading)
             self._confirming.is_noted = False
             batch.committed = True
         except BaseException as error:
-            if was_in_place and not self._env.in_place:
+            if was_in_place and not is_in_place(self._env):
                 self.handing.failure = error
             raise
         finally:
