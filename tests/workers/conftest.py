@@ -43,6 +43,11 @@ class Working:
                 return found
         raise AssertionError(f"no line with {pattern!r} came, but {self.lines}")
 
+    def found(self, pattern: str) -> re.Match[str]:
+        """Return the first match of an expression in a line that has come, or is to come."""
+        came = (re.search(pattern, line) for line in self.lines)
+        return next(filter(None, came), None) or self.until(pattern)
+
     def until_all(self, *texts: str) -> None:
         """Read until each of these texts has come, before or now."""
         for text in texts:
