@@ -354,7 +354,7 @@ class Environment:
 
     def status(self) -> os.stat_result:
         """Return what the system knows of the file."""
-        return os.fstat(self._data_fd)
+        return os.stat(os.path.join(self.path, DATA) if self._data_fd < 0 else self._data_fd)
 
     def size_bytes(self) -> int:
         """Return the length of the file."""
