@@ -192,6 +192,8 @@ class Figures:
 
     def _write(self) -> None:
         spool = self._spool
+        if not spool.in_place:
+            return  # they would be those of another one
         with self._lock:
             shown = [(one.facts, one.text) for one in self._renew().values()]
         others = attrs.asdict(self._summed([facts for facts, _ in shown]))

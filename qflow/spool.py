@@ -112,6 +112,7 @@ class Spool:
         self._lock = take_place(self.path, self.files, unsafe_filesystem=settings.unsafe_filesystem)
         with ExitStack() as undo:
             undo.callback(self._lock.release)
+            self._directory = os.stat(self.path)
             self._create_log()
             env = open_environment(self._log_path, self.files)
             undo.callback(env.close)
@@ -127,6 +128,14 @@ class Spool:
             bytearray(ALLOCATOR_HINT_BYTES)
             self.wiper = Wiper(self.files, self.path)
             undo.pop_all()
+
+    @property
+    def in_place(self) -> bool:
+        """What lies at its path is its own directory, or nothing does: it may be moved while it is open."""
+        try:
+            return os.path.samestat(self._directory, os.stat(self.path))
+        except OSError:
+            return True
 
     # Opening -----------------------------------------------------------------------------------------------------
 

@@ -57,8 +57,8 @@ def _removed(look: Look) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.URGENT,
             kind="removed",
-            sentence="the directory of the spool was removed, or replaced, under its owner: what waits is gone when the "
-            "owner ends, and durable puts are refused, unless the directory was only moved",
+            sentence="the directory of the spool was removed, or replaced, under its owner: what waits is gone when "
+            "the owner ends, and durable puts are refused, unless the directory was only moved",
             remedy="end who puts, and do not end the owner: let its consumers take what waits first; then start it "
             "again, and keep whatever removed the directory from doing so",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ def test_what_lies_where_a_spool_was_is_not_its_own(tmp_path: Path) -> None:
                 moved.queue("one").put(body)
             with pytest.raises(qflow.StorageError, match="was moved while it was open"):
                 moved.compact()
+            other.engine.figures.write()
+            moved.engine.figures.write()
+            assert list(json.loads((old / "stats.json").read_bytes())["queues"]) == ["two"]
             assert left_in(old, tmp_path / "copy of other", "two") == bodies
             assert left_in(new, tmp_path / "copy of moved", "one") == bodies
         old.rename(tmp_path / "other")
@@ -51,7 +55,7 @@ def test_a_spool_that_is_removed_takes_nothing_more_and_gives_what_it_has(journa
         stream = broker.declare_stream("s", topics=["#"])
         for number in range(40):
             queue.put(b"%d" % number)
-        shutil.rmtree(tmp_path / "spool")
+        shutil.rmtree((tmp_path / "spool").rename(tmp_path / "gone"))  # figures are written there at any moment
         message = "was removed while it was open"
         with pytest.raises(qflow.StorageError, match=message) as raised:
             queue.put_many([b"x", b"y"])

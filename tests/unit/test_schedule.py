@@ -723,6 +723,7 @@ class Strike:
 
 def struck(at: int, action: Callable[[], Any]) -> bool:
     """Do something, struck at the call of that number; return whether there were as many."""
+    gc.disable()  # what is called when it collects would be struck, too
     sys.setprofile(Strike(at))
     try:
         action()
@@ -730,6 +731,7 @@ def struck(at: int, action: Callable[[], Any]) -> bool:
         return True
     finally:
         sys.setprofile(None)
+        gc.enable()
     return False
 
 
