@@ -56,8 +56,11 @@ class Strike:
         return False
 
     def _is_inside(self, frame: FrameType | None) -> bool:
-        """A frame is one of qflow, or of what that calls; in a finalizer it is not, for what that raises is printed."""
-        while frame is not None and frame is not self._top and frame.f_code.co_name != "__del__":
+        """A frame is one of qflow, or of what that calls.
+
+        In a finalizer, or what Hypothesis has called when the collector runs, it is not: what that raises is printed.
+        """
+        while frame is not None and frame is not self._top and frame.f_code.co_name not in ("__del__", "gc_callback"):
             if frame.f_code.co_filename.startswith(ROOT):
                 return True
             frame = frame.f_back
