@@ -15,7 +15,9 @@ pytest.importorskip("httpx")
 
 import httpx
 
+import qflow.aio
 from qflow.web import reading
+from qflow.web.figures import Figures
 from web_served import run, served, token, users
 
 HOSTILE = "pay/<script>alert(1)</script>\x1b[31m\u202e&\"'"
@@ -307,5 +309,26 @@ def test_large_messages_are_read_as_far_as_they_fit(spool: Path, monkeypatch: py
             page = html.unescape((await site.client().get("/messages", params={"queue": "jobs", "most": "100"})).text)
             assert "The first 3 of 5 messages" in page
             assert page.count("1,000,001 bytes") == 3
+
+    run(test)
+
+
+@pytest.mark.parametrize(("cost_s", "apart_s"), [(0.001, 1.0), (0.03, 1.5), (5.0, 10.0)])
+def test_looks_are_the_more_seldom_the_more_they_cost(
+    cost_s: float, apart_s: float, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many pages are open, and queues change."""
+    read = Figures._timed
+    monkeypatch.setattr(Figures, "_timed", lambda figures: (read(figures)[0], cost_s))
+    now_s = [100.0]
+
+    async def test() -> None:
+        async with await qflow.aio.open(spool) as broker:
+            figures = Figures(broker, clock=lambda: now_s[0])
+            first = await figures.look()
+            now_s[0] += apart_s - 0.01
+            assert await figures.look() is first
+            now_s[0] += 0.02
+            assert await figures.look() is not first
 
     run(test)
