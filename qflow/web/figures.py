@@ -73,8 +73,8 @@ class Figures:
 
         Raises:
             BrokerClosed
-        Cost: 0.1 ms; once a second at most, in a thread, 1 µs for each queue, 25 µs for each that has changed, and 13 µs
-        for each that has rates of the last minute.
+        Cost: 0.1 ms; once a second at most, in a thread, 1 µs for each queue, 25 µs for each that has changed, and
+        13 µs for each that has rates of the last minute.
         """
         if self._last is not None and self._clock() < self._due_s and not self._broker.closed:
             return self._last
