@@ -31,6 +31,7 @@ WORDS = {
     "durations",
     "events",
     "names",
+    "pace",
     "rates",
     "takers",
     "tokens",

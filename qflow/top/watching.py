@@ -7,18 +7,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from qflow.pace import SHORTEST_S, pause_s
 from qflow.top.look import Look
 from qflow.top.source import Source
 
-SHARE = 50
-"""A pause is so many times as long as a look, and what it took to show one: both processes together give 2 % of a
-processor to it."""
-SHORTEST_S = 1.0
-LONGEST_S = 10.0
-
 
 class Watcher:
-    """Takes looks until it is stopped; a daemon, so that an owner that hangs does not keep the process from ending.
+    """Takes looks until it is stopped, as far apart as a look costs both processes together, and what shows it.
+
+    A daemon, so that an owner that hangs does not keep the process from ending.
 
     Args:
         tell: called in the thread with each look, or with the error that ended the watching.
@@ -68,8 +65,3 @@ class Watcher:
             self._wake.wait(pause_s(min(costs_s)) if len(costs_s) > 1 else SHORTEST_S)  # the first one connected
             self._wake.clear()
         self._source.leave()
-
-
-def pause_s(cost_s: float) -> float:
-    """Return how long to wait after a look that took so long."""
-    return min(LONGEST_S, max(SHORTEST_S, SHARE * cost_s))

@@ -15,11 +15,8 @@ from typing import Any
 import attrs
 
 from qflow.aio.broker import AsyncBroker, in_thread
+from qflow.pace import LONGEST_S, pause_s
 
-LOOK_S = 1.0
-SHARE = 50
-"""So many times as long as a look took is until the next: for all pages together they cost 2 % of a processor."""
-LONGEST_S = 10.0
 POINTS = 600
 _SUMS = (
     "messages", "bytes", "resident_bytes", "spilled_messages", "spilled_bytes", "acquired_messages", "blocked_putters",
@@ -90,7 +87,7 @@ class Figures:
         try:
             look, cost_s = await in_thread(self._broker, self._timed)
             self._keep_point(look)
-            self._last, self._due_s = look, self._clock() + min(LONGEST_S, max(LOOK_S, SHARE * cost_s))
+            self._last, self._due_s = look, self._clock() + pause_s(cost_s)
             return look
         finally:
             self._looking = None
@@ -127,7 +124,7 @@ class Figures:
                 name: look.totals[name] for name in ("messages", "acquired_messages", "resident_bytes", "spilled_bytes")
             },
         }
-        if before is not None and 0 < passed_s <= 10 * LOOK_S:
+        if before is not None and 0 < passed_s <= 2 * LONGEST_S:
             for name in (*_TOTALS, "published_total"):
                 grown = look.totals[name] - before.totals[name]
                 point[name.removesuffix("_total")] = max(0.0, grown / passed_s)  # a deleted queue takes its own along

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inside import copy_as_killed
-from mqtt_loop import PINGRESP, PUBACK, PUBREC, PUBREL, SetClock, client, serving, serving_at, slept
+from mqtt_loop import PINGRESP, PUBACK, PUBREC, PUBREL, Raw, Server, SetClock, client, serving, serving_at, slept
 from qflow import DiskFull
 from qflow.mqtt.model.messages import Message
 from qflow.mqtt.model.searching import Search
@@ -183,14 +183,20 @@ def test_what_a_session_had_not_been_sent_of_what_is_retained_comes_when_it_is_b
     run(_rest(taken, is_killed, spool))
 
 
+async def _begun(server: Server, topics: list[str]) -> tuple[Raw, Raw]:
+    """Return who has published retained messages, and who is being sent them, five at once."""
+    sender = await client(server)
+    for topic in topics:
+        await sender.published(topic, b"x", retain=True)
+    raw = await client(server, "c", SessionExpiryInterval=100, ReceiveMaximum=5)
+    await raw.subscribe("t/#")
+    return sender, raw
+
+
 async def _rest(taken: int, is_killed: bool, spool: Path) -> None:
     topics = [f"t/{number:03}" for number in range(40)]
     async with serving(spool) as server:
-        sender = await client(server)
-        for topic in topics:
-            await sender.published(topic, b"x", retain=True)
-        raw = await client(server, "c", SessionExpiryInterval=100, ReceiveMaximum=5)
-        await raw.subscribe("t/#")
+        sender, raw = await _begun(server, topics)
         had = [(await raw.message()).topic for _ in range(taken)]
         if is_killed:
             server.tick()  # once a second
@@ -218,11 +224,7 @@ def test_a_client_that_subscribes_again_is_sent_all_that_is_retained_once_more(s
 async def _once_more(spool: Path) -> None:
     topics = [f"t/{number:03}" for number in range(40)]
     async with serving(spool) as server:
-        sender = await client(server)
-        for topic in topics:
-            await sender.published(topic, b"x", retain=True)
-        raw = await client(server, "c", SessionExpiryInterval=100, ReceiveMaximum=5)
-        await raw.subscribe("t/#")
+        _, raw = await _begun(server, topics)
         for one in [await raw.message(ack=False) for _ in range(5)]:
             raw.ack(PUBACK, one.packet_id)
         await raw.subscribe("t/#")  # while the first time goes on

@@ -324,11 +324,12 @@ def test_looks_are_the_more_seldom_the_more_they_cost(
 
     async def test() -> None:
         async with await qflow.aio.open(spool) as broker:
-            figures = Figures(broker, clock=lambda: now_s[0])
+            figures = Figures(broker, clock=lambda: now_s[0], now=lambda: now_s[0])
             first = await figures.look()
             now_s[0] += apart_s - 0.01
             assert await figures.look() is first
             now_s[0] += 0.02
             assert await figures.look() is not first
+            assert figures.points()[-1]["put"] == 0  # a rate, however long the pause was
 
     run(test)
