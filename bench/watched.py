@@ -59,12 +59,12 @@ class Tasks:
         self._changing = queues
         return queues
 
-    def puts(self, seconds: int) -> dict[str, float]:
-        """Put a message each millisecond, into one queue after the other; return µs of the calls, and puts a second."""
+    def puts(self, seconds: int, queues: int) -> dict[str, float]:
+        """Put a message each millisecond, into so many queues in turns; return µs of the calls, and puts a second."""
         taken = []
         due = begun = perf_counter()
         end = begun + seconds
-        for queue in cycle(self._queues):
+        for queue in cycle(self._queues[:queues]):
             due += PACE_S
             sleep(max(0.0, due - perf_counter()))
             start = perf_counter()

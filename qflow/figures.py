@@ -17,8 +17,10 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import sheltered
 from qflow.queues import looking
 from qflow.queues.desk import Desk
+from qflow.queues.parts import Parts
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
+from qflow.rates import NO_RATES, WINDOWS_S
 from qflow.routing import Routing
 from qflow.spool import Spool
 from qflow.stats import BrokerStats
@@ -42,17 +44,18 @@ _AGEING = ("oldest_unacked_s", "blocked_longest_s", "rates", "holders", "consume
 class _Shown:
     """What was told last of a queue. Memory: 3 KiB."""
 
-    __slots__ = ("_at_s", "_text", "_varies", "ages", "facts", "look")
+    __slots__ = ("_at_s", "_text", "facts", "look", "moved_s")
 
-    def __init__(self, facts: dict[str, Any], now_s: float) -> None:
+    def __init__(self, facts: dict[str, Any], now_s: float, before: _Shown | None) -> None:
         self.facts = facts
         """Fields of `QueueStats`. Never changed: others keep it."""
         self._at_s = now_s
+        flow = looking.flow_in(facts)
+        has_moved = any(flow) if before is None else flow != looking.flow_in(before.facts)
+        self.moved_s: float = now_s if has_moved else before.moved_s if before else -math.inf
+        """When a look found last that messages had come or gone."""
         self.look = 0
         """The number of the look at which it was another one."""
-        self.ages = _ages(facts)
-        """It is another one at each look, whatever happens to the queue."""
-        self._varies = self.ages or bool(facts["consumers"])
         self._text = ""
 
     def grow_older(self, now_s: float, rates: dict[str, float]) -> None:
@@ -67,12 +70,17 @@ class _Shown:
             "holders": [{**one, "oldest_s": one["oldest_s"] + passed_s} for one in facts["holders"]],
             "consumers": [{**one, "since_s": one["since_s"] + passed_s} for one in facts["consumers"]],
         }
-        self.ages = _ages(self.facts)
+
+    @property
+    def ages(self) -> bool:
+        """Some of its figures change by themselves until the next look, and that is of interest."""
+        has_rates = self._at_s - self.moved_s <= WINDOWS_S[-1]
+        return bool(has_rates or self.facts["holders"] or self.facts["blocked_putters"])
 
     @property
     def varies(self) -> bool:
         """Some of its figures change by themselves."""
-        return self._varies
+        return self.ages or bool(self.facts["consumers"])
 
     @property
     def text(self) -> str:
@@ -85,9 +93,8 @@ class _Shown:
         return f"{self._text}{json.dumps(others)[1:]}"
 
 
-def _ages(facts: dict[str, Any]) -> bool:
-    """Some of these figures of a queue change by themselves, and that is of interest."""
-    return bool(facts["holders"] or facts["blocked_putters"] or any(facts["rates"].values()))
+def _no_rates(_queue: Parts, _facts: dict[str, Any]) -> dict[str, float]:
+    return NO_RATES
 
 
 class Figures:
@@ -115,6 +122,7 @@ class Figures:
         self._gone: dict[str, int] = {}  # names of queues that are no more, and at which look that was so
         self._look = int(spool.clock() * 1000)  # of a later owner of the spool it is higher
         self._looked_s = self._noted_s = spool.monotonic()
+        self._has_rates = False  # they were figured at the last look
         self._lock = threading.Lock()  # held to change any of these
         self._writing = threading.Lock()  # held to renew the file
         self.troubles: dict[str, str] = {}
@@ -169,6 +177,7 @@ class Figures:
             "troubles": dict(self.troubles),
         }
 
+    @sheltered
     def note_changed(self, queues: Collection[Queue]) -> None:
         """What was written of these queues may hold no more: keep what has happened in them until now."""
         now_s, before_s = self._spool.monotonic(), self._noted_s
@@ -178,6 +187,7 @@ class Figures:
         for queue in queues:
             looking.note_totals(parts_of(queue), now_s, before_s)
 
+    @sheltered
     def write(self) -> None:
         """Renew `stats.json` for those who look from outside: the figures of queues that were noted, and all others.
 
@@ -195,7 +205,7 @@ class Figures:
         if not spool.in_place:
             return  # they would be those of another one
         with self._lock:
-            shown = [(one.facts, one.text) for one in self._renew().values()]
+            shown = [(one.facts, one.text) for one in self._renew(with_rates=True).values()]
         others = attrs.asdict(self._summed([facts for facts, _ in shown]))
         del others["queues"]
         facts = json.dumps({"pid": os.getpid(), "time_s": spool.clock(), "uuid": str(spool.uuid), **others})
@@ -205,21 +215,24 @@ class Figures:
         except OSError as error:
             raise storage_error(error, "write the statistics", spool.path) from error
 
-    def _renew(self) -> dict[Queue, _Shown]:
+    def _renew(self, *, with_rates: bool) -> dict[Queue, _Shown]:
         """Return what is shown of each queue, after figuring anew what may have changed. Under the lock."""
         before, changed, now_s = self._shown, self._changed, self._spool.monotonic()
         self._shown, self._changed = {}, set()
         self._look += 1
-        self._looked_s = now_s
+        self._looked_s, self._has_rates = now_s, with_rates
+        rates = looking.rates if with_rates else _no_rates
         for queue in self._queues.all():
-            known = before.pop(queue, None)
+            known, parts = before.pop(queue, None), parts_of(queue)
             if known is None or queue in changed:
-                known = _Shown(looking.figures(parts_of(queue)), now_s)
+                facts = looking.figures(parts)
+                facts["rates"] = rates(parts, facts)
+                known = _Shown(facts, now_s, known)
                 known.look = self._look
             elif known.varies:
                 if known.ages:
                     known.look = self._look
-                known.grow_older(now_s, looking.rates(parts_of(queue)))
+                known.grow_older(now_s, rates(parts, known.facts))
             self._shown[queue] = known
         for gone in before.values():
             self._gone[gone.facts["name"]] = self._look
@@ -228,7 +241,7 @@ class Figures:
         return self._shown
 
     @sheltered
-    def changes(self, since: int) -> tuple[int, dict[str, dict[str, Any]]]:
+    def changes(self, since: int, *, with_rates: bool = True) -> tuple[int, dict[str, dict[str, Any]]]:
         """Return the number of this look, and which queues are not what they were at look number `since`.
 
         For those who look each second: nothing is asked of a queue that has not changed, and no more often for many who
@@ -236,14 +249,16 @@ class Figures:
 
         Args:
             since: what the last call returned; 0 for all queues.
+            with_rates: false where nobody wants them: a third of the cost is theirs. They may be 0 then.
 
         Returns:
             the number, and the fields of `QueueStats` as plain values, by the name of the queue; none of them for a
             queue that is no more.
         """
         with self._lock:
-            if self._spool.monotonic() - self._looked_s >= LOOK_S or not self._shown:
-                self._renew()
+            is_old = self._spool.monotonic() - self._looked_s >= LOOK_S
+            if is_old or not self._shown or (with_rates and not self._has_rates):
+                self._renew(with_rates=with_rates)
             since = since if since <= self._look else 0
             found: dict[str, dict[str, Any]] = {name: {} for name, look in self._gone.items() if look > since > 0}
             found |= {known.facts["name"]: known.facts for known in self._shown.values() if known.look > since}

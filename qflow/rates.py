@@ -14,7 +14,8 @@ Totals = tuple[int, int, int]
 """Put, delivered, acked."""
 _WIDTH = 3
 _NAMES = [(window_s, [f"{name}_{window_s:.0f}s" for name in ("put", "delivered", "acked")]) for window_s in WINDOWS_S]
-_NONE: dict[str, float] = {name: 0.0 for _, names in _NAMES for name in names}
+NO_RATES: dict[str, float] = {name: 0.0 for _, names in _NAMES for name in names}
+"""Never changed."""
 
 
 class Meter:
@@ -48,7 +49,7 @@ class Meter:
         """Return how many a second there were, given the totals of now: the fields of `Rates`. Cost: 4 µs."""
         self._forget(now_s)
         moments, kept = self._moments, self._totals
-        found, last = _NONE.copy(), len(moments) - 1
+        found, last = NO_RATES.copy(), len(moments) - 1
         is_still = kept[-_WIDTH:] == array("d", totals)
         for window_s, names in _NAMES:
             moment_s = now_s - window_s

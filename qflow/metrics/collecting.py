@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import (
-    CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
+    Sample,
 )
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -107,21 +107,15 @@ def _subscriber_labels(told: Iterable[Subscriber]) -> Iterator[tuple[Subscriber,
 
 def _of_rows(figures: Sequence[Figure], labels: Sequence[str], divided: Divided) -> Iterator[Metric]:
     """Yield a family for each figure that somebody has."""
-    rows = divided.named
+    rows = [(dict(zip(labels, own, strict=True)), row) for own, row in divided.named.items()]
     if divided.together is not None:
-        rows = {**rows, (OTHER,) * len(labels): divided.together}
+        rows.append((dict.fromkeys(labels, OTHER), divided.together))
     for place, figure in enumerate(figures):
-        values = [(own, row[place]) for own, row in rows.items() if row[place] is not None]
-        if values:
-            yield _family(figure, labels, values)
-
-
-def _family(figure: Figure, labels: Sequence[str], values: Iterable[tuple[Sequence[str], Any]]) -> Metric:
-    kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
-    family: CounterMetricFamily | GaugeMetricFamily = kind(PREFIX + figure.name, figure.text, labels=labels)
-    for own, value in values:
-        family.add_metric(own, value)
-    return family
+        family = Metric(PREFIX + figure.name, figure.text, figure.kind)
+        sample = family.name + "_total" * (figure.kind == "counter")
+        family.samples = [Sample(sample, own, row[place]) for own, row in rows if row[place] is not None]
+        if family.samples:
+            yield family
 
 
 def _histogram(name: str, text: str, times: Mapping[str, Any]) -> Metric:

@@ -6,19 +6,21 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from qflow.aio import AsyncBroker
 from qflow.broker import Broker
 from qflow.errors import InvalidArgument, QflowError
 from qflow.metrics.names import QUEUE
 from qflow.metrics.naming import Row
-from qflow.metrics.told import Told, row_in, told_by
+from qflow.metrics.told import Told, told_by
 from qflow.remote.client.broker import RemoteBroker
 from qflow.remote.client.task_broker import AsyncRemoteBroker
 
 ASKED = 200
 """So many queues are asked for their figures at each look; of more, those that have changed."""
+_QUEUE_ROW: Callable[[Any], Row] = itemgetter(*(figure.field for figure in QUEUE))
 ANSWER_S = 10.0
 """How long a broker of another thread's event loop may take to answer."""
 
@@ -48,10 +50,10 @@ class Owned:
             return told_by(broker.stats())
         figures = broker.engine.figures
         with self._lock:
-            self._since, changed = figures.changes(self._since)
+            self._since, changed = figures.changes(self._since, with_rates=False)
             for name, facts in changed.items():
                 if facts:
-                    self._rows[name] = row_in(facts, QUEUE)
+                    self._rows[name] = _QUEUE_ROW(facts)
                 else:
                     self._rows.pop(name, None)
             return told_by(figures.summary())._replace(queues=dict(self._rows))

@@ -43,7 +43,7 @@ DROPPED_AT_ONCE = 10_000
 FOREVER_MS = 2**62
 
 
-class Fate(enum.Enum):
+class Fate(enum.StrEnum):
     """What a message is counted as, once it is gone."""
 
     ACKED = "acked"

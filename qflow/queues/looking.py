@@ -19,20 +19,20 @@ from qflow.stats import ConsumerStats, HolderStats, QueueStats, Rates
 _NOWHERE = Whereabouts(0, 0, 0, 0)
 
 
+@sheltered
 def stats(queue: Parts) -> QueueStats:
-    """Return a snapshot. Cost: as `figures`."""
+    """Return a snapshot. Cost: as `figures` and `rates`."""
     facts = figures(queue)
-    facts["rates"] = Rates(**facts["rates"])
+    facts["rates"] = Rates(**rates(queue, facts))
     facts["holders"] = tuple([HolderStats(**one) for one in facts["holders"]])
     facts["consumers"] = tuple([ConsumerStats(**one) for one in facts["consumers"]])
     return QueueStats(**facts)
 
 
-@sheltered
 def figures(queue: Parts) -> dict[str, Any]:
-    """Return the fields of `QueueStats` as plain values.
+    """Return the fields of `QueueStats` as plain values, but for `rates`. What calls this is `sheltered`.
 
-    Cost: 20 µs, and O(runs + deliveries and batches held); under the queue's lock these are only listed.
+    Cost: 15 µs, and O(runs + deliveries and batches held); under the queue's lock these are only listed.
     """
     lanes, held, settings = queue.lanes, queue.held, queue.context.settings
     counters = queue.spiller.area.counters()
@@ -45,9 +45,6 @@ def figures(queue: Parts) -> dict[str, Any]:
         messages = lanes.messages()
         totals = _totals(queue)
         there = present(queue)
-    acquired_bytes = sum([len(one.record) for one, _ in there.singles])
-    acquired_bytes += sum([one.left_size()[1] for one, _ in there.batches])
-    acquired_bytes += weigh(leaving)[1]
     waits = tallies[0] if len(tallies) == 1 else Tally(*map(sum, zip(*tallies, strict=True)))
     delayed = Whereabouts(*map(sum, zip(*schedules.values(), strict=True))) if schedules else _NOWHERE
     resident = waits.resident + delayed.resident_messages
@@ -66,7 +63,7 @@ def figures(queue: Parts) -> dict[str, Any]:
         "spilled_bytes": spilled_bytes,
         "logged_messages": waits.logged,
         "acquired_messages": acquired,
-        "acquired_bytes": acquired_bytes,
+        "acquired_bytes": there.held_bytes() + weigh(leaving)[1] if acquired else 0,
         "lag_messages": waiting,
         "delayed_messages": sum(
             [part.resident_messages + part.spilled_messages for number, part in schedules.items() if number >= DELAYED]
@@ -86,18 +83,21 @@ def figures(queue: Parts) -> dict[str, Any]:
     }
 
 
-@sheltered
 def note_totals(queue: Parts, now_s: float, before_s: float) -> None:
-    """Note for its rates what has happened so far. Cost: 5 µs, and 0.1 µs for each batch that is held."""
+    """Note for its rates what has happened so far. Cost: 4 µs, and 0.1 µs for each batch that is held."""
     with queue.context.lock:
         queue.meter.note(now_s, _flow(queue), before_s)
 
 
-@sheltered
-def rates(queue: Parts) -> dict[str, float]:
-    """Return how many messages a second come and go: the fields of `Rates`."""
+def rates(queue: Parts, facts: dict[str, Any]) -> dict[str, float]:
+    """Return how many messages a second come and go, given `figures` of now: the fields of `Rates`. Cost: 5 µs."""
     with queue.context.lock:
-        return queue.meter.rates(queue.context.monotonic(), _flow(queue))
+        return queue.meter.rates(queue.context.monotonic(), flow_in(facts))
+
+
+def flow_in(facts: dict[str, Any]) -> Totals:
+    """Return what `figures` say of how many have come and gone."""
+    return facts["put_total"], facts["delivered_total"], facts["acked_total"]
 
 
 def _flow(queue: Parts) -> Totals:
@@ -118,7 +118,6 @@ def _totals(queue: Parts) -> dict[str, Any]:
         "blocked_longest_s": longest_s,
         "blocked_on": on,
         "paused": lanes.paused,
-        "rates": queue.meter.rates(queue.context.monotonic(), _flow(queue)),
         "resident_bytes": queue.gate.used,
         "oldest_unacked_s": queue.leases.oldest_s(),
         "put_total": lanes.messages() + lanes.acked + lanes.gone - queue.found,

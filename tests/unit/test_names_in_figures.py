@@ -256,6 +256,30 @@ def test_only_what_has_changed_is_told_to_who_looks_again(open_at: Open, clock: 
     assert set(figures.changes(later + 10**12)[1]) == {"idle", "held", "busy"}
 
 
+def test_who_wants_no_rates_leaves_them_to_those_who_do(open_at: Open, clock: Clock) -> None:
+    """In the same moment, and for as long as there are any; that the last one has gone is told, too."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False)
+    figures, steps = broker.engine.figures, inside.upkeep(broker)
+    figures.changes(0)
+    queue.put_many([b"x"] * 60)
+    clock.advance(1)
+    steps.tick()
+    number, found = figures.changes(0, with_rates=False)
+    assert found["q"]["put_total"] == 60
+    for passed_s in (0, 1, 30):
+        clock.advance(passed_s)
+        figures.changes(0, with_rates=False)
+        number, found = figures.changes(number)
+        assert found["q"]["rates"]["put_60s"] == 1
+    clock.advance(60)
+    figures.changes(0, with_rates=False)
+    number, found = figures.changes(number)
+    assert found["q"]["rates"] == dict.fromkeys(_names(), 0.0)
+    clock.advance(1)
+    assert figures.changes(number)[1] == {}
+
+
 def test_what_is_written_for_others_has_names_too(open_at: Open, clock: Clock) -> None:
     """In `stats.json`, of ten holders at most."""
     broker = open_at()
