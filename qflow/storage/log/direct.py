@@ -20,14 +20,13 @@ What stands alone among all that was handed over, as the put of a task, the writ
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
+from qflow.handlers import is_of_handler
 from qflow.storage.log.batch import Batch, Put, Request, Step
 from qflow.storage.log.confirming import NOTED_BYTES, NOTED_LANES, Confirming
 from qflow.storage.log.journal import Journal, Record
@@ -168,7 +167,7 @@ class Direct:
             journal.write_alone(noted.record)
             journal.sync_alone()
         except OSError as error:
-            if _is_of_handler(error):
+            if is_of_handler(error):
                 raise
             return False  # the writer tries it again, and fails as it does
         finally:
@@ -263,20 +262,3 @@ class Direct:
         if request is not None and self._stood is request:
             self.leave(request)
         self._stood = request
-
-
-def _is_of_handler(error: OSError) -> bool:
-    """Tell whether a signal handler has raised it, and not a call of the system."""
-    codes = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        if callable(handler):
-            handler = handler.func if isinstance(handler, partial) else handler
-            code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
-            codes.add(code)
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code in codes:
-            return True
-        traceback = traceback.tb_next
-    return False
