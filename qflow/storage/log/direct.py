@@ -247,7 +247,8 @@ class Direct:
 
         What raises with `batch.committing` leaves it in doubt.
         """
-        noted = self._note(batch.requests[0]) if self._has_room and len(batch.requests) == 1 else None
+        is_alone = self._has_room and len(batch.requests) == 1 and not self._confirming.is_late
+        noted = self._note(batch.requests[0]) if is_alone else None
         began_s = perf_counter()
         self._noted = noted
         if noted is None or not self.go_on(batch, noted.request):
