@@ -32,6 +32,7 @@ from qflow.storage.log.confirming import NOTED_BYTES, NOTED_LANES, Confirming
 from qflow.storage.log.journal import Journal, Record
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.notes import Note
+from qflow.storage.log.placing import is_removed
 
 PATIENCE_S = 0.25
 """Most syncs take less; one that takes longer, while others wait for the log, is done twice."""
@@ -145,6 +146,8 @@ class Direct:
         confirming = self._confirming
         made, journal = request.note(int(self._clock() * 1000)), confirming.journal
         if made is None or journal is None:
+            return None
+        if not confirming.pending and is_removed(confirming.env):  # later ones follow within `LATE_S`
             return None
         note, changes = made
         lanes, size = self._lanes, len(changes)
