@@ -30,6 +30,7 @@ WORDS = {
     "delivery",
     "durations",
     "events",
+    "handlers",
     "names",
     "pace",
     "rates",

@@ -143,6 +143,19 @@ def test_the_writer_notes_what_stands_alone_and_was_handed_over(broker: qflow.Br
     assert reopened(broker, tmp_path / "batch") == [b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
 
 
+def test_what_the_writer_notes_is_in_the_log_in_time_however_little_it_rests(
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One comes after the other, and none is alone for long enough that it would be applied."""
+    queue, log = broker.queue("q"), broker.engine.log
+    assert queue.submit(b"d").result() == 3
+    assert log.held_back > 0
+    rest(broker)
+    monkeypatch.setattr(confirming, "LATE_S", 0)
+    assert queue.submit(b"e").result() == 4
+    assert log.held_back == 0
+
+
 def test_what_is_tried_again_goes_with_the_next_that_stands_alone(tmp_path: Path) -> None:
     """An ack that nobody waits for, which the log has refused."""
     faults = Faults()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import inside
 import qflow
+from unit.clocks import until
 
 
 def left_in(spool: Path, copy: Path, queue: str) -> list[bytes]:
@@ -74,3 +77,34 @@ def test_a_spool_that_is_removed_takes_nothing_more_and_gives_what_it_has(journa
         held.ack(wait=True)
         assert stream.stats().messages == 0
         assert len(queue) == 0
+
+
+@pytest.mark.parametrize("way", ["put", "submit"])
+def test_a_spool_that_is_removed_while_it_rests_does_not_confirm_the_first_put_either(way: str, tmp_path: Path) -> None:
+    """That one would stand alone, and need only a note in the journal."""
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = broker.declare_queue("q")
+        for number in range(40):
+            queue.put(b"%d" % number)
+        until(lambda: broker.engine.log.turn.open and not broker.engine.log.held_back)
+        shutil.rmtree(tmp_path / "spool")
+        with pytest.raises(qflow.StorageError, match="was removed while it was open"):
+            queue.put(b"x") if way == "put" else queue.submit(b"x").result()
+        held = queue.get_many(41)
+        assert len(held) == 40
+        held.ack(wait=True)
+
+
+def test_a_moved_spool_makes_no_journal_in_a_directory_that_was_made_in_its_place(tmp_path: Path) -> None:
+    """By whatever begins with a `mkdir -p`: what that journal alone holds would be missed after a kill."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    with qflow.open(old) as broker:
+        inside.still(broker)
+        queue = broker.declare_queue("q")
+        old.rename(new)
+        old.mkdir()
+        bodies = [b"%d" % number for number in range(40)]
+        for body in bodies:
+            queue.put(body)
+        assert os.listdir(old) == []
+        assert left_in(new, tmp_path / "copy", "q") == bodies

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +17,20 @@ from qflow.remote.client.connecting import open_socket
 from qflow.remote.client.requests import put as put_request
 from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.frames import encode_frame
+
+
+class Struck(socket.socket):
+    """A handler runs, and perhaps raises, as soon as something was sent or has come."""
+
+    def sendmsg(self, *given: Any) -> int:
+        sent = super().sendmsg(*given)
+        signal.raise_signal(signal.SIGUSR1)
+        return sent
+
+    def recv_into(self, *given: Any) -> int:
+        count = super().recv_into(*given)
+        signal.raise_signal(signal.SIGUSR1)
+        return count
 
 
 @pytest.fixture
@@ -78,6 +93,34 @@ def test_all_are_in_doubt_of_which_a_part_was_sent(ends: tuple[lone.Line, socket
         line.socket = struck
         together = [lone.Asked(put_request(queue, bytes(size), {})) for queue in "aab"]
         line.ask_all(together)
+    assert all(isinstance(one.outcome, InDoubt) for one in together)
+    assert line.ended
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError(110, "too late"), IndexError("too late"), KeyboardInterrupt("too late")]
+)
+@pytest.mark.parametrize("operation", ["sendmsg", "recv_into"])
+def test_an_error_that_a_handler_raises_comes_out_and_what_was_sent_is_in_doubt(
+    ends: tuple[lone.Line, socket.socket], operation: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no error of the line: a put that was sent, and then goes the long way, would be put twice."""
+    line, far = ends
+
+    def handler(*_: object) -> None:
+        raise error
+
+    monkeypatch.delattr(Struck, "recv_into" if operation == "sendmsg" else "sendmsg")
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with Struck(fileno=line.socket.detach()) as struck:
+            line.socket = struck
+            far.sendall(b"\0")
+            together = asked("a", "a", "b")
+            with pytest.raises(type(error), match="too late"):
+                line.ask_all(together)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     assert all(isinstance(one.outcome, InDoubt) for one in together)
     assert line.ended
 

@@ -21,6 +21,7 @@ from threading import get_ident
 from typing import Any
 
 from qflow.errors import InDoubt, QflowError
+from qflow.handlers import is_of_handler
 from qflow.memory.waiting import is_main
 from qflow.remote.client import requests
 from qflow.remote.client.link import ANSWER_BYTES, Link, Reply, Request
@@ -154,8 +155,10 @@ class Line:
         try:
             if not self.ended:
                 self._ask_all(together)
-        except (OSError, WireError, IndexError):
+        except (OSError, WireError, IndexError) as error:
             self.ended = True
+            if is_of_handler(error):
+                raise
         except BaseException:
             self.ended = True
             raise
@@ -181,11 +184,16 @@ class Line:
                     answered += 1
 
     def _send(self, parts: list[bytes], together: Sequence[Asked]) -> None:
-        """Send buffers one after the other. Where the other side has gone, nothing of them was sent."""
+        """Send buffers one after the other. Where the other side had gone, nothing of them was sent."""
         size = sum(map(len, parts))
-        sent = self.socket.sendmsg([b"".join(parts)] if size < LARGE * len(parts) else parts)
-        for one in together:
+        for one in together:  # before it is: an interrupt may come when it was
             one.is_sent = True
+        try:
+            sent = self.socket.sendmsg([b"".join(parts)] if size < LARGE * len(parts) else parts)
+        except ConnectionError as error:
+            for one in together:
+                one.is_sent = is_of_handler(error)
+            raise
         if sent < size:  # less was sent where a signal came
             self.socket.sendall(b"".join(parts)[sent:])
 

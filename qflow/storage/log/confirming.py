@@ -252,7 +252,7 @@ class Confirming:
         if self._create is None:
             return
         try:
-            check_in_place(self.env)
+            check_in_place(self.env, or_nothing=False)
             self.journal = self._create(self._state.applied + 1)
         except StorageError as error:
             self._create = None

@@ -20,19 +20,19 @@ What stands alone among all that was handed over, as the put of a task, the writ
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
+from qflow.handlers import is_of_handler
 from qflow.storage.log.batch import Batch, Put, Request, Step
 from qflow.storage.log.confirming import NOTED_BYTES, NOTED_LANES, Confirming
 from qflow.storage.log.journal import Journal, Record
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.notes import Note
+from qflow.storage.log.placing import is_removed
 
 PATIENCE_S = 0.25
 """Most syncs take less; one that takes longer, while others wait for the log, is done twice."""
@@ -147,6 +147,8 @@ class Direct:
         made, journal = request.note(int(self._clock() * 1000)), confirming.journal
         if made is None or journal is None:
             return None
+        if not confirming.pending and is_removed(confirming.env):  # later ones follow within `LATE_S`
+            return None
         note, changes = made
         lanes, size = self._lanes, len(changes)
         if confirming.noted_bytes + size > NOTED_BYTES or not journal.fits(size):
@@ -168,7 +170,7 @@ class Direct:
             journal.write_alone(noted.record)
             journal.sync_alone()
         except OSError as error:
-            if _is_of_handler(error):
+            if is_of_handler(error):
                 raise
             return False  # the writer tries it again, and fails as it does
         finally:
@@ -248,7 +250,8 @@ class Direct:
 
         What raises with `batch.committing` leaves it in doubt.
         """
-        noted = self._note(batch.requests[0]) if self._has_room and len(batch.requests) == 1 else None
+        is_alone = self._has_room and len(batch.requests) == 1 and not self._confirming.is_late
+        noted = self._note(batch.requests[0]) if is_alone else None
         began_s = perf_counter()
         self._noted = noted
         if noted is None or not self.go_on(batch, noted.request):
@@ -263,20 +266,3 @@ class Direct:
         if request is not None and self._stood is request:
             self.leave(request)
         self._stood = request
-
-
-def _is_of_handler(error: OSError) -> bool:
-    """Tell whether a signal handler has raised it, and not a call of the system."""
-    codes = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        if callable(handler):
-            handler = handler.func if isinstance(handler, partial) else handler
-            code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
-            codes.add(code)
-    traceback = error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code in codes:
-            return True
-        traceback = traceback.tb_next
-    return False

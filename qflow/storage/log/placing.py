@@ -13,28 +13,39 @@ class Removed(StorageError):
     """What is written to a log is gone with the process: its file has no name any more."""
 
 
-def is_in_place(env: Environment) -> bool:
-    """Tell whether what is open is what lies at the path, or nothing lies there."""
+def is_in_place(env: Environment, *, or_nothing: bool = True) -> bool:
+    """Tell whether what is open is what lies at the path; `or_nothing`: or no log lies there."""
     try:
         there = os.stat(os.path.join(env.path, DATA))
     except FileNotFoundError:
-        return True
+        return or_nothing
     except OSError:
         return False
     return os.path.samestat(env.status(), there)
 
 
-def check_in_place(env: Environment) -> None:
+def check_in_place(env: Environment, *, or_nothing: bool = True) -> None:
     """Check that what is found by the path of a spool is not another one. Cost: 3 us.
 
+    Args:
+        or_nothing: there may be no log; not for who makes a file beside it, in whatever directory there is.
+
     Raises:
-        StorageError: it is.
+        StorageError: it is not what is open.
     """
-    if not is_in_place(env):
+    if not is_in_place(env, or_nothing=or_nothing):
         raise StorageError(
-            f"the spool {os.path.dirname(env.path)} was moved while it was open, and another one lies there: move both "
-            "back, or close this one and open it where it is"
+            f"the spool {os.path.dirname(env.path)} was moved while it was open, and is not what lies there: move it "
+            "back, or close it and open it where it is"
         )
+
+
+def is_removed(env: Environment) -> bool:
+    """Tell whether what is written is gone with the process, or the log was closed. Cost: 1 us."""
+    try:
+        return not env.status().st_nlink
+    except OSError:  # a signal handler has closed it
+        return True
 
 
 def check_not_removed(env: Environment) -> None:
@@ -43,7 +54,7 @@ def check_not_removed(env: Environment) -> None:
     Raises:
         Removed: it will not.
     """
-    if not env.status().st_nlink:
+    if is_removed(env):
         raise Removed(
             f"the spool {os.path.dirname(env.path)} was removed while it was open: what is stored now would be gone "
             "with this process; have what waits taken, then open a spool anew where no cleaner comes"
