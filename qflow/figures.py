@@ -202,7 +202,7 @@ class Figures:
 
     def _write(self) -> None:
         spool = self._spool
-        if not spool.in_place:
+        if not spool.place.is_here:
             return  # they would be those of another one
         with self._lock:
             shown = [(one.facts, one.text) for one in self._renew(with_rates=True).values()]

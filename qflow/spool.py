@@ -88,7 +88,6 @@ class Spool:
     ) -> None:
         """Lock the directory, open the log and read what it says; a failure leaves nothing open."""
         self._started = time.perf_counter()
-        self.path = spool_path(path)
         self.settings = settings
         self.files = files or Files()
         self.clock = clock
@@ -109,12 +108,14 @@ class Spool:
         self.damage_noted: Callable[[], object] = lambda: None
         """Called when there is one; it is to have `tell_damage` called soon."""
         self._quarantined_blocks = 0
-        self._lock = take_place(self.path, self.files, unsafe_filesystem=settings.unsafe_filesystem)
+        self._lock = take_place(spool_path(path), self.files, unsafe_filesystem=settings.unsafe_filesystem)
+        self.place = self._lock.place
+        self._told_path = self.path
         with ExitStack() as undo:
             undo.callback(self._lock.release)
-            self._directory = os.stat(self.path)
             self._create_log()
             env = open_environment(self._log_path, self.files)
+            env.place = self.place
             undo.callback(env.close)
             self.found = self._read(env, undo)
             self._set_aside()
@@ -126,16 +127,25 @@ class Spool:
             self.records = Records(self.log)
             self.store = self._spill_store()
             bytearray(ALLOCATOR_HINT_BYTES)
-            self.wiper = Wiper(self.files, self.path)
+            self.wiper = Wiper(self.files, self.place)
             undo.pop_all()
 
     @property
-    def in_place(self) -> bool:
-        """What lies at its path is its own directory, or nothing does: it may be moved while it is open."""
-        try:
-            return os.path.samestat(self._directory, os.stat(self.path))
-        except OSError:
-            return True
+    def path(self) -> str:
+        """Its directory; where it has been moved to, once somebody has found that."""
+        return self.place.path
+
+    def follow(self) -> None:
+        """Look whether it was moved while it is open, and use it where it is now. Cost: 3 µs."""
+        self.place.follow()
+        if self._told_path != self.path:
+            before, self._told_path = self._told_path, self.path
+            _logger.warning(
+                "%s was moved while it was open, and is used where it is now: %s",
+                before,
+                self.path,
+                extra={"spool": self.path, "event": "moved"},
+            )
 
     # Opening -----------------------------------------------------------------------------------------------------
 
@@ -208,11 +218,11 @@ class Spool:
         if settings.spill == "files":
             from qflow.storage.spill.files import SpillFiles
 
-            return SpillFiles(self.files, self.path)
+            return SpillFiles(self.files, self.place)
         from qflow.storage.spill.segments import SpillSegments
 
         return SpillSegments(
-            self.files, self.path, segment_bytes=settings.segment_bytes, max_mapped=settings.max_mapped_segments
+            self.files, self.place, segment_bytes=settings.segment_bytes, max_mapped=settings.max_mapped_segments
         )
 
     def opened(self, queues: int, messages: int) -> None:
@@ -280,6 +290,7 @@ class Spool:
     def compact(self) -> CompactionReport:
         """Put a copy of the log without its free pages in its place; see `Broker.compact`."""
         reports: list[CompactionReport] = []
+        self.follow()
 
         def work(env: Environment, still: AbstractContextManager[object]) -> None:
             reports.append(snapshots.compact(env, self.path, self.files, self.uuid, still))

@@ -72,7 +72,7 @@ class Adoption:
         self, spool: Spool, routing: Routing, together: Together, room: Room, wake: Callable[[], None]
     ) -> None:
         """`wake` is called when there is memory again: call `run` then."""
-        self._inbox = Inbox(spool.files, spool.path)
+        self._inbox = Inbox(spool.files, spool.place)
         self._log = spool.log
         self._routing = routing
         self._together = together

@@ -10,8 +10,9 @@ from qflow.inspect.child import in_child
 from qflow.inspect.facts import Examination
 from qflow.inspect.log_check import check_every_page, check_log
 from qflow.inspect.logs import opened_log
-from qflow.storage.files import Files, owner_pid
+from qflow.storage.files import Files
 from qflow.storage.inbox import stages
+from qflow.storage.lock import owner_pid
 from qflow.storage.log.overlay import count_unapplied
 
 

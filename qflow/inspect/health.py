@@ -17,8 +17,9 @@ from qflow.inspect.logs import opened_log
 from qflow.inspect.peeking import unsettled
 from qflow.message import Headers, Message, decode_headers
 from qflow.storage.environment import Environment
-from qflow.storage.files import Files, owner_pid
+from qflow.storage.files import Files
 from qflow.storage.inbox import stages
+from qflow.storage.lock import owner_pid
 from qflow.storage.log.recovery import QueueRecord, Recovery
 
 QUEUES_LOOKED_AT, LETTERS_LOOKED_AT, LETTERS_BYTES = 20, 500, 4 * 2**20

@@ -13,7 +13,7 @@ from qflow.errors import CorruptionError
 from qflow.inspect.child import in_child
 from qflow.inspect.logs import opened_environment
 from qflow.message import DELAYED
-from qflow.storage.files import owner_pid
+from qflow.storage.lock import owner_pid
 from qflow.storage.log.recovery import CURSOR, QUEUE, read_identity, records_of
 from qflow.storage.log.rows import Row, rows_among
 

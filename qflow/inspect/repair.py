@@ -25,7 +25,8 @@ from qflow.inspect.mending import Hole, mend
 from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey
 from qflow.storage.environment import BROKEN, Environment, put_pairs
-from qflow.storage.files import Files, acquire_lock, check_filesystem, make_place, owner_pid
+from qflow.storage.files import Files, check_filesystem, make_place
+from qflow.storage.lock import acquire_lock, owner_pid
 from qflow.storage.log import recovery, table
 from qflow.storage.log.bodies import BODIES
 from qflow.storage.log.directory import put_in_place, staging

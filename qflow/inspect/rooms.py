@@ -11,7 +11,7 @@ from qflow.inspect.child import in_child
 from qflow.inspect.logs import opened_log
 from qflow.inspect.stream_facts import StreamFacts, find_stream, streams_of
 from qflow.storage.environment import Environment
-from qflow.storage.files import owner_pid
+from qflow.storage.lock import owner_pid
 from qflow.storage.log import facts
 from qflow.storage.log.recovery import Recovery
 from qflow.streams.counting import Waiting, count_waiting

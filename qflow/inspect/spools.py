@@ -11,7 +11,8 @@ from qflow.inspect.facts import QueueFacts, SpoolFacts
 from qflow.inspect.live import read_live
 from qflow.inspect.logs import opened_log
 from qflow.inspect.stream_facts import streams_of
-from qflow.storage.files import Files, owner_pid
+from qflow.storage.files import Files
+from qflow.storage.lock import owner_pid
 from qflow.storage.log import recovery
 from qflow.storage.log.overlay import count_unapplied
 from qflow.storage.log.recovery import QueueRecord

@@ -18,7 +18,7 @@ from qflow.inspect.logs import opened_log
 from qflow.inspect.spills import area_name
 from qflow.storage import blocks
 from qflow.storage.environment import Environment
-from qflow.storage.files import owner_pid
+from qflow.storage.lock import owner_pid
 from qflow.storage.log import table
 from qflow.storage.log.keys import BLOCKS, parts_of
 from qflow.storage.log.recovery import Recovery

@@ -11,7 +11,7 @@ from qflow.arrow.handover import Handing
 from qflow.errors import QflowError, SpoolInUse
 from qflow.opening import open_broker
 from qflow.spark import spools
-from qflow.storage.files import owner_pid
+from qflow.storage.lock import owner_pid
 
 
 class Handover(Handing):

@@ -25,9 +25,10 @@ from typing import Any
 import lmdb
 
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
-from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, holders_in_words, storage_error
+from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, storage_error
 from qflow.storage.joining import Join, join
 from qflow.storage.last_commit import LastCommit, look
+from qflow.storage.lock import Place, holders_in_words
 from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
 from qflow.storage.log.parts import PAGES_ANYWAY
 
@@ -181,7 +182,9 @@ class Environment:
 
         Its owner always does: nothing of it is in memory when it is opened, see `_open_data`.
         """
-        self.path = path
+        directory, self._name = os.path.split(path)
+        self.place = Place(directory)
+        """Of the spool."""
         self._files = files
         self._data_fd = -1
         self._last: LastCommit | None
@@ -211,6 +214,10 @@ class Environment:
             self._page_bytes: int = self._env.stat()["psize"]
             self._check_length()
             undo.pop_all()
+
+    @property
+    def path(self) -> str:
+        return os.path.join(self.place.path, self._name)
 
     def _check_length(self) -> None:
         """Refuse a file that was cut short: reading a map beyond its end would kill the process."""

@@ -1,4 +1,4 @@
-"""The one room that touches the file system: `Files`, the lock of a spool, and the check of its file system.
+"""The one room that touches the file system: `Files`, and the check of the file system of a spool.
 
 Everything that spill, lock, staging and statistics do to files goes through a `Files`, so a test can hand in a subclass
 whose next operation fails (ENOSPC, EIO, EMFILE, EROFS…). Rules:
@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 
-from qflow.errors import DiskFull, PermissionDenied, SpoolInUse, StorageError
+from qflow.errors import DiskFull, PermissionDenied, StorageError
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -42,10 +40,6 @@ NO_FAULT_OF_THE_FILE = EXHAUSTED | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 """Another file would fail to be written with these, too."""
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which `mmap` does not name
-
-LOCK_NAME = "lock"
-_LOCK_TRIES = 10
-_LOCK_PAUSE_S = 0.01
 
 _NETWORK = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"}
@@ -253,155 +247,6 @@ def make_place(files: Files, path: str, what: str) -> None:
         raise StorageError(
             f"cannot make {what} ({path}): no directory can be made in {parent}: name one on a disk"
         ) from error
-
-
-class SpoolLock:
-    """The ownership of a spool, held until `release` or the end of the process."""
-
-    def __init__(self, spool: str, directory_fd: int, file_fd: int) -> None:
-        self.spool = spool
-        self._fds = [directory_fd, file_fd]
-
-    def release(self) -> None:
-        """Give the spool up; a second call does nothing. Unlocks first: a forked child may share the descriptors."""
-        for fd in self._fds:
-            fcntl.flock(fd, fcntl.LOCK_UN)
-        self._close()
-
-    def close_in_child(self) -> None:
-        """Close a forked child's copies of the descriptors; the parent goes on owning the spool."""
-        self._close()
-
-    def _close(self) -> None:
-        fds, self._fds = self._fds, []
-        for fd in fds:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-
-
-def acquire_lock(spool_path: str | os.PathLike[str]) -> SpoolLock:
-    """Become the owner of a spool, whose directory exists.
-
-    Two locks are taken: one on the directory itself, which nobody can delete and make anew under the owner, and one on
-    the file `lock` inside, which names the owner for people and for `owner_pid`.
-
-    Raises:
-        SpoolInUse: another process, or this one, owns it.
-        StorageError: the directory or the lock file cannot be used.
-
-    Cost: about ten system calls; up to 0.1 s when the spool is in use, since a passing `owner_pid` also locks briefly.
-    """
-    spool = os.fspath(spool_path)
-    descriptors: list[int] = []
-    try:
-        descriptors.append(os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        _lock(descriptors[0], spool)
-        descriptors.append(_locked_file(spool))
-        os.ftruncate(descriptors[1], 0)
-        os.pwrite(descriptors[1], b"%d\n" % os.getpid(), 0)
-    except BaseException as error:
-        for fd in descriptors:
-            os.close(fd)
-        if isinstance(error, OSError):
-            raise storage_error(error, "lock the spool", os.path.join(spool, LOCK_NAME)) from error
-        raise
-    return SpoolLock(spool, *descriptors)
-
-
-def _locked_file(spool: str) -> int:
-    """Open and lock the lock file; begin again if it was replaced between the two."""
-    path = os.path.join(spool, LOCK_NAME)
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
-        try:
-            _lock(fd, spool)
-            if _is_at(fd, path):
-                return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-
-
-def _lock(fd: int, spool: str) -> None:
-    for _ in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(_LOCK_PAUSE_S)
-    pid = _written_pid(spool)
-    owner = f"process {pid}" if pid else "another process"
-    if pid == os.getpid():
-        owner = f"this process ({pid})"
-    raise SpoolInUse(f"the spool {spool} is in use by {owner}: close it there first, or open another directory")
-
-
-def _is_at(fd: int, path: str) -> bool:
-    try:
-        there = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(fd), there)
-
-
-def _written_pid(spool: str) -> int:
-    """Return the pid in the lock file, 0 if there is none."""
-    try:
-        fd = os.open(os.path.join(spool, LOCK_NAME), READ)
-    except OSError:
-        return 0
-    try:
-        return int(os.read(fd, 32))
-    except (OSError, ValueError):
-        return 0
-    finally:
-        os.close(fd)
-
-
-def owner_pid(spool_path: str | os.PathLike[str]) -> int | None:
-    """Return the pid of the process that owns a spool, None if nobody does, 0 if the owner's pid is not known.
-
-    Asks with shared locks that are given back at once and writes nothing; `acquire_lock` waits such a moment out.
-    """
-    spool = os.fspath(spool_path)
-    for path in (spool, os.path.join(spool, LOCK_NAME)):
-        try:
-            fd = os.open(path, READ)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise storage_error(error, "look at the lock of the spool", path) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _written_pid(spool)
-        finally:
-            os.close(fd)  # gives the shared lock back, too
-    return None
-
-
-def lock_holders(path: str, locks: str = "/proc/locks") -> list[int]:
-    """Return the processes that hold a POSIX lock on a file, as far as the system tells."""
-    try:
-        found = os.stat(path)
-        with open(locks, "rb") as file:
-            lines = file.read().decode().splitlines()
-    except OSError:
-        return []
-    # number: POSIX ADVISORY WRITE pid major:minor:inode start end
-    where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    columns = map(str.split, lines)
-    pids = {int(one[4]) for one in columns if len(one) == 8 and one[1] == "POSIX" and one[5] == where}
-    return sorted(pid for pid in pids if pid > 0)  # 0: in a container of its own
-
-
-def holders_in_words(path: str) -> str:
-    """Name the processes that hold a POSIX lock on a file, as far as the system tells."""
-    pids = lock_holders(path)
-    if not pids:
-        return "other processes"
-    return f"process{'es' if len(pids) > 1 else ''} {', '.join(map(str, pids))}"
 
 
 def filesystem_type(path: str | os.PathLike[str], mounts: str = "/proc/self/mountinfo") -> str | None:

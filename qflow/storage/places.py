@@ -5,16 +5,9 @@ from __future__ import annotations
 import os
 
 from qflow.errors import CorruptionError, InvalidArgument
-from qflow.storage.files import (
-    LOCK_NAME,
-    Files,
-    SpoolLock,
-    acquire_lock,
-    check_filesystem,
-    make_place,
-    storage_error,
-)
+from qflow.storage.files import Files, check_filesystem, make_place, storage_error
 from qflow.storage.inbox.stages import INBOX
+from qflow.storage.lock import LOCK_NAME, SpoolLock, acquire_lock
 from qflow.storage.log.directory import LOG, STAGED
 from qflow.storage.log.shared_reading import OLD
 from qflow.storage.spill.store import SPILL, WIPING

@@ -16,7 +16,7 @@ from qflow.config import spool_path
 from qflow.doctor import Finding
 from qflow.errors import NotFound, QflowError
 from qflow.events import Event
-from qflow.storage.files import owner_pid
+from qflow.storage.lock import owner_pid
 from qflow.top.look import EVENTS_KEPT, Look, Mode
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 import inside
 import qflow
-from unit.clocks import until
+from unit import handing
+from unit.clocks import LONG_S, until
 
 
 def left_in(spool: Path, copy: Path, queue: str) -> list[bytes]:
@@ -23,8 +25,18 @@ def left_in(spool: Path, copy: Path, queue: str) -> list[bytes]:
         return broker.queue(queue).get_many(1000).bodies
 
 
-def test_what_lies_where_a_spool_was_is_not_its_own(tmp_path: Path) -> None:
-    """Puts of both are confirmed each to its own log, whoever makes a journal; a compaction is refused."""
+def untold(fd: int) -> str:
+    """Stands in for a system that does not tell where an open directory lies."""
+    raise OSError
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_lies_where_a_spool_was_is_not_its_own(
+    is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Puts of both are confirmed each to its own log; where a spool cannot be followed, it is not compacted."""
+    if not is_told:
+        monkeypatch.setattr("qflow.storage.lock._path_of", untold)
     old, new = tmp_path / "spool", tmp_path / "moved"
     with qflow.open(old) as moved:
         moved.declare_queue("one")
@@ -35,19 +47,67 @@ def test_what_lies_where_a_spool_was_is_not_its_own(tmp_path: Path) -> None:
             for body in bodies:
                 other.queue("two").put(body)
                 moved.queue("one").put(body)
-            with pytest.raises(qflow.StorageError, match="was moved while it was open"):
+            with nullcontext() if is_told else pytest.raises(qflow.StorageError, match="was moved while it was open"):
                 moved.compact()
             other.engine.figures.write()
             moved.engine.figures.write()
             assert list(json.loads((old / "stats.json").read_bytes())["queues"]) == ["two"]
             assert left_in(old, tmp_path / "copy of other", "two") == bodies
             assert left_in(new, tmp_path / "copy of moved", "one") == bodies
-        old.rename(tmp_path / "other")
-        with pytest.raises(qflow.StorageError, match="was removed from outside"):
+        if is_told:
+            assert list(json.loads((new / "stats.json").read_bytes())["queues"]) == ["one"]
+            assert moved.path == str(new)
+        else:
+            old.rename(tmp_path / "other")
+            with pytest.raises(qflow.StorageError, match="was removed from outside"):
+                moved.compact()
+            new.rename(old)
             moved.compact()
-        new.rename(old)
-        moved.compact()
         assert moved.queue("one").get_many(1000).bodies == bodies
+
+
+@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("then", ["nothing", "directory", "spool"])
+def test_what_has_spilled_moves_along(spill: Any, then: str, tmp_path: Path) -> None:
+    """What spilled before and what spills then, of a transient queue, whatever is made in the old place; nobody waits."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    bodies = [b"%05d" % number * 400 for number in range(3000)]
+    with ExitStack() as stack:
+        broker = stack.enter_context(qflow.open(old, capacity_bytes="1MiB", spill=spill))
+        queue = broker.declare_queue("q", durable=False)
+        queue.put_many(bodies[:1500])
+        for _ in range(2):
+            batch = queue.get_many(300)
+            batch.ack()  # their files are kept, to be used again
+        assert queue.stats().spilled_messages
+        old.rename(new)
+        if then == "directory":
+            old.mkdir()
+        elif then == "spool":
+            stack.enter_context(qflow.open(old)).declare_queue("q", durable=False)
+        for body in bodies[1500:]:
+            queue.put(body, timeout_s=LONG_S)
+        found: list[bytes] = []
+        while len(queue):
+            batch = queue.get_many(100)
+            found += batch.bodies
+            batch.ack()
+        assert found == bodies[600:]
+        assert broker.check() == []
+        assert not [path for path in old.rglob("*") if path.parent.name.startswith("q.")]
+
+
+def test_what_is_handed_in_at_the_new_place_is_adopted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And the log of the process says, once, where the spool lies now."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    with qflow.open(old) as broker:
+        queue = broker.declare_queue("q")
+        broker.bind("q", "q")
+        old.rename(new)
+        assert handing.hand(new, broker.engine.spool.uuid, [("q", b"x")])
+        assert queue.get(LONG_S).body == b"x"
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{old} was moved while it was open, and is used where it is now: {new}"]
 
 
 @pytest.mark.parametrize("journal", ["auto", "off"])

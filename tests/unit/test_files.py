@@ -11,19 +11,13 @@ import pytest
 
 from qflow.errors import DiskFull, SpoolInUse, StorageError
 from qflow.storage import files as files_module
-from qflow.storage.files import (
-    Files,
-    acquire_lock,
-    check_filesystem,
-    filesystem_type,
-    owner_pid,
-    storage_error,
-    write_all,
-)
+from qflow.storage import lock as lock_module
+from qflow.storage.files import Files, check_filesystem, filesystem_type, storage_error, write_all
+from qflow.storage.lock import acquire_lock, owner_pid
 
 HOLDER = """
 import sys
-from qflow.storage.files import acquire_lock
+from qflow.storage.lock import acquire_lock
 lock = acquire_lock(sys.argv[1])
 print("locked", flush=True)
 sys.stdin.read()
@@ -33,7 +27,7 @@ sys.stdin.read()
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch):
     """A lock that is taken is refused without pausing between the tries."""
-    monkeypatch.setattr(files_module, "_LOCK_PAUSE_S", 0)
+    monkeypatch.setattr("qflow.storage.lock._LOCK_PAUSE_S", 0)
 
 
 @pytest.fixture
@@ -114,7 +108,7 @@ def test_the_directory_alone_does_not_admit_while_the_file_is_locked(spool, monk
 def test_a_lock_file_swapped_before_it_was_locked_is_opened_again(spool, monkeypatch):
     """A lock on a file that is no longer at the path is worth nothing, so the file at the path is locked instead."""
     path = os.path.join(spool, "lock")
-    real_lock = files_module._lock
+    real_lock = lock_module._lock
     swaps = []
 
     def swap_then_lock(fd, where):
@@ -123,7 +117,7 @@ def test_a_lock_file_swapped_before_it_was_locked_is_opened_again(spool, monkeyp
             swaps.append(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
         real_lock(fd, where)
 
-    monkeypatch.setattr(files_module, "_lock", swap_then_lock)
+    monkeypatch.setattr(lock_module, "_lock", swap_then_lock)
     lock = acquire_lock(spool)
     assert os.path.samestat(os.stat(path), os.fstat(lock._fds[1]))
     assert os.path.samestat(os.stat(path), os.fstat(swaps[0]))

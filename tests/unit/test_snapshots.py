@@ -13,7 +13,7 @@ import pytest
 
 import qflow
 from qflow import Overflow, inspect
-from qflow.storage.files import acquire_lock
+from qflow.storage.lock import acquire_lock
 
 pytestmark = pytest.mark.two_drivers
 BODY = b"x" * 10_000

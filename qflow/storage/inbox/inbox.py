@@ -15,6 +15,7 @@ from qflow.storage.files import Files, make_directories, storage_error
 from qflow.storage.inbox import stages
 from qflow.storage.inbox.stage_files import Piece, read_pieces
 from qflow.storage.inbox.stages import Batch, Manifest
+from qflow.storage.lock import Place
 
 STALE_S = 24 * 3600
 """A stage that nobody has written to for so long, and that was not handed in, is removed."""
@@ -31,9 +32,9 @@ class Waiting(NamedTuple):
 class Inbox:
     """See the module. For one thread at a time."""
 
-    def __init__(self, files: Files, spool: str) -> None:
+    def __init__(self, files: Files, spool: str | Place) -> None:
         self._files = files
-        self._spool = spool
+        self._spool = Place.of(spool)
         self._seen: frozenset[str] = frozenset()
         self.lively = False
         """Something has come or gone between the last two looks: more is to be expected soon."""
@@ -44,10 +45,10 @@ class Inbox:
         Raises:
             StorageError: it could not be read.
         """
-        directory = stages.inbox(self._spool)
+        directory = stages.inbox(self._spool.path)
         try:
             names = stages.list_or_none(self._files, directory)
-            staged = stages.list_staged(self._files, self._spool) if stages.STAGING in names else []
+            staged = stages.list_staged(self._files, self._spool.path) if stages.STAGING in names else []
         except OSError as error:
             raise storage_error(error, "look into the inbox", directory) from error
         seen = frozenset([*names, *(path for path, _ in staged)])
@@ -63,11 +64,11 @@ class Inbox:
             StorageError: it could not be read.
         """
         batch = waiting.batch
-        directory = stages.being_adopted(self._spool, batch)
+        directory = stages.being_adopted(self._spool.path, batch)
         try:
             if not waiting.taken:
                 try:
-                    self._files.rename(stages.handed_in(self._spool, batch), directory)
+                    self._files.rename(stages.handed_in(self._spool.path, batch), directory)
                 except FileNotFoundError:
                     return None
             manifest = stages.read_manifest(self._files, directory)
@@ -83,7 +84,7 @@ class Inbox:
         Raises:
             CorruptionError: they are not what was written. StorageError: they could not be read.
         """
-        directory = stages.being_adopted(self._spool, manifest.batch)
+        directory = stages.being_adopted(self._spool.path, manifest.batch)
         try:
             yield from read_pieces(self._files, directory, manifest.files)
         except OSError as error:
@@ -92,7 +93,7 @@ class Inbox:
     def put_back(self, batch: Batch) -> None:
         """Leave a stage that was taken for later; until then it may be withdrawn."""
         with suppress(OSError):  # then it stays taken
-            self._files.rename(stages.being_adopted(self._spool, batch), stages.handed_in(self._spool, batch))
+            self._files.rename(stages.being_adopted(self._spool.path, batch), stages.handed_in(self._spool.path, batch))
 
     def remove(self, waiting: Waiting) -> None:
         """Remove a stage whose batch is in the log.
@@ -102,7 +103,7 @@ class Inbox:
         """
         batch = waiting.batch
         place = stages.being_adopted if waiting.taken else stages.handed_in
-        self._remove(place(self._spool, batch))
+        self._remove(place(self._spool.path, batch))
 
     def _remove(self, directory: str) -> None:
         try:
@@ -117,9 +118,9 @@ class Inbox:
             StorageError: it could not be moved.
         """
         batch = waiting.batch
-        directory, aside = stages.being_adopted(self._spool, batch), stages.set_aside(self._spool, batch)
+        directory, aside = stages.being_adopted(self._spool.path, batch), stages.set_aside(self._spool.path, batch)
         if not self._files.exists(directory):
-            directory = stages.handed_in(self._spool, batch)
+            directory = stages.handed_in(self._spool.path, batch)
         with suppress(OSError):  # a full disk: then nobody is told why
             if stages.is_directory(self._files, directory):
                 self._files.write_replacing(os.path.join(directory, stages.REASON), reason.encode())
@@ -127,14 +128,14 @@ class Inbox:
         try:
             make_directories(self._files, os.path.dirname(aside))
             self._files.rename(directory, aside)
-            self._files.sync_directory(stages.inbox(self._spool))
+            self._files.sync_directory(stages.inbox(self._spool.path))
         except OSError as error:
             raise storage_error(error, "set a batch aside", directory) from error
         return aside
 
     def sweep(self, now_s: float) -> None:
         """Remove stages that somebody began to write long ago, and did not hand in."""
-        for directory, _ in stages.list_staged(self._files, self._spool):
+        for directory, _ in stages.list_staged(self._files, self._spool.path):
             with suppress(OSError):
                 paths = [directory, *(os.path.join(directory, name) for name in self._files.list(directory))]
                 if max(self._files.lstat(path).st_mtime for path in paths) + STALE_S <= now_s:

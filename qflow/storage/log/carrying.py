@@ -43,9 +43,9 @@ def carry_over(env: Environment, files: Files, uuid: UUID, *, clean: bool, journ
     with env.reading() as txn:
         state = read_state(txn, env.path)
     opened = journal_reading.open_to_write(path, files, uuid, state, clean=clean)
-    create: Callable[[int], Journal] | None = None
+    create: Callable[..., Journal] | None = None
     if journal_bytes:
-        create = partial(Journal.create, path, journal_bytes, uuid, files)
+        create = partial(Journal.create, size=journal_bytes, uuid=uuid, files=files)
     with suppress(OSError):
         files.unlink(path + journal.STAGED)  # of a creation that a crash ended
     if opened is None:

@@ -26,7 +26,7 @@ from qflow.storage.environment import CannotGrow, Environment, LmdbError, MapFul
 from qflow.storage.files import storage_error
 from qflow.storage.log.append import TAIL_BYTES
 from qflow.storage.log.changes import PAGE_BYTES, Changes, play
-from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state
+from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state, path_of
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.notes import Note, carry_out, is_note
 from qflow.storage.log.placing import check_in_place, check_not_removed
@@ -55,11 +55,12 @@ class Confirming:
     """See the module."""
 
     def __init__(
-        self, env: Environment, create: Callable[[int], Journal] | None, journal: Journal | None, state: JournalState
+        self, env: Environment, create: Callable[..., Journal] | None, journal: Journal | None, state: JournalState
     ) -> None:
         """
         Args:
-            create: makes a journal, given the number of its first record; None: there is to be none.
+            create: makes a journal, given its path and `following`, the number of its first record; None: there is to
+                be none.
             journal: the one there is; the log holds all its records.
             state: what the log says of it.
         """
@@ -252,8 +253,9 @@ class Confirming:
         if self._create is None:
             return
         try:
+            self.env.place.follow()
             check_in_place(self.env, or_nothing=False)
-            self.journal = self._create(self._state.applied + 1)
+            self.journal = self._create(path_of(self.env.path), following=self._state.applied + 1)
         except StorageError as error:
             self._create = None
             _logger.warning("%s: each batch is committed to the log by itself: %s", self.env.path, error)
@@ -281,6 +283,13 @@ class Confirming:
         assert self.journal is not None
         self._broken = storage_error(error, "write the journal", self.journal.path)
 
+    def _is_in_place(self, journal: Journal) -> bool:
+        """Tell whether a journal is what will be found beside the log when that is opened again."""
+        journal.path = path_of(self.env.path)
+        if not journal.in_place and self.env.place.follow():
+            journal.path = path_of(self.env.path)
+        return journal.in_place
+
     def _forget_notes(self) -> None:
         """What was carried out is in a transaction that was confirmed."""
         self.notes.clear()
@@ -297,7 +306,7 @@ class Confirming:
         # A part may be there of a record that could not be written.
         last = self._state.applied + self.pending + (more or broken is not None)
         state = JournalState.without(last)
-        if journal is not None and broken is None and journal.in_place:
+        if journal is not None and broken is None and self._is_in_place(journal):
             state = JournalState(last, journal.mark)
         if state.in_use or self._state.in_use:
             self._txn.put(STATE_KEY, encode_state(state))

@@ -25,14 +25,8 @@ from qflow.config import spool_path
 from qflow.errors import InDoubt, InvalidArgument, QflowError, StorageError
 from qflow.stats import CompactionReport, SnapshotReport
 from qflow.storage.environment import Environment, put_pairs
-from qflow.storage.files import (
-    LOCK_NAME,
-    Files,
-    acquire_lock,
-    check_filesystem,
-    make_place,
-    storage_error,
-)
+from qflow.storage.files import Files, check_filesystem, make_place, storage_error
+from qflow.storage.lock import LOCK_NAME, acquire_lock
 from qflow.storage.log import carrying, recovery
 from qflow.storage.log.directory import DATA, LOG, STAGED, check_log_directory, put_in_place, staging, sync_staged
 from qflow.storage.log.journal import NO_JOURNAL, read_state

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 from qflow.errors import StorageError
 from qflow.message import Record
 from qflow.storage.files import CREATE, FILE_MODE, Files
+from qflow.storage.lock import Place
 from qflow.storage.spill.slots import Ranges, Slots
 
 __all__ = [
@@ -162,13 +163,20 @@ def directory_name(name: str, owner: int, incarnation: int) -> str:
 class AreaDirectory:
     """An area's directory: made with its first file, made again if it vanished, set aside when the queue is deleted."""
 
-    def __init__(self, files: Files, spool: str, name: str) -> None:
+    def __init__(self, files: Files, spool: Place, name: str) -> None:
         self._files = files
         self._spool = spool
         self._name = name
-        self.prefix = os.path.join(spool, SPILL, name) + os.sep
-        """A file's path is this and its number in hexadecimal. (Faster here than a name and `dir_fd`.)"""
         self.removed = False
+
+    @property
+    def prefix(self) -> str:
+        """A file's path is this and its number in hexadecimal. (Faster here than a name and `dir_fd`.)"""
+        return os.path.join(self._spool.path, SPILL, self._name, "")
+
+    def follow(self) -> bool:
+        """Tell whether the spool has moved, so that what was not found may be where it is now."""
+        return self._spool.follow()
 
     def path(self, number: int) -> str:
         """Name a file."""
@@ -176,15 +184,16 @@ class AreaDirectory:
 
     def create(self, number: int) -> int:
         """Return the descriptor of a new file. Raises OSError; FileExistsError if something else stands there."""
-        path = self.path(number)
         try:
-            return self._files.open(path, CREATE, FILE_MODE)
+            return self._files.open(self.path(number), CREATE, FILE_MODE)
         except FileNotFoundError:
             self.must_exist()
-            for directory in (os.path.join(self._spool, SPILL), self.prefix[:-1]):
+            if not self.follow() and not self._spool.is_here:  # nothing is made in what lies there now
+                raise
+            for directory in (os.path.join(self._spool.path, SPILL), self.prefix[:-1]):
                 with suppress(FileExistsError):
                     self._files.make_directory(directory)
-            return self._files.open(path, CREATE, FILE_MODE)
+            return self._files.open(self.path(number), CREATE, FILE_MODE)
 
     def must_exist(self) -> None:
         """Raise StorageError once the area was removed."""
@@ -194,10 +203,11 @@ class AreaDirectory:
     def remove(self) -> None:
         """Set the directory aside for a `Wiper`, if it was ever made. Raises OSError. Cost: one rename."""
         self.removed = True
+        self.follow()
         if self._files.exists(self.prefix[:-1]):
             with suppress(FileExistsError):
-                self._files.make_directory(os.path.join(self._spool, WIPING))
-            set_aside(self._files, self._spool, self._name)
+                self._files.make_directory(os.path.join(self._spool.path, WIPING))
+            set_aside(self._files, self._spool.path, self._name)
 
     def _numbers(self) -> Iterator[int]:
         """Yield the numbers of the files that are there."""

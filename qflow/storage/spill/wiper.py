@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from qflow.errors import PermissionDenied, StorageError
 from qflow.storage.files import Files, storage_error
+from qflow.storage.lock import Place
 from qflow.storage.spill.store import FILE, SPILL, WIPING, set_aside
 
 _DIRECTORY = r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})*\.[0-9a-f]{8}-[0-9a-f]{16}"
@@ -71,12 +72,11 @@ class Wiper:
     next round or at the next start.
     """
 
-    def __init__(self, files: Files, spool: str) -> None:
+    def __init__(self, files: Files, spool: str | Place) -> None:
         self.unlinked = 0
         self.failures = 0
         self._files = files
-        self._spill = os.path.join(spool, SPILL)
-        self._wiping = os.path.join(spool, WIPING)
+        self._spool = Place.of(spool)
         self._round: Iterator[None] | None = None
 
     def step(self, max_files: int) -> bool:
@@ -94,15 +94,16 @@ class Wiper:
 
     def _remove_all(self) -> Iterator[None]:
         """Remove each directory that was set aside; yields after each operation."""
+        spill, wiping = (os.path.join(self._spool.path, name) for name in (SPILL, WIPING))
         try:
-            names = self._files.list(self._wiping)
+            names = self._files.list(wiping)
         except OSError:
             self.failures += 1
             return
         for name in names:
             ours = re.fullmatch(_SET_ASIDE, name)
             if ours:
-                yield from self._remove_directory(os.path.join(self._wiping, name), os.path.join(self._spill, ours[1]))
+                yield from self._remove_directory(os.path.join(wiping, name), os.path.join(spill, ours[1]))
 
     def _remove_directory(self, directory: str, original: str) -> Iterator[None]:
         """Remove a directory's files, and put back what is not ours; again, as long as a scan misses some."""

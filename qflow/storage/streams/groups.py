@@ -24,16 +24,8 @@ from xxhash import xxh3_64_hexdigest
 
 from qflow.config import MAX_PARTITIONS
 from qflow.errors import CorruptionError, GroupInUse, SpoolInUse
-from qflow.storage.files import (
-    Files,
-    SpoolLock,
-    acquire_lock,
-    create_anew,
-    owner_pid,
-    read_whole,
-    storage_error,
-    write_all,
-)
+from qflow.storage.files import Files, create_anew, read_whole, storage_error, write_all
+from qflow.storage.lock import SpoolLock, acquire_lock, owner_pid
 
 _logger = logging.getLogger("qflow")
 
