@@ -2,15 +2,19 @@
 
 Messages are persistent, in a durable queue, 1 KiB each. A confirm of qflow's is a sync; RabbitMQ documents its as sent
 once the message was persisted to disk. The client runs in the process of the bench and takes most of a core, the broker
-has the other one.
+has the other one. What it takes of that for a message, and a bare write and sync of one, are told with each rate: a
+broker that took no time itself could not be faster.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from time import perf_counter, sleep
-from typing import Any
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time, sleep
+from typing import Any, NamedTuple
 
 from bench import amqp_clients, brokers
 from bench.amqp_brokers import RABBITMQ, starters
@@ -25,6 +29,16 @@ WINDOW = amqp_clients.WINDOW
 Client = AioPika | Pika
 Connect = Callable[[Broker, ExitStack], Client]
 Turn = Callable[[Client, int], float]
+SYNCS = 50
+
+
+class Found(NamedTuple):
+    """What was measured in turns."""
+
+    rates: dict[str, Series]
+    """Of the brokers."""
+    sync: Series
+    client: Series
 
 
 def publish(setup: Setup) -> Iterator[Row]:
@@ -71,23 +85,48 @@ def _in_turns(setup: Setup, what: str, bound: Bound, number: int, turn: Turn, *,
 
 def _measure(
     setup: Setup, there: dict[str, Broker], connect: Connect, number: int, turn: Turn, *, filled: bool = False
-) -> dict[str, Series]:
-    """Return the rates of the brokers; the queue is filled before, or emptied after a turn, which is not timed."""
-    with ExitStack() as stack:
-        sides = []
+) -> Found:
+    """Return what was measured; the queue is filled before, or emptied after a turn, which is not timed."""
+    worked: list[float] = []
+    with setup.scratch() as directory, ExitStack() as stack:
+        sides = [_syncs(directory, stack)]
         for broker in there.values():
             channel = stack.enter_context(control(broker))
             filler = Pika(broker, stack) if filled else None
-            sides.append(_side(connect(broker, stack), channel, filler, number, turn))
-        seconds = interleave(setup.few_rounds, setup.size(3, 1), *sides)
-    return {broker: rates(broker, number, taken) for broker, taken in zip(there, seconds, strict=True)}
+            sides.append(_side(connect(broker, stack), channel, filler, number, turn, worked))
+        synced, *seconds = interleave(setup.few_rounds, setup.size(3, 1), *sides)
+    return Found(
+        {broker: rates(broker, number, taken) for broker, taken in zip(there, seconds, strict=True)},
+        Series("a bare write and sync of one message", "µs", [taken / SYNCS * 1e6 for taken in synced]),
+        Series("the client, its processor time for a message", "µs", [median(worked) / number * 1e6]),
+    )
 
 
-def _side(client: Client, channel: Any, filler: Pika | None, number: int, turn: Turn) -> Callable[[], float]:
+def _syncs(directory: Path, stack: ExitStack) -> Callable[[], float]:
+    fd = os.open(directory / "bare", os.O_RDWR | os.O_CREAT)
+    stack.callback(os.close, fd)
+    os.pwrite(fd, bytes(SYNCS * len(amqp_clients.BODY)), 0)
+    os.fsync(fd)
+
+    def side() -> float:
+        start = perf_counter()
+        for number in range(SYNCS):
+            os.pwrite(fd, amqp_clients.BODY, number * len(amqp_clients.BODY))
+            os.fdatasync(fd)
+        return perf_counter() - start
+
+    return side
+
+
+def _side(
+    client: Client, channel: Any, filler: Pika | None, number: int, turn: Turn, worked: list[float]
+) -> Callable[[], float]:
     def side() -> float:
         if filler is not None:
             filler.publish(number, amqp_clients.WINDOW)
+        begun = process_time()
         seconds = turn(client, number)
+        worked.append(process_time() - begun)
         if filler is None and waiting(channel) != number:
             raise AssertionError(f"{waiting(channel)} of {number} confirmed messages are there")
         channel.queue_purge(amqp_clients.QUEUE)
@@ -96,13 +135,13 @@ def _side(client: Client, channel: Any, filler: Pika | None, number: int, turn: 
     return side
 
 
-def _row(name: str, found: dict[str, Series], bound: Bound, problem: str) -> Row:
+def _row(name: str, found: Found, bound: Bound, problem: str) -> Row:
     """Return the row of a ratio; of what there is, and why there is no more, if a broker is missing."""
     name = f"{name}: rate over {RABBITMQ}"
-    if len(found) == 2:
-        ours, theirs = found[QFLOW], found[RABBITMQ]
-        return Row(name=name, figure=ratio(ours, theirs), bound=bound, details=[ours, theirs])
-    return Row(name=name, problem=f"not measured: {problem}", details=[*found.values()])
+    details = [*found.rates.values(), found.client, found.sync]
+    if len(found.rates) < 2:
+        return Row(name=name, problem=f"not measured: {problem}", details=details)
+    return Row(name=name, figure=ratio(found.rates[QFLOW], found.rates[RABBITMQ]), bound=bound, details=details)
 
 
 # A backlog -----------------------------------------------------------------------------------------------------------

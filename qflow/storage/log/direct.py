@@ -75,6 +75,7 @@ class Direct:
         self._wanted = False
         """The writer waits for the turn."""
         self._lanes: set[Lane] = set()
+        """Of the notes that are in no transaction, and perhaps some more."""
         self._has_room = False
         """There is room for a note of the writer's own: it has just rested, and written nothing since."""
 
@@ -188,7 +189,8 @@ class Direct:
     def give(self) -> None:
         """Have the turn taken by whoever comes, if that is as safe as a batch."""
         if self._confirming.make_room_for_notes():
-            self._lanes = {note.lane for note in self._confirming.notes}
+            if not self._confirming.notes:
+                self._lanes.clear()
             self.open = True
 
     def take(self, wait: Callable[..., object]) -> Request | None:
