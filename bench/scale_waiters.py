@@ -14,6 +14,8 @@ from bench.growth import scaled
 from bench.measure import Row, Setup, Workload
 
 BODY = bytes(16)
+AT_ONCE = 50
+"""Puts in one turn of the loop."""
 
 
 def waiters(setup: Setup) -> Iterator[Row]:
@@ -23,6 +25,7 @@ def waiters(setup: Setup) -> Iterator[Row]:
     )
     tasks = (10, 1_000, 20_000) if not setup.quick else (2, 10)
     yield from scaled(setup, "a message to one of the tasks that wait in get, 50 puts a turn", "tasks", tasks, _awaited)
+    yield from scaled(setup, "the same with an asyncio.Queue", "tasks", tasks, _bare)
     yield from scaled(
         setup, "a message of tasks that put at a limit of 100, to one that gets", "tasks", tasks, _admitted
     )
@@ -57,8 +60,6 @@ def _blocked(setup: Setup, path: Path, size: int) -> list[float]:
 
 
 def _awaited(setup: Setup, path: Path, size: int) -> list[float]:
-    at_once = 50
-
     async def measure() -> list[float]:
         async with await qflow.aio.open(path) as broker:
             queue = await broker.declare_queue("q", durable=False)
@@ -69,12 +70,33 @@ def _awaited(setup: Setup, path: Path, size: int) -> list[float]:
                 start = perf_counter()
                 for number in range(size):
                     await queue.put(BODY)
-                    if number % at_once == 0:
+                    if number % AT_ONCE == 0:
                         await asyncio.sleep(0)
                 for delivery in await asyncio.gather(*tasks):
                     await delivery.ack()
                 costs.append((perf_counter() - start) / size)
             return costs
+
+    return asyncio.run(measure())
+
+
+def _bare(setup: Setup, path: Path, size: int) -> list[float]:
+    """What tasks and the loop cost alone: nothing is acked."""
+
+    async def measure() -> list[float]:
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        costs = []
+        for _ in range(setup.few_rounds):
+            tasks = [asyncio.create_task(queue.get()) for _ in range(size)]
+            await asyncio.sleep(0)
+            start = perf_counter()
+            for number in range(size):
+                await queue.put(BODY)
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            await asyncio.gather(*tasks)
+            costs.append((perf_counter() - start) / size)
+        return costs
 
     return asyncio.run(measure())
 
@@ -105,8 +127,6 @@ def _admitted(setup: Setup, path: Path, size: int) -> list[float]:
 
 
 def _consumed(setup: Setup, path: Path, size: int) -> list[float]:
-    at_once = 50
-
     async def measure() -> list[float]:
         async with await qflow.aio.open(path) as broker:
             queue = await broker.declare_queue("q", durable=False)
@@ -121,7 +141,7 @@ def _consumed(setup: Setup, path: Path, size: int) -> list[float]:
                     start = perf_counter()
                     for number in range(times):
                         await queue.put(BODY)
-                        if number % at_once == 0:
+                        if number % AT_ONCE == 0:
                             await asyncio.sleep(0)
                     while len(queue):
                         await asyncio.sleep(0)
