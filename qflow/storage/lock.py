@@ -28,6 +28,10 @@ class Place:
         """Return the place of a spool that may move, or that of a path."""
         return spool if isinstance(spool, Place) else cls(os.path.abspath(spool))
 
+    def forget(self) -> None:
+        """Take it not to move from here on: the descriptor will be that of something else."""
+        self._fd = -1
+
     @property
     def is_here(self) -> bool:
         """It lies at the path. Cost: 3 µs."""
@@ -79,6 +83,7 @@ class SpoolLock:
         self._close()
 
     def _close(self) -> None:
+        self.place.forget()
         fds, self._fds = self._fds, []
         for fd in fds:
             with contextlib.suppress(OSError):

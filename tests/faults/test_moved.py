@@ -168,3 +168,17 @@ def test_a_moved_spool_makes_no_journal_in_a_directory_that_was_made_in_its_plac
             queue.put(body)
         assert os.listdir(old) == []
         assert left_in(new, tmp_path / "copy", "q") == bodies
+
+
+def test_a_spool_that_was_closed_is_not_followed(tmp_path: Path) -> None:
+    """The descriptor of its directory is that of something else then."""
+    with qflow.open(tmp_path / "spool") as broker:
+        place = broker.engine.spool.place
+        (tmp_path / "spool").rename(tmp_path / "moved")
+        assert place.follow()
+    descriptors = [os.open(tmp_path, os.O_RDONLY) for _ in range(64)]
+    (tmp_path / "moved").rename(tmp_path / "again")
+    assert not place.follow()
+    assert broker.path == str(tmp_path / "moved")
+    for fd in descriptors:
+        os.close(fd)
