@@ -173,7 +173,7 @@ def _scattered(setup: Setup, path: Path, size: int) -> tuple[list[float], list[f
             held = [queue.get() for _ in range(size)]
             scattered = order.sample(held, size // 2)
             start = perf_counter()
-            with _putting(other) as puts:
+            with calling(other.put) as puts:
                 for delivery in scattered:
                     delivery.ack()
                 queue.get_many(1, 0).ack(wait=True)
@@ -191,18 +191,19 @@ def _fill(queue: qflow.Queue[int], size: int) -> None:
 
 
 @contextmanager
-def _putting(queue: qflow.Queue[int]) -> Iterator[list[float]]:
-    """Put one message after the other in a thread; give the list of what each takes, in seconds."""
+def calling(put: Callable[[bytes], object], pace_s: float = 0.0) -> Iterator[list[float]]:
+    """Put one message after the other in a thread, with a pause; give the list of what each takes, in seconds."""
     taken: list[float] = []
     ended = threading.Event()
 
-    def put() -> None:
+    def work() -> None:
         while not taken or not ended.is_set():
             start = perf_counter()
-            queue.put(BODY)
+            put(BODY)
             taken.append(perf_counter() - start)
+            ended.wait(pace_s)
 
-    thread = threading.Thread(target=put)
+    thread = threading.Thread(target=work)
     thread.start()
     try:
         yield taken
@@ -247,7 +248,7 @@ def _checked(path: str, size_text: str) -> None:
         held = [queue.get() for _ in range(size // 2)]
         before, _ = children.memory_now()
         watched = Sampler(lambda: 0)
-        with _putting(other) as puts, watched.running():
+        with calling(other.put) as puts, watched.running():
             start = perf_counter()
             problems = broker.check()
             seconds = perf_counter() - start

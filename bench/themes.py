@@ -29,6 +29,7 @@ from bench import (
     restart,
     satellite,
     scale,
+    scale_holds,
     spark,
     spark_flight,
     spark_triggers,
@@ -59,7 +60,7 @@ THEMES: dict[str, list[Workload]] = {
     "asyncio": asyncio_rows.WORKLOADS,
     "restart": restart.WORKLOADS,
     "aging": aging.WORKLOADS,
-    "scale": scale.WORKLOADS,
+    "scale": [*scale.WORKLOADS, *scale_holds.WORKLOADS],
     "broker": [*broker_features.WORKLOADS, *delayed.WORKLOADS, *reading.WORKLOADS],
     "streams": [
         *streams.WORKLOADS,

@@ -31,6 +31,7 @@ from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.lock import Place, holders_in_words
 from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
 from qflow.storage.log.parts import PAGES_ANYWAY
+from qflow.storage.pacing import write_paced
 
 ENGINE = 0
 """LMDB 0.9.x, data format 1."""
@@ -381,23 +382,22 @@ class Environment:
         return int(self._env.reader_check())
 
     def copy_to(self, directory: str | None) -> None:
-        """Write what is committed at this moment into an empty directory, without free pages; nothing is synced.
+        """Write what is committed at this moment into an empty directory, without free pages; the end is not synced.
 
         Without a directory it is only read: every page, those too that say which are free, and that nothing else reads.
 
-        Commits and reads go on; their pages are pinned until the end. Other threads run meanwhile, but an interrupt of
-        this one comes after it.
+        Commits and reads go on; their pages are pinned. Other threads run, but an interrupt of this one comes after it.
 
         Raises:
             DiskFull, StorageError: the copy could not be written; a part of it may be there.
             CorruptionError: pages of this log are damaged; as above.
-        Cost: writes what the log holds.
         """
         data, flags = (os.devnull, OVERWRITE) if directory is None else (os.path.join(directory, DATA), CREATE)
         try:
             fd = self._files.open(data, flags, FILE_MODE)
             try:
-                self._env.copyfd(fd, compact=True)
+                copy = partial(self._env.copyfd, compact=True)
+                copy(fd) if directory is None else write_paced(self._files, fd, copy)
             finally:
                 self._files.close(fd)
         except OSError as error:
