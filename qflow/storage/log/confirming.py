@@ -285,9 +285,8 @@ class Confirming:
 
     def _is_in_place(self, journal: Journal) -> bool:
         """Tell whether a journal is what will be found beside the log when that is opened again."""
+        self.env.place.follow()
         journal.path = path_of(self.env.path)
-        if not journal.in_place and self.env.place.follow():
-            journal.path = path_of(self.env.path)
         return journal.in_place
 
     def _forget_notes(self) -> None:
