@@ -256,6 +256,22 @@ def test_only_what_has_changed_is_told_to_who_looks_again(open_at: Open, clock: 
     assert set(figures.changes(later + 10**12)[1]) == {"idle", "held", "busy"}
 
 
+def test_a_rate_that_a_look_finds_after_its_minute_is_not_told_for_ever(open_at: Open, clock: Clock) -> None:
+    """What happened was seen by a look before it was noted: a part of it is in the window for longer."""
+    broker = open_at()
+    queue, figures, steps = broker.declare_queue("q"), broker.engine.figures, inside.upkeep(broker)
+    clock.advance(1)
+    steps.tick()
+    queue.put(b"x")
+    figures.changes(0)
+    clock.advance(0.9)
+    steps.tick()
+    for seconds in (59, 0.6, 1):
+        clock.advance(seconds)
+        _, found = figures.changes(0)
+    assert found["q"]["rates"]["put_60s"] == 0
+
+
 def test_who_wants_no_rates_leaves_them_to_those_who_do(open_at: Open, clock: Clock) -> None:
     """In the same moment, and for as long as there are any; that the last one has gone is told, too."""
     broker = open_at()
