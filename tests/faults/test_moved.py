@@ -177,6 +177,27 @@ def test_a_moved_spool_makes_no_journal_in_a_directory_that_was_made_in_its_plac
         assert left_in(new, tmp_path / "copy", "q") == bodies
 
 
+def test_a_journal_is_made_where_a_spool_has_been_moved_while_it_was_made(tmp_path: Path) -> None:
+    """Not given up for as long as the spool is open."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    with qflow.open(old) as broker:
+        inside.still(broker)
+        queue, files = broker.declare_queue("q"), broker.engine.spool.files
+        sync_file = files.sync_file
+
+        def move_then_sync(path: str) -> None:
+            if old.exists():
+                old.rename(new)
+            sync_file(path)
+
+        files.sync_file = move_then_sync
+        bodies = [b"%d" % number for number in range(40)]
+        for body in bodies:
+            queue.put(body)
+        assert (new / "journal").exists()
+        assert left_in(new, tmp_path / "copy", "q") == bodies
+
+
 def test_a_spool_that_was_closed_is_not_followed(tmp_path: Path) -> None:
     """The descriptor of its directory is that of something else then."""
     with qflow.open(tmp_path / "spool") as broker:
