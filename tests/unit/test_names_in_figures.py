@@ -192,6 +192,31 @@ def test_rates_over_a_second_ten_and_sixty(open_at: Open, clock: Clock) -> None:
     assert queue.stats().rates == Rates()
 
 
+def test_what_dies_before_it_was_delivered_is_no_delivery(open_at: Open, clock: Clock) -> None:
+    """Also while it is on its way out: a counter that falls again would be taken for one of a broker that began anew."""
+    broker = open_at()
+    broker.declare_queue("dead")
+    queue = broker.declare_queue("q", dead_letter="dead")
+    queue.put_many([b"x"] * 3, ttl_s=5)
+    env = broker.engine.log._env
+    commit, begun, may_end = env.commit, threading.Event(), threading.Event()
+
+    def commit_later(txn: Any) -> None:
+        begun.set()
+        may_end.wait(LONG_S)
+        commit(txn)
+
+    env.commit = commit_later
+    clock.advance(10)
+    inside.upkeep(broker).tick()
+    assert begun.wait(LONG_S)
+    stats = queue.stats()
+    may_end.set()
+    assert (stats.messages, stats.delivered_total, stats.rates.delivered_60s) == (3, 0, 0)
+    until(lambda: queue.stats().expired_total + queue.stats().dead_lettered_total)
+    assert queue.stats().delivered_total == 0
+
+
 def test_what_happens_after_a_pause_is_not_spread_over_it() -> None:
     """The meter knows when somebody looked last; and it keeps no more than a minute."""
     meter = Meter(0)
