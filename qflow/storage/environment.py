@@ -116,7 +116,7 @@ def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmd
     while True:
         try:
             env = lmdb.open(
-                path,
+                os.fsencode(path),
                 map_size=size,
                 max_dbs=0,
                 mode=0o700,

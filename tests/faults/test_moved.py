@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import shutil
+import sys
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -353,3 +354,15 @@ def test_a_large_message_is_laid_out_in_a_file_where_the_spool_lies_now(tmp_path
         (tmp_path / "spool").rename(tmp_path / "moved")
         broker.engine.spool.follow()
         assert isinstance(broker.engine.log._env.join((b"", bytes(LAID_OUT_BYTES), b"")), mmap.mmap)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are text elsewhere")
+def test_a_path_need_not_be_text(tmp_path: Path) -> None:
+    """It is bytes to the system: a spool is moved there, compacted and opened again."""
+    new = Path(os.fsdecode(os.fsencode(tmp_path) + b"/sp\xff"))
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queue("q").put(b"x")
+        (tmp_path / "spool").rename(new)
+        broker.compact()
+    with qflow.open(new) as broker:
+        assert broker.queue("q").get(LONG_S).body == b"x"
