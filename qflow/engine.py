@@ -89,7 +89,7 @@ class Engine:
             report=spool.report,
             clock=spool.clock,
             monotonic=spool.monotonic,
-            held=Held(spool.path, str(spool.uuid), spool.clock),
+            held=Held(spool.place, str(spool.uuid), spool.clock),
         )
         return Streams(shared, spool.records, new_owner=spool.new_owner, reroute=self.routing.forget)
 

@@ -74,7 +74,7 @@ class _Shown:
     @property
     def ages(self) -> bool:
         """Some of its figures change by themselves until the next look, and that is of interest."""
-        has_rates = self._at_s - self.moved_s <= WINDOWS_S[-1]
+        has_rates = self._at_s - self.moved_s <= WINDOWS_S[-1] or any(self.facts["rates"].values())
         return bool(has_rates or self.facts["holders"] or self.facts["blocked_putters"])
 
     @property

@@ -282,6 +282,7 @@ class Spool:
     def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
         """Copy what is in the log to a new spool; see `Broker.snapshot`."""
         self.check_open()
+        self.follow()
         with self.log.copying() as env:
             return snapshots.make_snapshot(
                 env, self.path, path, self.files, unsafe_filesystem=self.settings.unsafe_filesystem

@@ -208,7 +208,7 @@ class Adoption:
             manifest = self._inbox.take(waiting)
             stored = manifest is not None and self._commit_all(manifest, known)
         except _NEVER as error:
-            return self._refuse(waiting, error)
+            return str(error) if self._inbox.has_moved() else self._refuse(waiting, error)
         except QflowError as error:
             if not self._is_begun(waiting):
                 self._inbox.put_back(batch)  # who handed it in may take it back

@@ -18,6 +18,7 @@ import attrs
 
 from qflow.errors import GroupInUse
 from qflow.storage.files import Files
+from qflow.storage.lock import Place
 from qflow.storage.streams.groups import Group, Offsets
 
 
@@ -39,8 +40,8 @@ class _Lease:
 class Leases:
     """See the module. Thread-safe."""
 
-    def __init__(self, spool: str, uuid: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._spool = spool
+    def __init__(self, spool: str | Place, uuid: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._spool = Place.of(spool)
         self._uuid = uuid
         self._clock = clock
         self._lock = threading.Lock()
@@ -72,7 +73,8 @@ class Leases:
             return Given(lease.token, lease.group.committed())
 
     def _opened(self, name: str, token: int | None) -> _Lease:
-        group = Group(self._spool, name, self._uuid, Files())
+        self._spool.follow()
+        group = Group(self._spool.path, name, self._uuid, Files())
         try:
             last = group.token()
             if token is not None:

@@ -26,6 +26,8 @@ class Owner:
 
     @property
     def path(self) -> str:
+        """Where the spool lies at this moment: files are made there."""
+        self.broker.engine.spool.place.follow()
         return self.broker.path
 
     @contextmanager

@@ -72,7 +72,7 @@ class SpoolCollector(Collector):
         has_owner = told is not None and told.has_owner
         yield GaugeMetricFamily(f"{PREFIX}up", "1 if the spool has an owner that answers.", has_owner)
         yield InfoMetricFamily(f"{PREFIX}build", "Which qflow tells this.", {"version": __version__})
-        yield from _disk(self._source.path)
+        yield from _disk(self._source.where())
         if told is not None:
             yield from self._families(told)
 
@@ -126,10 +126,8 @@ def _histogram(name: str, text: str, times: Mapping[str, Any]) -> Metric:
     return HistogramMetricFamily(PREFIX + name, text, buckets=buckets, sum_value=times["sum_s"])
 
 
-def _disk(path: str | None) -> Iterator[Metric]:
+def _disk(path: str) -> Iterator[Metric]:
     """Yield what the spool's disk has, as far as this process may see it."""
-    if path is None:
-        return
     try:
         disk = os.statvfs(path)
         length = os.stat(os.path.join(path, LOG, DATA)).st_size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from operator import itemgetter
@@ -28,8 +27,8 @@ ANSWER_S = 10.0
 class Source(NamedTuple):
     """Tells the figures of one spool."""
 
-    path: str | None
-    """Its directory; None if that is on another host."""
+    where: Callable[[], str]
+    """Tells its directory, which may be moved, or be one of another host."""
     look: Callable[[], Told]
     """Raises `QflowError` if nobody tells them."""
 
@@ -67,13 +66,13 @@ def source_of(broker: Broker | RemoteBroker | AsyncBroker | AsyncRemoteBroker) -
     """
     match broker:
         case Broker():
-            return Source(_here(broker.path), Owned(broker).look)
+            return Source(lambda: broker.path, Owned(broker).look)
         case RemoteBroker():
-            return Source(_here(broker.path), lambda: told_by(broker.stats()))
+            return Source(lambda: broker.path, lambda: told_by(broker.stats()))
         case AsyncBroker():
             return source_of(broker.broker)
         case AsyncRemoteBroker():
-            return Source(_here(broker.path), _asking(broker))
+            return Source(lambda: broker.path, _asking(broker))
     raise InvalidArgument(f"metrics are of a broker, not of {broker!r}")
 
 
@@ -100,7 +99,3 @@ def _asking(broker: AsyncRemoteBroker) -> Callable[[], Told]:
             raise QflowError(f"the event loop of the broker did not answer within {ANSWER_S:g} s") from None
 
     return look
-
-
-def _here(path: str) -> str | None:
-    return path if os.path.isdir(path) else None

@@ -18,7 +18,7 @@ def source_of_spool(path: str | os.PathLike[str]) -> Source:
     Its `look` raises `NotFound`, `CorruptionError` or `StorageError` if there is no spool, or it cannot be read.
     """
     spool = os.fspath(path)
-    return Source(spool, lambda: _asked(spool) or _read(spool))
+    return Source(lambda: spool, lambda: _asked(spool) or _read(spool))
 
 
 def _asked(spool: str) -> Told | None:

@@ -38,6 +38,7 @@ def figures(queue: Parts) -> dict[str, Any]:
     counters = queue.spiller.area.counters()
     with queue.context.lock:
         leaving = [part for one in held.leaving for part in one.segments]
+        undelivered = sum([weigh(one.segments)[0] for one in held.leaving if not one.held])
         tallies = [runs.tally() for runs in lanes.lists.values()]
         schedules = {number: schedule.tally() for number, schedule in lanes.schedules.items()}
         overhead = sum([schedule.overhead_bytes for schedule in lanes.schedules.values()]) + held.singles_bytes
@@ -71,7 +72,7 @@ def figures(queue: Parts) -> dict[str, Any]:
         "capacity_bytes": queue.gate.account.capacity,
         "limit_messages": settings.limit_messages,
         "limit_bytes": settings.limit_bytes,
-        "delivered_total": totals["acked_total"] + totals["redelivered_total"] + acquired,
+        "delivered_total": totals["acked_total"] + totals["redelivered_total"] + acquired - undelivered,
         "spill_files_created_total": counters.created,
         "spill_files_overwritten_total": counters.overwritten,
         "spill_files_read_total": counters.read,

@@ -19,14 +19,14 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import lmdb
 
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
+from qflow.storage.encoding import Sections
 from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, storage_error
-from qflow.storage.joining import Join, join
+from qflow.storage.joining import Value, join
 from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.lock import Place, holders_in_words
 from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
@@ -117,7 +117,7 @@ def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmd
     while True:
         try:
             env = lmdb.open(
-                path,
+                os.fsencode(path),
                 map_size=size,
                 max_dbs=0,
                 mode=0o700,
@@ -191,7 +191,6 @@ class Environment:
         self._last: LastCommit | None
         self.problems: list[str]
         """What was found wrong with it when it was opened, in words."""
-        self.join: Join = partial(join, files, path)
         self._allocated = 0
         self.seen: Callable[[Any], Any] = lambda txn: txn
         """What a transaction that reads is given out as, see `overlay`; None: another one is needed."""
@@ -219,6 +218,9 @@ class Environment:
     @property
     def path(self) -> str:
         return os.path.join(self.place.path, self._name)
+
+    def join(self, sections: Sections) -> Value:
+        return join(self._files, self.path, sections)
 
     def _check_length(self) -> None:
         """Refuse a file that was cut short: reading a map beyond its end would kill the process."""
@@ -409,13 +411,8 @@ class Environment:
     def exchange(self, other: Environment) -> None:
         """Go on with what another environment has open, and it with what this one had; no transaction is open."""
         mine = self._env, self._data_fd, self._last, self._allocated, self._map_bytes
-        self._env, self._data_fd, self._last, self._allocated, self._map_bytes = (
-            other._env,
-            other._data_fd,
-            other._last,
-            other._allocated,
-            other._map_bytes,
-        )
+        theirs = other._env, other._data_fd, other._last, other._allocated, other._map_bytes
+        self._env, self._data_fd, self._last, self._allocated, self._map_bytes = theirs
         other._env, other._data_fd, other._last, other._allocated, other._map_bytes = mine
         self.confined = other.confined = False
         other.messages = self.messages

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
-from contextlib import ExitStack, nullcontext
+import sys
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,12 @@ import pytest
 
 import inside
 import qflow
+from qflow.storage.files import Files
+from qflow.storage.joining import LAID_OUT_BYTES
+from qflow.storage.lock import acquire_lock
+from qflow.storage.spill.files import SpillFiles
+from qflow.storage.spill.segments import SpillSegments
+from qflow.storage.streams.groups import Group
 from unit import handing
 from unit.clocks import LONG_S, until
 
@@ -170,15 +178,191 @@ def test_a_moved_spool_makes_no_journal_in_a_directory_that_was_made_in_its_plac
         assert left_in(new, tmp_path / "copy", "q") == bodies
 
 
+def test_a_journal_is_made_where_a_spool_has_been_moved_while_it_was_made(tmp_path: Path) -> None:
+    """Not given up for as long as the spool is open."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    with qflow.open(old) as broker:
+        inside.still(broker)
+        queue, files = broker.declare_queue("q"), broker.engine.spool.files
+        sync_file = files.sync_file
+
+        def move_then_sync(path: str) -> None:
+            if old.exists():
+                old.rename(new)
+            sync_file(path)
+
+        files.sync_file = move_then_sync
+        bodies = [b"%d" % number for number in range(40)]
+        for body in bodies:
+            queue.put(body)
+        assert (new / "journal").exists()
+        assert left_in(new, tmp_path / "copy", "q") == bodies
+
+
 def test_a_spool_that_was_closed_is_not_followed(tmp_path: Path) -> None:
     """The descriptor of its directory is that of something else then."""
     with qflow.open(tmp_path / "spool") as broker:
         place = broker.engine.spool.place
         (tmp_path / "spool").rename(tmp_path / "moved")
-        assert place.follow()
+        assert place.has_left(str(tmp_path / "spool"))
     descriptors = [os.open(tmp_path, os.O_RDONLY) for _ in range(64)]
     (tmp_path / "moved").rename(tmp_path / "again")
-    assert not place.follow()
+    place.follow()
     assert broker.path == str(tmp_path / "moved")
     for fd in descriptors:
         os.close(fd)
+
+
+@pytest.mark.parametrize("spill", ["files", "segments"])
+def test_a_read_is_made_again_where_another_thread_has_found_the_move(spill: Any, tmp_path: Path) -> None:
+    """Between the look for a file and the question whether the spool was moved; all is well right after a move, too."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    bodies = [b"%05d" % number * 400 for number in range(1500)]
+    with qflow.open(old, capacity_bytes="1MiB", spill=spill) as broker:
+        inside.still(broker)
+        queue = broker.declare_queue("q", durable=False)
+        queue.put_many(bodies)
+        old.rename(new)
+        assert broker.check() == []
+        new.rename(old)
+        files, spool = broker.engine.spool.files, broker.engine.spool
+        spool.follow()
+        old.rename(new)
+        opened = files.open
+
+        def open_beside(path: str, flags: int, mode: int) -> int:
+            try:
+                return opened(path, flags, mode)
+            except FileNotFoundError:
+                spool.follow()
+                raise
+
+        files.open = open_beside
+        found: list[bytes] = []
+        while len(queue):
+            batch = queue.get_many(100)
+            found += batch.bodies
+            batch.ack()
+        assert found == bodies
+
+
+@pytest.mark.parametrize("spill", ["files", "segments"])
+def test_files_that_are_free_are_used_again_and_removed_where_they_lie_now(spill: str, tmp_path: Path) -> None:
+    """Else they would take their room until the next opening."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    old.mkdir()
+    lock, files = acquire_lock(old), Files()
+    store: Any = SpillFiles(files, lock.place, max_kept=2)
+    if spill == "segments":
+        store = SpillSegments(files, lock.place, segment_bytes=4096)
+    area = store.area("q", 1, 1)
+    kept, left = area.write(0, [b"x" * 1000] * 12), area.write(12, [b"x" * 5000] * 2)
+    if spill == "segments":
+        area.free(kept)
+    old.rename(new)
+    area.free(left)
+    if spill == "segments":
+        area.write(14, [b"y" * 1000] * 6)
+        assert area.counters().overwritten
+        assert len([path for path in new.rglob("spill/*/*") if path.is_file()]) == area.counters().created - 2
+    else:
+        area.free(kept)
+        assert len([path for path in new.rglob("spill/*/*") if path.is_file()]) == 2
+    lock.release()
+
+
+@pytest.mark.parametrize("at", ["open", "sync_directory"])
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_compaction_during_which_a_spool_is_moved(
+    at: str, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes on, or changes nothing; least of all the log of what lies in the old place now."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    with ExitStack() as stack:
+        broker = stack.enter_context(qflow.open(old))
+        queue = broker.declare_queue("q")
+        queue.put(b"x")
+        files = broker.engine.spool.files
+        work = getattr(files, at)
+
+        def work_then_move(path: str, *rest: Any) -> Any:
+            done = work(path, *rest)
+            if "log.new" in path and old.exists():
+                setattr(files, at, work)
+                old.rename(new)
+                if is_told:
+                    stack.enter_context(qflow.open(old)).declare_queue("q").put(b"y")
+            return done
+
+        setattr(files, at, work_then_move)
+        if not is_told:
+            monkeypatch.setattr("qflow.storage.lock._path_of", untold)
+        with nullcontext() if is_told and at == "sync_directory" else pytest.raises(qflow.StorageError) as error:
+            broker.compact()
+        assert error is None or error.type is qflow.StorageError
+        assert not (old / "log.old").exists()
+        queue.put(b"z")
+        assert left_in(new, tmp_path / "copy", "q") == [b"x", b"z"]
+
+
+def test_a_group_of_readers_outside_holds_what_it_has_not_read_in_a_moved_spool(tmp_path: Path) -> None:
+    """And goes on itself."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    with qflow.open(old) as broker:
+        stream = broker.declare_stream("s", topics=["s"], retention_messages=1)
+        broker.publish_many([("s", b"x")] * 10)
+        with closing(Group(str(old), "g", str(broker.uuid), Files(), grace_s=0)) as group:
+            group.acknowledge({stream.owner: {0: 3}})
+            old.rename(new)
+            stream.retain()
+            assert stream.stats().first_offsets == [3]
+            group.acknowledge({stream.owner: {0: 8}})
+            stream.retain()
+            assert stream.stats().first_offsets == [8]
+        assert not old.exists()
+
+
+def test_a_batch_is_not_refused_because_the_spool_is_moved_while_it_is_adopted(tmp_path: Path) -> None:
+    """What is missing of it in the old place is no damage, and nothing is made there."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    with qflow.open(old) as broker:
+        inside.still(broker)
+        queue = broker.declare_queue("q")
+        broker.bind("q", "q")
+        assert handing.hand(old, broker.engine.spool.uuid, [("q", b"x")])
+        files = broker.engine.spool.files
+        opened = files.open
+
+        def move_then_open(path: str, flags: int, mode: int) -> int:
+            if path.endswith("-b"):
+                files.open = opened
+                old.rename(new)
+            return opened(path, flags, mode)
+
+        files.open = move_then_open
+        broker.engine.adoption.run()
+        broker.engine.adoption.run()
+        assert queue.get(LONG_S).body == b"x"
+        assert not old.exists()
+        assert broker.recovery.problems == ()
+
+
+def test_a_large_message_is_laid_out_in_a_file_where_the_spool_lies_now(tmp_path: Path) -> None:
+    """Else it would be in memory twice, from then on."""
+    with qflow.open(tmp_path / "spool") as broker:
+        inside.still(broker)
+        (tmp_path / "spool").rename(tmp_path / "moved")
+        broker.engine.spool.follow()
+        assert isinstance(broker.engine.log._env.join((b"", bytes(LAID_OUT_BYTES), b"")), mmap.mmap)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names are text elsewhere")
+def test_a_path_need_not_be_text(tmp_path: Path) -> None:
+    """It is bytes to the system: a spool is moved there, compacted and opened again."""
+    new = Path(os.fsdecode(os.fsencode(tmp_path) + b"/sp\xff"))
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queue("q").put(b"x")
+        (tmp_path / "spool").rename(new)
+        broker.compact()
+    with qflow.open(new) as broker:
+        assert broker.queue("q").get(LONG_S).body == b"x"

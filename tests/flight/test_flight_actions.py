@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import qflow  # noqa: E402
 import qflow.flight  # noqa: E402
 from flight.test_flight_reading import fill, refused  # noqa: E402
 from qflow.flight.leases import Leases  # noqa: E402
+from qflow.storage.streams.groups import committed_of  # noqa: E402
 
 
 def test_a_spool_is_described(broker: qflow.Broker, client: Any, act: Any) -> None:
@@ -114,6 +116,18 @@ def test_a_lease_that_is_over_lets_readers_beside_the_owner_in(broker: qflow.Bro
     leases.sweep()
     Group(broker.path, "g", str(broker.uuid), Files()).close()
     leases.close()
+
+
+def test_leases_of_a_spool_that_is_moved_go_on_where_it_is(tmp_path: Path) -> None:
+    """Those that were given, and new ones."""
+    with qflow.open(tmp_path / "spool") as broker:
+        leases = Leases(broker.engine.spool.place, str(broker.uuid))
+        token = leases.take("g", None, 10.0).token
+        (tmp_path / "spool").rename(tmp_path / "moved")
+        leases.acknowledge("g", token, {3: {0: 1}}, 10.0)
+        assert leases.take("h", None, 10.0).token
+        leases.close()
+        assert committed_of(str(tmp_path / "moved"), "g", str(broker.uuid)) == {3: {0: 1}}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pf = pytest.importorskip("pyarrow.flight")
 
+import inside  # noqa: E402
 import qflow  # noqa: E402
 import qflow.flight  # noqa: E402
 from faults.test_full_disk import disk_of, fill, filled  # noqa: E402
@@ -198,6 +199,18 @@ def test_a_stage_is_adopted_once(broker: qflow.Broker, client: Any, act: Any) ->
     (answer,) = put_once(client, again, rows(value=[b"a", b"b"]))
     act("adopt", manifest=manifest(again, answer, every=True))
     assert [message.body for message in broker.stream("plants").query()] == [b"a", b"b"]
+
+
+def test_a_batch_is_staged_in_a_spool_that_was_just_moved(broker: qflow.Broker, client: Any, act: Any) -> None:
+    """And nothing is made where it was."""
+    inside.still(broker)
+    old = Path(broker.path)
+    old.rename(old.with_name("moved"))
+    command = stage(broker)
+    (answer,) = put_once(client, command, rows(value=[b"a"]))
+    assert not old.exists()
+    assert act("adopt", manifest=manifest(command, answer)) == {}
+    assert [message.body for message in broker.stream("plants").query()] == [b"a"]
 
 
 def test_a_stage_is_adopted_under_another_name(broker: qflow.Broker, client: Any, act: Any) -> None:

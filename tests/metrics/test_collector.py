@@ -75,6 +75,16 @@ def test_what_the_broker_tells_is_told(tmp_path: Path) -> None:
         assert name in known or name.rpartition("_")[0] in known, f"{name} is not in the list"
 
 
+def test_the_disk_of_a_moved_spool_is_told(tmp_path: Path) -> None:
+    """Where it is now."""
+    with qflow.open(tmp_path / "spool") as broker:
+        collector = qflow.metrics.collector(broker)
+        before = values(collector)
+        (tmp_path / "spool").rename(tmp_path / "moved")
+        broker.engine.spool.follow()
+        assert values(collector).keys() == before.keys()
+
+
 def test_openmetrics_is_given_to_who_asks_for_it(tmp_path: Path) -> None:
     """What Prometheus sends as `Accept` gets OpenMetrics, which its parser takes; a browser gets text."""
     with qflow.open(tmp_path / "spool") as broker:

@@ -192,6 +192,31 @@ def test_rates_over_a_second_ten_and_sixty(open_at: Open, clock: Clock) -> None:
     assert queue.stats().rates == Rates()
 
 
+def test_what_dies_before_it_was_delivered_is_no_delivery(open_at: Open, clock: Clock) -> None:
+    """Also while it is on its way out: a counter that falls again would be taken for one of a broker that began anew."""
+    broker = open_at()
+    broker.declare_queue("dead")
+    queue = broker.declare_queue("q", dead_letter="dead")
+    queue.put_many([b"x"] * 3, ttl_s=5)
+    env = broker.engine.log._env
+    commit, begun, may_end = env.commit, threading.Event(), threading.Event()
+
+    def commit_later(txn: Any) -> None:
+        begun.set()
+        may_end.wait(LONG_S)
+        commit(txn)
+
+    env.commit = commit_later
+    clock.advance(10)
+    inside.upkeep(broker).tick()
+    assert begun.wait(LONG_S)
+    stats = queue.stats()
+    may_end.set()
+    assert (stats.messages, stats.delivered_total, stats.rates.delivered_60s) == (3, 0, 0)
+    until(lambda: queue.stats().expired_total + queue.stats().dead_lettered_total)
+    assert queue.stats().delivered_total == 0
+
+
 def test_what_happens_after_a_pause_is_not_spread_over_it() -> None:
     """The meter knows when somebody looked last; and it keeps no more than a minute."""
     meter = Meter(0)
@@ -254,6 +279,22 @@ def test_only_what_has_changed_is_told_to_who_looks_again(open_at: Open, clock: 
     assert found["busy"]["messages"] == 2
     assert figures.changes(later) == (later, {})
     assert set(figures.changes(later + 10**12)[1]) == {"idle", "held", "busy"}
+
+
+def test_a_rate_that_a_look_finds_after_its_minute_is_not_told_for_ever(open_at: Open, clock: Clock) -> None:
+    """What happened was seen by a look before it was noted: a part of it is in the window for longer."""
+    broker = open_at()
+    queue, figures, steps = broker.declare_queue("q"), broker.engine.figures, inside.upkeep(broker)
+    clock.advance(1)
+    steps.tick()
+    queue.put(b"x")
+    figures.changes(0)
+    clock.advance(0.9)
+    steps.tick()
+    for seconds in (59, 0.6, 1):
+        clock.advance(seconds)
+        _, found = figures.changes(0)
+    assert found["q"]["rates"]["put_60s"] == 0
 
 
 def test_who_wants_no_rates_leaves_them_to_those_who_do(open_at: Open, clock: Clock) -> None:

@@ -35,6 +35,7 @@ class Inbox:
     def __init__(self, files: Files, spool: str | Place) -> None:
         self._files = files
         self._spool = Place.of(spool)
+        self._looked_in = ""
         self._seen: frozenset[str] = frozenset()
         self.lively = False
         """Something has come or gone between the last two looks: more is to be expected soon."""
@@ -45,6 +46,7 @@ class Inbox:
         Raises:
             StorageError: it could not be read.
         """
+        self._looked_in = self._spool.path
         directory = stages.inbox(self._spool.path)
         try:
             names = stages.list_or_none(self._files, directory)
@@ -55,6 +57,10 @@ class Inbox:
         self.lively, self._seen = seen != self._seen, seen
         found = [Waiting(*parsed) for parsed in map(stages.parse_name, names) if parsed is not None]
         return sorted(found, key=lambda one: (one.batch, not one.taken))
+
+    def has_moved(self) -> bool:
+        """Tell whether the spool has, since the last look: what is missing of a stage may be where it lies now."""
+        return self._spool.has_left(self._looked_in)
 
     def take(self, waiting: Waiting) -> Manifest | None:
         """Begin to adopt a stage; None: it was withdrawn.

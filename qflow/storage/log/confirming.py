@@ -16,6 +16,7 @@ written next carries them out first.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, perf_counter
@@ -252,11 +253,15 @@ class Confirming:
         """Make a journal, if there is to be one."""
         if self._create is None:
             return
+        place = self.env.place
+        place.follow()
+        path = path_of(self.env.path)
         try:
-            self.env.place.follow()
             check_in_place(self.env, or_nothing=False)
-            self.journal = self._create(path_of(self.env.path), following=self._state.applied + 1)
+            self.journal = self._create(path, following=self._state.applied + 1)
         except StorageError as error:
+            if place.has_left(os.path.dirname(path)):
+                return  # the next batch has it made there
             self._create = None
             _logger.warning("%s: each batch is committed to the log by itself: %s", self.env.path, error)
 
@@ -285,9 +290,8 @@ class Confirming:
 
     def _is_in_place(self, journal: Journal) -> bool:
         """Tell whether a journal is what will be found beside the log when that is opened again."""
+        self.env.place.follow()
         journal.path = path_of(self.env.path)
-        if not journal.in_place and self.env.place.follow():
-            journal.path = path_of(self.env.path)
         return journal.in_place
 
     def _forget_notes(self) -> None:

@@ -214,6 +214,9 @@ def compact(
                 after = copy.size_bytes()
                 sync_staged(spool, files)
                 with still:
+                    env.place.follow()  # copying takes long
+                    spool = env.place.path
+                    check_in_place(env, or_nothing=False)
                     _exchange(env, copy, spool, files)
             finally:
                 copy.close()  # or what was the log before

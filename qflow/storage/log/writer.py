@@ -344,6 +344,7 @@ class Writer:
             self._confirming.is_noted = False
             batch.committed = True
         except BaseException as error:
+            self._env.place.follow()
             if was_in_place and not is_in_place(self._env):
                 self.handing.failure = error
             raise

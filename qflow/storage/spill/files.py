@@ -100,7 +100,7 @@ class FilesArea:
     def __init__(self, files: Files, directory: AreaDirectory, owner: int, max_kept: int) -> None:
         self._files = files
         self._directory = directory
-        self._path = directory.path  # loops below spell it out
+        self._path = directory.path
         self._blocks = Singles(SPILL_TABLE, owner, SPILL_LANE)
         self._max_kept = max_kept
         # Below: under the lock.
@@ -266,12 +266,14 @@ class FilesArea:
         self, first: int, slots: Slots, max_bytes: int, largest: int
     ) -> tuple[list[Record | None], list[tuple[int, str]]]:
         """Read messages from the first slot on; see `SpillArea.read`. Cost, 1 KiB: 5 µs a message."""
-        found = self._read_in(self._directory.prefix, first, slots, max_bytes, largest)
-        if found[1] and self._directory.follow():
-            found = self._read_in(self._directory.prefix, first, slots, max_bytes, largest)
+        while True:
+            prefix = self._directory.prefix
+            records, problems = self._read_in(prefix, first, slots, max_bytes, largest)
+            if not problems or not self._directory.has_left(prefix):
+                break
         with self._lock:
-            self._read += len(found[0])
-        return found
+            self._read += len(records)
+        return records, problems
 
     def _read_in(
         self, prefix: str, first: int, slots: Slots, max_bytes: int, largest: int
@@ -362,7 +364,7 @@ class FilesArea:
         unlinked = failures = 0
         for slot in slots:
             try:
-                self._files.unlink(self._path(slot))
+                self._directory.unlink(slot)
                 unlinked += 1
             except FileNotFoundError:
                 pass

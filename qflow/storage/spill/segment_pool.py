@@ -74,7 +74,7 @@ class SegmentPool:
         self.maps.drop(segment)
         done = failed = 0
         try:
-            self.files.unlink(segment.path)
+            self.directory.unlink(segment.number)
             done = 1
         except FileNotFoundError:
             pass

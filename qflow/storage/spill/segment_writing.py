@@ -8,7 +8,7 @@ from itertools import accumulate
 from qflow.message import Record
 from qflow.storage import encoding
 from qflow.storage.blocks import SINGLE_ROOM, BlockKey
-from qflow.storage.files import NO_FAULT_OF_THE_FILE, OVERWRITE, write_all
+from qflow.storage.files import NO_FAULT_OF_THE_FILE, write_all
 from qflow.storage.spill.segment import Segment, identity_of
 from qflow.storage.spill.segment_index import Placed
 from qflow.storage.spill.segment_pool import SegmentPool
@@ -74,7 +74,7 @@ class WriteCall:
     def _open(self, segment: Segment) -> bool:
         """Open a segment for writing; False if its file is not there any more."""
         try:
-            self._fd = self._files.open(segment.path, OVERWRITE, 0)
+            self._fd = self._pool.directory.open(segment.number)
         except OSError as error:
             if error.errno in _NOT_OURS:
                 return False

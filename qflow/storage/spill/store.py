@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from qflow.errors import StorageError
 from qflow.message import Record
-from qflow.storage.files import CREATE, FILE_MODE, Files
+from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files
 from qflow.storage.lock import Place
 from qflow.storage.spill.slots import Ranges, Slots
 
@@ -37,6 +37,7 @@ SPILL_LANE = 0
 """Sequences are unique in an area, so a spilled block's key needs no lane."""
 
 SPILL, WIPING = "spill", "wiping"
+T = TypeVar("T")
 _NAME_BYTES = 100
 FILE = re.compile(r"0|[1-9a-f][0-9a-f]{0,15}")
 
@@ -174,9 +175,14 @@ class AreaDirectory:
         """A file's path is this and its number in hexadecimal. (Faster here than a name and `dir_fd`.)"""
         return os.path.join(self._spool.path, SPILL, self._name, "")
 
-    def follow(self) -> bool:
-        """Tell whether the spool has moved, so that what was not found may be where it is now."""
-        return self._spool.follow()
+    def follow(self) -> None:
+        """Have files looked for where the spool lies now."""
+        self._spool.follow()
+
+    def has_left(self, prefix: str) -> bool:
+        """Tell whether the spool has moved: what was not found behind a prefix may be behind that of now."""
+        self.follow()
+        return self.prefix != prefix
 
     def path(self, number: int) -> str:
         """Name a file."""
@@ -188,12 +194,31 @@ class AreaDirectory:
             return self._files.open(self.path(number), CREATE, FILE_MODE)
         except FileNotFoundError:
             self.must_exist()
-            if not self.follow() and not self._spool.is_here:  # nothing is made in what lies there now
+            self.follow()
+            if not self._spool.is_here:  # nothing is made in what lies there now
                 raise
             for directory in (os.path.join(self._spool.path, SPILL), self.prefix[:-1]):
                 with suppress(FileExistsError):
                     self._files.make_directory(directory)
             return self._files.open(self.path(number), CREATE, FILE_MODE)
+
+    def open(self, number: int) -> int:
+        """Return the descriptor of a file that is there, to write over it. Raises OSError."""
+        return self._found(number, lambda path: self._files.open(path, OVERWRITE, 0))
+
+    def unlink(self, number: int) -> None:
+        """Remove a file. Raises OSError."""
+        self._found(number, self._files.unlink)
+
+    def _found(self, number: int, use: Callable[[str], T]) -> T:
+        """Use a file where it lies now."""
+        prefix = self.prefix
+        try:
+            return use(f"{prefix}{number:x}")
+        except FileNotFoundError:
+            if not self.has_left(prefix):
+                raise
+            return use(self.path(number))
 
     def must_exist(self) -> None:
         """Raise StorageError once the area was removed."""
@@ -223,6 +248,7 @@ class AreaDirectory:
             excused: so many files nobody knows of are no problem.
         Cost: 1 µs a file.
         """
+        self.follow()
         both = Ranges([*used.ranges, *spare.ranges])
         found = [f"{self.path(number)} is in use and free" for number in chain.from_iterable(both.twice)]
         there = 0
