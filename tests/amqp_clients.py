@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pika
+import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
 
 PATIENCE_S = 20.0
 """What a test waits for that must come; nothing is measured by it."""
@@ -121,3 +123,10 @@ def wait_until(connection: pika.BlockingConnection, holds: Callable[[], object])
 def count(channel: BlockingChannel, queue: str) -> int:
     """Return how many messages are ready in a queue."""
     return int(channel.queue_declare(queue, passive=True).method.message_count)
+
+
+def refused(call: Callable[[], object]) -> int:
+    """Return the code with which the channel is closed."""
+    with pytest.raises(ChannelClosedByBroker) as raised:
+        call()
+    return int(raised.value.reply_code)

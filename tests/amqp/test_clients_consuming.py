@@ -10,7 +10,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
 
-from amqp_clients import PATIENCE_S, bodies, count, messages, unique, wait_until
+from amqp_clients import PATIENCE_S, bodies, count, messages, refused, unique, wait_until
 
 Connect = Callable[..., pika.BlockingConnection]
 Declare = Callable[..., str]
@@ -235,6 +235,33 @@ def test_an_exclusive_consumer_is_the_only_one(channel: BlockingChannel, queue: 
     with pytest.raises(ChannelClosedByBroker) as raised:
         Taker(channel.connection.channel(), queue, exclusive=True)
     assert raised.value.reply_code == 403
+
+
+def test_a_get_goes_beside_an_exclusive_consumer(channel: BlockingChannel, queue: str) -> None:
+    """Only consumers are kept away by one."""
+    channel.basic_qos(prefetch_count=1)
+    consumer = Taker(channel, queue, exclusive=True)
+    fill(channel, queue, 2)
+    consumer.wait(1)
+    assert channel.connection.channel().basic_get(queue, auto_ack=True)[2] == b"1"
+
+
+def test_where_one_consumer_is_active_none_is_exclusive(channel: BlockingChannel, declare: Declare) -> None:
+    """403."""
+    queue = declare(x_single_active_consumer=True)
+    assert refused(lambda: Taker(channel, queue, exclusive=True)) == 403
+
+
+def test_a_quorum_queue_with_one_active_consumer_takes_no_get(channel: BlockingChannel) -> None:
+    """405; a classic one does."""
+    queue, arguments = unique("queue"), {"x-queue-type": "quorum", "x-single-active-consumer": True}
+    channel.queue_declare(queue, durable=True, arguments=arguments)
+    other = channel.connection.channel()
+    assert refused(lambda: channel.basic_get(queue)) == 405
+    other.queue_delete(queue)
+    other.queue_declare(queue, durable=True, arguments=arguments | {"x-queue-type": "classic"})
+    assert other.basic_get(queue) == (None, None, None)
+    other.queue_delete(queue)
 
 
 def test_a_single_active_consumer_is_followed_by_the_next(channel: BlockingChannel, declare: Declare) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import ChannelClosedByBroker, UnroutableError
+from pika.exceptions import UnroutableError
 
-from amqp_clients import bodies, count, unique, wait_until
+from amqp_clients import bodies, count, refused, unique, wait_until
 
 Declare = Callable[..., str]
 Exchange = Callable[..., str]
@@ -46,13 +46,6 @@ def reaches(channel: BlockingChannel, exchange: str, key: str, **properties: obj
     except UnroutableError:
         return False
     return True
-
-
-def refused(call: Callable[[], object]) -> int:
-    """Return the code with which the channel is closed."""
-    with pytest.raises(ChannelClosedByBroker) as raised:
-        call()
-    return int(raised.value.reply_code)
 
 
 def test_the_predeclared_exchanges_are_there(channel: BlockingChannel) -> None:

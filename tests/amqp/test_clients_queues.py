@@ -9,16 +9,9 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
-from amqp_clients import PATIENCE_S, bodies, count, serving, unique, wait_until
+from amqp_clients import PATIENCE_S, bodies, count, refused, serving, unique, wait_until
 
 Connect = Callable[..., pika.BlockingConnection]
-
-
-def refused(call: Callable[[], object]) -> int:
-    """Return the code with which the channel is closed."""
-    with pytest.raises(ChannelClosedByBroker) as raised:
-        call()
-    return int(raised.value.reply_code)
 
 
 def exists(connection: pika.BlockingConnection, queue: str) -> bool:

@@ -277,7 +277,7 @@ class Channel:
         await self.publishing.done()
         hosted = self._queue(method.queue)
         self.client.may("read", hosted.name)
-        hosted.check_not_exclusive()
+        hosted.check_may_get()
         hosted.used()
         try:
             delivery, content = await hosted.store.get()

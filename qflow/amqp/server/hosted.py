@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.amqp.errors import AmqpError, ReplyCode
-from qflow.amqp.model.arguments import DROP_HEAD
+from qflow.amqp.model.arguments import DROP_HEAD, QUORUM
 from qflow.amqp.server.stores import QueueStore
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ class HostedQueue:
         """Have a consumer.
 
         Raises:
-            AmqpError: ACCESS_REFUSED, since one of them is exclusive.
+            AmqpError: ACCESS_REFUSED, since one of them is exclusive, or is to be where one of several is active.
         """
-        self.check_not_exclusive()
-        if consumer.exclusive and self.consumers:
-            raise self._in_use()
+        is_alone = not self.consumers and not self.arguments.single_active_consumer
+        if any(other.exclusive for other in self.consumers) or (consumer.exclusive and not is_alone):
+            raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{self.where} in exclusive use")
         self.consumers.append(consumer)
         if consumer.priority and not self.arguments.single_active_consumer:
             self.consumers.sort(key=lambda one: -one.priority)
@@ -141,13 +141,18 @@ class HostedQueue:
                 return False
         return True
 
-    def check_not_exclusive(self) -> None:
-        """Refuse who comes beside an exclusive consumer."""
-        if any(consumer.exclusive for consumer in self.consumers):
-            raise self._in_use()
+    def check_may_get(self) -> None:
+        """Refuse a get that would go past the one active consumer, as RabbitMQ does of quorum queues.
 
-    def _in_use(self) -> AmqpError:
-        return AmqpError(ReplyCode.ACCESS_REFUSED, f"{self.where} in exclusive use")
+        Raises:
+            AmqpError: RESOURCE_LOCKED
+        """
+        if self.arguments.queue_type == QUORUM and self.arguments.single_active_consumer:
+            raise AmqpError(
+                ReplyCode.RESOURCE_LOCKED,
+                f"cannot obtain access to locked {self.where}. basic.get operations are not supported by quorum queues "
+                "with single active consumer",
+            )
 
     # Messages ----------------------------------------------------------------------------------------------------
 
