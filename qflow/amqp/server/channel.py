@@ -167,10 +167,11 @@ class Channel:
             hosted = self.host.queue(self._named(name), self.client.number)
             hosted.used()
         else:
-            self.client.may("configure", name or new_name())
+            asked = name or new_name()
+            self.client.may("configure", asked)
             arguments = method.arguments or {}
             if "x-dead-letter-exchange" in arguments:
-                self.client.may("read", name)
+                self.client.may("read", asked)
                 self.client.may("write", str(arguments["x-dead-letter-exchange"]))
             hosted = await self.host.declare_queue(
                 self.client.number,
