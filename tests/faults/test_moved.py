@@ -310,6 +310,7 @@ def test_a_group_of_readers_outside_holds_what_it_has_not_read_in_a_moved_spool(
     """And goes on itself."""
     old, new = tmp_path / "spool", tmp_path / "moved"
     with qflow.open(old) as broker:
+        inside.still(broker)
         stream = broker.declare_stream("s", topics=["s"], retention_messages=1)
         broker.publish_many([("s", b"x")] * 10)
         with closing(Group(str(old), "g", str(broker.uuid), Files(), grace_s=0)) as group:
