@@ -49,6 +49,9 @@ class Door:
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sockets: set[socket.socket] = set()
         """Of callers that are connected: a forked child closes its copies."""
+        self.drain: Callable[[], object] = lambda: None
+        """Gives callers no more messages, and ends each connection once it holds none and its calls are answered. From
+        any thread; before the first caller there is nobody."""
         try:
             self.told, self._tell = os.pipe()
             self._bind()

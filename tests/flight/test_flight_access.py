@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,33 @@ def test_serve_reloads_tokens_and_drains(served: tuple[Process, str], tokens: Pa
         process.process.send_signal(signal.SIGTERM)
         assert isinstance(refused(reader.read_chunk), qflow.BrokerClosed)
     assert process.process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_sessions_that_hold_nothing_end_with_the_first_signal(tmp_path: Path) -> None:
+    """What waits for messages is no reason to stay; a delivery that is held is, until it is settled."""
+    process = Process(tmp_path / "spool", "--flight", "127.0.0.1:0", "--grace", "3600")
+    url = f"grpc://{process.line().partition(' on ')[2]}"
+    try:
+        with qflow.connect(url) as remote, qflow.connect(url) as idle, ThreadPoolExecutor() as pool:
+            jobs = remote.declare_queue("jobs")
+            jobs.put_many([b"a", b"b", b"c"])
+            held = jobs.get()
+            waiting = pool.submit(idle.declare_queue("others").get)
+            process.process.send_signal(signal.SIGTERM)
+            with pytest.raises(qflow.BrokerClosed):
+                waiting.result(60)
+            assert process.process.poll() is None
+            jobs.put(b"d")
+            more = pool.submit(jobs.get)
+            held.ack()
+            with pytest.raises(qflow.BrokerClosed):
+                more.result(60)
+            assert process.process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        process.process.kill()
+        process.process.communicate()
+    with qflow.open(tmp_path / "spool") as broker:
+        assert broker.queue("jobs").get_many(10).bodies == [b"b", b"c", b"d"]
 
 
 def test_a_client_that_does_not_read_holds_no_process_up(served: tuple[Process, str]) -> None:

@@ -34,6 +34,8 @@ UNREAD_BYTES = 4 * 2**20
 """Of answers that the caller has not read: beyond that nothing is read, and no message acquired."""
 STALLED_S = 10.0
 """A large frame that somebody else waits for must go on coming within that."""
+WAITS = "get", "subscription_get"
+"""Operations that wait for messages, perhaps without end."""
 HELD_S = 1.0
 """A large frame that is not answered within that waits for room in a queue: it takes nothing from the budget then."""
 
@@ -96,7 +98,9 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(frame_bytes(broker.broker.settings))
         self._start: bytearray | None = bytearray()
         """What came of the preamble; None once it is complete."""
-        self._tasks: dict[int, asyncio.Future[Any]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._waiting: set[asyncio.Task[None]] = set()
+        """Those of the tasks that are of `WAITS`."""
         self.puts: dict[int, _Put] = {}
         self._quiet = asyncio.Event()
         """Set when the last put is done, at the end, and no thread is at work."""
@@ -118,6 +122,7 @@ class Connection(asyncio.BufferedProtocol):
         self._room = asyncio.Event()
         self._room.set()
         self._ending = False
+        self._is_draining = False
         self._connecting: asyncio.Future[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
@@ -184,10 +189,10 @@ class Connection(asyncio.BufferedProtocol):
     # Of the session --------------------------------------------------------------------------------------------------
 
     def is_open(self) -> bool:
-        return self._room.is_set()
+        return self._room.is_set() and not self._is_draining
 
     async def opened(self) -> None:
-        await self._room.wait()
+        await (self._lost if self._is_draining else self._room).wait()
 
     def _notify(self, head: dict[str, Any]) -> None:
         if not self._ending and self._room.is_set():
@@ -255,6 +260,8 @@ class Connection(asyncio.BufferedProtocol):
         task = asyncio.get_running_loop().create_task(self._answer(number, head, columns))
         if number:
             self._tasks[number] = task
+            if head.get("op") in WAITS:
+                self._waiting.add(task)
         else:
             self._unnumbered.add(task)
         task.add_done_callback(lambda task: self._answered(number, task, cost))
@@ -313,6 +320,7 @@ class Connection(asyncio.BufferedProtocol):
         self._release(cost)
         if number:
             self._tasks.pop(number, None)
+            self._waiting.discard(task)
             if task.cancelled():
                 self._write(number, (encode_error(InvalidArgument("the request was cancelled")), []))
         else:
@@ -402,14 +410,20 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
         self._transport.close()
 
+    def drain(self) -> bool:
+        """Give the caller no more messages; tell whether it holds none, and nothing else is under way."""
+        self._is_draining = True
+        busy = self.puts or self._unnumbered or self._reader.held or len(self._tasks) > len(self._waiting)
+        return not busy and not self._session.holds()
+
     async def end(self) -> None:
-        """The broker is closed: have what is under way answered, and end the connection."""
+        """End the connection: the broker closes. What is under way is answered before, but for waits for messages."""
         self._ending = True
         if self._lone is not None:
             self._lone.stop()
         if self.puts or self._lone is not None:
             await self._quiet.wait()
-        tasks = [*self._tasks.values(), *self._unnumbered]
+        tasks = [*{*self._tasks.values(), *self._unnumbered} - self._waiting]
         if tasks:
             await asyncio.wait(tasks)
         if self._transport is not None:

@@ -84,6 +84,10 @@ class Grants:
         if grant is not None and (always or not grant.left):
             del self._grants[number]
 
+    def holds(self) -> bool:
+        """Tell whether a delivery is not settled."""
+        return any(one.left for one in self._grants.values())
+
     def take_all(self) -> list[Grant]:
         """Return all grants, the newest first, and forget them."""
         grants = list(self._grants.values())[::-1]

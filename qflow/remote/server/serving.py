@@ -19,6 +19,8 @@ from qflow.remote.server.lone import LoneThread
 
 LAST_WORDS_S = 2.0
 """As long is waited, at the end, for callers to take what became of their calls."""
+DRAIN_LOOK_S = 0.02
+"""How often connections are looked at that are to end."""
 PAUSE_S = 1.0
 """Until callers are let in again, where the system has been short of something."""
 _PEER = struct.Struct("3i")
@@ -39,10 +41,12 @@ class _Serving:
         self._budget = Budget()
         self._thread = LoneThread(door.path)
         self._has_warned = False
+        self._draining: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         told = asyncio.Event()
+        self._door.drain = partial(self._begin_drain, loop)
         loop.add_reader(self._door.told, told.set)
         self._listen()
         try:
@@ -84,6 +88,21 @@ class _Serving:
     def _gone(self, one: socket.socket, connection: Connection) -> None:
         self._door.sockets.discard(one)
         self._connections.discard(connection)
+
+    def _begin_drain(self, loop: asyncio.AbstractEventLoop) -> None:
+        def begin() -> None:
+            self._draining = self._draining or loop.create_task(self._drain())
+
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and so have all connections
+            loop.call_soon_threadsafe(begin)
+
+    async def _drain(self) -> None:
+        ending: dict[Connection, asyncio.Task[None]] = {}
+        while True:
+            for connection in self._connections:
+                if connection not in ending and connection.drain():
+                    ending[connection] = asyncio.ensure_future(connection.end())
+            await asyncio.sleep(DRAIN_LOOK_S)
 
     async def _end(self) -> None:
         """Have all calls answered, as far as callers take the answers, and end the connections."""

@@ -163,6 +163,10 @@ class Session:
         except QflowError:
             return False  # the call says why
 
+    def holds(self) -> bool:
+        """Tell whether it has deliveries that are not settled, or pages that are still to come."""
+        return self.grants.holds() or bool(self.browsing or self.queries)
+
     def _operation(self, head: dict[str, Any]) -> Operation:
         name = head.get("op")
         found = self._operations.get(name) if isinstance(name, str) else None
