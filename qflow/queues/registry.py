@@ -71,6 +71,8 @@ class Queues:
         self._broken: dict[str, QueueRecord] = {}
         """Records that cannot be served."""
         self._incarnations: dict[int, int] = {}
+        self._opening = uuid4().int >> 64
+        """A copy of the spool, opened where this one lay, has another one: neither spills into files of the other."""
         self._next_transient = TRANSIENT_OWNERS
         self.deleted: list[int] = []
         """Numbers of what was deleted, for maintenance to clear away."""
@@ -188,7 +190,7 @@ class Queues:
         account = self._ledger.open(owner, name, settings.capacity_bytes)
         context = Context(name, owner, settings, self._shared, spool.log if rows is not None else None)
         gate = Gate(account, self._ledger, context.lock)
-        queue = queue_of(Parts(context, gate, spool.store.area(name, owner, incarnation), rows))
+        queue = queue_of(Parts(context, gate, spool.store.area(name, owner, incarnation ^ self._opening), rows))
         account.give_way = parts_of(queue).spiller.give_way
         with self._lock:
             self._queues[name] = queue

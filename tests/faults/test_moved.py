@@ -215,6 +215,31 @@ def test_a_spool_that_was_closed_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spill", ["files", "segments"])
+def test_a_copy_that_is_opened_in_the_old_place_spills_under_other_names(spill: Any, tmp_path: Path) -> None:
+    """Its queues have the same numbers; nobody writes over the files of the other."""
+    old, new = tmp_path / "spool", tmp_path / "moved"
+    mine, others = ([b"%s %05d" % (whose, number) * 300 for number in range(2000)] for whose in (b"mine", b"other"))
+    with qflow.open(old, capacity_bytes="1MiB", spill=spill) as broker:
+        queue = broker.declare_queue("q")
+        inside.still(broker)  # which would find soon that it has moved
+        queue.put_many(mine[:1500], durable=False)
+        for _ in range(10):
+            queue.get_many(100).ack()  # their files are kept, to be used again
+        old.rename(new)
+        shutil.copytree(new, old, ignore=shutil.ignore_patterns("door"))
+        with qflow.open(old, capacity_bytes="1MiB", spill=spill) as copy:
+            copy.queue("q").put_many(others, durable=False)
+            queue.put_many(mine[1500:], durable=False)
+            for one, bodies in ((copy.queue("q"), others), (queue, mine[1000:])):
+                found: list[bytes] = []
+                while len(one):
+                    batch = one.get_many(100)
+                    found += batch.bodies
+                    batch.ack()
+                assert found == bodies
+
+
+@pytest.mark.parametrize("spill", ["files", "segments"])
 def test_a_read_is_made_again_where_another_thread_has_found_the_move(spill: Any, tmp_path: Path) -> None:
     """Between the look for a file and the question whether the spool was moved; all is well right after a move, too."""
     old, new = tmp_path / "spool", tmp_path / "moved"

@@ -135,7 +135,7 @@ class SpillStore(Protocol):
         Args:
             name: of the queue, any text; only for the eyes of people.
             owner: the queue's number, below 2**32; stands in each block.
-            incarnation: number that is another one each time a queue of that number or name is made, below 2**64.
+            incarnation: number that is another one each time a queue is made, or its spool opened, below 2**64.
 
         Cost: no disk; an area is created on disk with its first write.
         """
