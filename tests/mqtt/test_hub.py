@@ -10,6 +10,10 @@ import pytest
 
 import qflow
 from mqtt_loop import DISCONNECT, PUBACK, PUBCOMP, PUBREL, client, serving, unconnected
+from qflow.aio.delivery import AsyncStreamDeliveries
+from qflow.aio.subscription import AsyncSubscription
+from qflow.mqtt.server import hub
+from qflow.mqtt.server.hub import Hub
 
 run = asyncio.run
 
@@ -38,6 +42,57 @@ async def _to_all(version: int, spool: Path) -> None:
             assert [message.payload for message in got if message.payload != b"0"] == [b"1", b"2"]
             assert {(message.topic, message.retain, message.dup) for message in got} == {("plant/1/heat", False, False)}
             await subscriber.nothing()
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_who_subscribes_gets_nothing_that_was_confirmed_before(
+    qos: int, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the hub has not come to it yet."""
+    run(_confirmed_before(qos, spool, monkeypatch))
+
+
+async def _confirmed_before(qos: int, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, waits = asyncio.Event(), asyncio.Event()
+    get_many, catch_up = AsyncSubscription.get_many, Hub.catch_up
+
+    async def late(self: AsyncSubscription, most: int) -> AsyncStreamDeliveries:
+        batch = await get_many(self, most)
+        await go_on.wait()
+        return batch
+
+    async def caught_up(self: Hub) -> None:
+        waits.set()
+        await catch_up(self)
+
+    monkeypatch.setattr(AsyncSubscription, "get_many", late)
+    monkeypatch.setattr(Hub, "catch_up", caught_up)
+    monkeypatch.setattr(hub, "MOST_LATE_S", 3600)
+    async with serving(spool) as server:
+        sender, subscriber = await client(server), await client(server)
+        await sender.released("plant/1", b"before")
+        subscribing = asyncio.ensure_future(subscriber.subscribe("plant/#", qos=qos))
+        waiting = asyncio.ensure_future(waits.wait())
+        await asyncio.wait([subscribing, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        go_on.set()
+        await subscribing
+        await sender.released("plant/1", b"behind")
+        assert (await subscriber.message()).payload == b"behind"
+
+
+def test_a_subscriber_waits_for_nothing_that_never_comes(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is damaged is never seen."""
+    monkeypatch.setattr(hub, "MOST_LATE_S", 0.01)
+    monkeypatch.setattr(Hub, "next", property(lambda self: 0, lambda self, offset: None), raising=False)
+    run(_never_comes(spool))
+
+
+async def _never_comes(spool: Path) -> None:
+    async with serving(spool) as server:
+        sender, subscriber = await client(server), await client(server)
+        await sender.released("plant/1", b"damaged")
+        assert (await subscriber.subscribe("plant/#", qos=0)).codes == [0]
 
 
 def test_what_a_program_publishes_comes_with_its_headers(spool: Path) -> None:

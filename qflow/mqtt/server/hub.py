@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from qflow.streams.topic_filter import FilterTrie
 
 RETENTION_BYTES = 2**30
 BATCH = 256
+MOST_LATE_S = 1.0
 MOST_IN_A_TURN = 4_000
 """Deliveries, after which the loop does other things."""
 
@@ -72,6 +74,8 @@ class Hub:
         """It follows the stream no more: the broker is closed, or has failed."""
         self._has_warned = False
         """That messages with QoS 0 are not retained, since one was."""
+        self._late: list[asyncio.Future[None]] = []
+        """Of those who wait for it to see more."""
         self._together = Together(broker)
         self.marks = Marks()
         self._trie: FilterTrie[Subscribed] = FilterTrie()
@@ -109,6 +113,18 @@ class Hub:
         """The lowest offset that the stream still has: who comes gets nothing below it, though `recent` may have it."""
         return min(self.next, offset_of(self._partition.floor))
 
+    async def catch_up(self) -> None:
+        """Return once it has seen what is confirmed now: who subscribes then gets nothing of that.
+
+        It is not waited for longer than `MOST_LATE_S`: what is damaged, it never sees.
+        """
+        present = offset_of(self._partition.next)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MOST_LATE_S):
+                while max(self.next, offset_of(self._partition.floor)) < present and not self.failed:
+                    self._late.append(asyncio.get_running_loop().create_future())
+                    await self._late[-1]
+
     def wake(self, ones: Sequence[Subscribed]) -> None:
         """Have subscriptions that slept go on behind what retention took meanwhile, and count that as lost."""
         cursors = [one.cursor or 0 for one in ones]
@@ -142,9 +158,17 @@ class Hub:
                         if given > MOST_IN_A_TURN:
                             given = 0
                             await asyncio.sleep(0)
+                    self._has_moved()
                     await asyncio.sleep(0)
         finally:
             self.failed = True
+            self._has_moved()
+
+    def _has_moved(self) -> None:
+        late, self._late = self._late, []
+        for waiting in late:
+            if not waiting.done():
+                waiting.set_result(None)
 
     # Messages --------------------------------------------------------------------------------------------------------
 

@@ -160,6 +160,7 @@ class Session:
         texts: list[str] = []
         begun: list[tuple[Subscribed, bool]] = []
         before: Before = {}
+        await self._hub.catch_up()
         for asked in packet.subscriptions:
             try:
                 wish = wish_of(asked, packet.properties, self._hub.now_ms() / 1000)
