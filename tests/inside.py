@@ -33,12 +33,16 @@ def maintenance(broker: qflow.Broker) -> threading.Thread:
 
 def copy_as_killed(broker: qflow.Broker, path: Path) -> Path:
     """Make a spool of what lies on the disk: what a kill would leave of the log, and of its journal."""
-    (path / "log").mkdir(parents=True, exist_ok=True)
-    journal = Path(broker.path) / JOURNAL
-    if journal.exists():
-        shutil.copy(journal, path / JOURNAL)
-    broker.engine.log._env.copy_to(str(path / "log"))
-    return path
+    env, journal = broker.engine.log._env, Path(broker.path) / JOURNAL
+    while True:
+        commit = env.last_transaction()
+        (path / "log").mkdir(parents=True, exist_ok=True)
+        if journal.exists():
+            shutil.copy(journal, path / JOURNAL)
+        env.copy_to(str(path / "log"))
+        if env.last_transaction() == commit:
+            return path
+        shutil.rmtree(path / "log")  # a journal from before a commit, and the log from behind it, are of no kill
 
 
 def still(broker: qflow.Broker) -> None:

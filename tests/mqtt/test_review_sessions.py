@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from inside import copy_as_killed
-from mqtt_loop import SetClock, client, serving, serving_at, slept, unconnected
+from mqtt_loop import PUBLISH, SetClock, client, serving, serving_at, slept, unconnected
+from qflow.mqtt.model.messages import Message
+from qflow.mqtt.server.outbound import Outbound
 
 run = asyncio.run
 LASTS: dict[str, Any] = {"clean": False, "SessionExpiryInterval": 1000}
@@ -147,3 +149,37 @@ async def _latest(qos: int, is_again: bool, spool: Path) -> None:
         got = [await raw.message() for _ in range(2)]
         log.facts_page = page  # type: ignore[method-assign]
         assert [one.payload for one in got] == [b"old", b"new"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_is_sent_again_as_the_connection_closes_is_sent_once_more(
+    qos: int, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for too large, and forgotten."""
+    run(_closed_meanwhile(qos, spool, monkeypatch))
+
+
+async def _closed_meanwhile(qos: int, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resend, is_struck = Outbound.resend, asyncio.Event()
+
+    def struck(self: Outbound, packet_id: int, message: Message | None) -> None:
+        self.machine.close()
+        resend(self, packet_id, message)
+        is_struck.set()
+
+    async with serving(spool) as server:
+        raw = await client(server, "c", **LASTS)
+        await raw.subscribe("a", qos=qos)
+        sender = await client(server)
+        await sender.released("a", b"1")
+        assert (await raw.take()).payload == b"1"
+        await raw.cut()
+        with monkeypatch.context() as patch:
+            patch.setattr(Outbound, "resend", struck)
+            raw = await client(server, "c", **LASTS)
+            await is_struck.wait()
+            await raw.cut()
+            await slept(server, others=1)
+        again = await client(server, "c", **LASTS)
+        packet = await again.take()
+        assert (packet.kind, packet.payload, packet.dup) == (PUBLISH, b"1", True)

@@ -238,6 +238,8 @@ class Outbound:
                 self._counts.sent += 1
                 self._counts.sent_bytes += len(message.payload)
                 self._line.flush_soon()
+            elif self.machine.takes(encoded):
+                return  # the connection was closed this moment: it is sent again when the client is back
             elif flight.qos == 2:
                 flight.released = True
                 self._write(Pubrel(packet_id))

@@ -346,7 +346,7 @@ class TransactionLog:
         def add(batch: Any) -> None:
             batch.applies = True
 
-        while self._writer.held_back or self._handing.turn.request is not None:
+        while self._handing.turn.request is not None or self._writer.held_back:  # it is counted before it has left
             request = self._order(add)
             self.wait(request)
             if request.error is None:
