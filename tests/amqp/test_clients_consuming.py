@@ -147,6 +147,17 @@ def test_a_global_prefetch_is_the_channels(channel: BlockingChannel, queue: str)
     assert count(channel, queue) == 4
 
 
+def test_a_prefetch_of_consumers_ends_that_of_the_channel(channel: BlockingChannel, queue: str) -> None:
+    """Also for one that is there, and that had none of its own."""
+    fill(channel, queue, 20)
+    consuming = channel.connection.channel()
+    consuming.basic_qos(prefetch_count=3, global_qos=True)
+    taker = Taker(consuming, queue)
+    taker.wait(3)
+    consuming.basic_qos(prefetch_count=10)
+    taker.wait(20)
+
+
 def test_a_prefetch_does_not_hold_back_who_needs_no_acks(channel: BlockingChannel, queue: str) -> None:
     """With `no_ack` all come, and they are settled as they are sent."""
     fill(channel, queue, 20)

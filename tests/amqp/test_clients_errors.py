@@ -63,6 +63,9 @@ CASES = {
     ),
     "delete a predeclared exchange": Case(lambda channel, _: channel.exchange_delete("amq.topic"), 403, CHANNEL),
     "bind to the default exchange": Case(lambda channel, queue: channel.queue_bind(queue, "", "k"), 403, CHANNEL),
+    "bind what is not there to the default exchange": Case(
+        lambda channel, _: channel.queue_bind("missing", "", "k"), 403, CHANNEL
+    ),
     "another kind": Case(lambda channel, _: channel.exchange_declare("amq.topic", "direct"), 406, CHANNEL),
     "ack of no delivery": Case(lambda channel, _: send(channel, spec.Basic.Ack(1)), 406, CHANNEL),
     "ack of 0 when none is held": Case(

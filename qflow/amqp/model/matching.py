@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from datetime import datetime
+from decimal import Decimal
 from typing import Any, Protocol, TypeAlias
 
 from qflow.amqp.errors import AmqpError
 from qflow.amqp.model.bindings import Binding
-from qflow.amqp.model.tables import Table, comparable, type_name
+from qflow.amqp.model.tables import Table, encode_table, type_name
 
 Headers: TypeAlias = Callable[[], Table]
 """Returns the table `headers` of a message; called only where it is needed."""
@@ -259,9 +261,27 @@ def _wanted(binding: Binding) -> Table:
 
 def _place(name: str, value: Any) -> Hashable:
     """Return under what an argument stands: with its value, if that can be looked up."""
-    if value is None or isinstance(value, list | dict | bytearray):
-        return name
-    return name, comparable(value)
+    return name if value is None else (name, _bare(value))
+
+
+def _bare(value: Any) -> Hashable:
+    """Return what values have the same of that RabbitMQ takes for equal: it compares them without their types.
+
+    So bytes are equal to a text, numbers to each other and to a timestamp; what is inside lists and tables is not.
+    """
+    match value:
+        case str():
+            return value.encode()
+        case bytes() | bytearray():
+            return bytes(value)
+        case datetime():
+            return int(value.timestamp())
+        case list() | dict():
+            return "nested", encode_table({"": value})
+        case bool() | Decimal():  # which Python takes for equal to other numbers
+            return type(value), value
+    number: Hashable = value
+    return number
 
 
 def _places(binding: Binding) -> list[Hashable]:
@@ -275,7 +295,7 @@ def _needs_nothing(binding: Binding) -> bool:
 
 def _matches(binding: Binding, headers: Table) -> bool:
     held = (
-        name in headers and (value is None or comparable(value) == comparable(headers[name]))
+        name in headers and (value is None or _bare(value) == _bare(headers[name]))
         for name, value in _wanted(binding).items()
     )
     return all(held) if _mode(binding).startswith("all") else any(held)

@@ -186,13 +186,13 @@ class Channel:
             self._send(unchecked(Queue.DeclareOk, hosted.name, hosted.store.ready, len(hosted.consumers)))
 
     async def queue_bind(self, method: Queue.Bind) -> None:
-        hosted = self._queue(method.queue)
-        self.client.may("write", hosted.name)
+        name = self._named(method.queue)
+        self.client.may("write", name)
         self.client.may("read", method.exchange)
         key = method.routing_key
         if not method.queue and not key:
-            key = hosted.name
-        await self.host.bind_queue(hosted.name, method.exchange, key, method.arguments or {}, self.client.number)
+            key = name
+        await self.host.bind_queue(name, method.exchange, key, method.arguments or {}, self.client.number)
         if not method.nowait:
             self._send(Queue.BindOk())
 
@@ -223,11 +223,10 @@ class Channel:
     def qos(self, method: Basic.Qos) -> Handled:
         if method.prefetch_size:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})")
-        if method.global_:
-            self._shared_prefetch = method.prefetch_count
-            self._wake_consumers()
-        else:
+        if not method.global_:
             self._prefetch = method.prefetch_count
+        self._shared_prefetch = method.prefetch_count if method.global_ else 0
+        self._wake_consumers()
         self._send(Basic.QosOk())
         return None
 
