@@ -10,15 +10,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import qflow
-from door_raw import until
+from door_raw import RawDoor, until
 from qflow import NotFound
 from qflow.door import Door
+from qflow.remote.client import requests
 from qflow.remote.server import serving
+from qflow.remote.wire.frames import PREAMBLE_BYTES, VERSION, read_preamble
 
 OUT_OF_DESCRIPTORS = """
 import resource, sys, qflow
@@ -119,3 +122,29 @@ def test_a_door_that_is_ended_in_its_own_thread_closes_all_it_had(tmp_path: Path
         until(lambda: "qflow-door" not in [thread.name for thread in threading.enumerate()])
     assert len(os.listdir("/proc/self/fd")) == before
     door.end()
+
+
+def test_who_comes_as_the_broker_is_closed_is_told_so(spool: Path) -> None:
+    """Before it has said anything: as one that begins with a preamble."""
+    with ExitStack() as stack:
+        with qflow.open(spool):
+            early = stack.enter_context(RawDoor(spool))
+            stack.enter_context(RawDoor(spool)).greeted()  # so the other one is let in, too
+        assert read_preamble(early.read(PREAMBLE_BYTES)) == VERSION
+        frame = early.frame()
+        assert frame is not None
+        assert "is closed" in frame.head["closing"]
+
+
+def test_a_client_that_comes_as_the_broker_is_closed_is_told_so(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that something else than a broker is there."""
+    with qflow.open(spool) as broker:
+
+        def hello(pid: int) -> object:
+            broker.close()
+            return real(pid)
+
+        real = requests.hello
+        monkeypatch.setattr(requests, "hello", hello)
+        with pytest.raises(qflow.BrokerClosed, match="is closed"):
+            qflow.connect(spool)

@@ -429,6 +429,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._ending = True
             text = f"the broker of {self._broker.path} is closed: open the spool again"
+            if self._start is not None:  # it has just come, and is told no less
+                self._transport.write(frames.preamble())
             self._write(0, ({"closing": text}, []))
             self._flush()
             self._transport.close()
