@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -74,8 +73,8 @@ class Hub:
         """It follows the stream no more: the broker is closed, or has failed."""
         self._has_warned = False
         """That messages with QoS 0 are not retained, since one was."""
-        self._late: list[asyncio.Future[None]] = []
-        """Of those who wait for it to see more."""
+        self._late: dict[asyncio.Future[None], int] = {}
+        """Those who wait for it to come to an offset."""
         self._together = Together(broker)
         self.marks = Marks()
         self._trie: FilterTrie[Subscribed] = FilterTrie()
@@ -119,11 +118,17 @@ class Hub:
         It is not waited for longer than `MOST_LATE_S`: what is damaged, it never sees.
         """
         present = offset_of(self._partition.next)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MOST_LATE_S):
-                while max(self.next, offset_of(self._partition.floor)) < present and not self.failed:
-                    self._late.append(asyncio.get_running_loop().create_future())
-                    await self._late[-1]
+        if self._has_passed(present):
+            return
+        waiting = asyncio.get_running_loop().create_future()
+        self._late[waiting] = present
+        try:
+            await asyncio.wait([waiting], timeout=MOST_LATE_S)
+        finally:
+            self._late.pop(waiting, None)
+
+    def _has_passed(self, offset: int) -> bool:
+        return self.failed or max(self.next, offset_of(self._partition.floor)) >= offset
 
     def wake(self, ones: Sequence[Subscribed]) -> None:
         """Have subscriptions that slept go on behind what retention took meanwhile, and count that as lost."""
@@ -165,9 +170,9 @@ class Hub:
             self._has_moved()
 
     def _has_moved(self) -> None:
-        late, self._late = self._late, []
-        for waiting in late:
-            if not waiting.done():
+        for waiting, present in list(self._late.items()):
+            if self._has_passed(present):
+                del self._late[waiting]
                 waiting.set_result(None)
 
     # Messages --------------------------------------------------------------------------------------------------------
