@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -139,12 +140,30 @@ def test_who_comes_as_the_broker_is_closed_is_told_so(spool: Path) -> None:
 def test_a_client_that_comes_as_the_broker_is_closed_is_told_so(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that something else than a broker is there."""
     with qflow.open(spool) as broker:
-
-        def hello(pid: int) -> object:
-            broker.close()
-            return real(pid)
-
-        real = requests.hello
-        monkeypatch.setattr(requests, "hello", hello)
-        with pytest.raises(qflow.BrokerClosed, match="is closed"):
+        calling(monkeypatch, broker.close)
+        # its last words are for whoever was let in by then
+        with pytest.raises(qflow.BrokerClosed, match="is closed|has ended$"):
             qflow.connect(spool)
+
+
+def test_a_client_that_is_never_let_in_is_told_that_the_owner_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the words of a system: a reset."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "door"))
+        listening.listen()
+        calling(monkeypatch, listening.close)
+        with pytest.raises(qflow.BrokerClosed, match=f"the owner of {re.escape(str(tmp_path))} has ended$"):
+            qflow.connect(tmp_path)
+
+
+def calling(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Have a function called by who has connected, before it says anything."""
+    real = requests.hello
+
+    def hello(pid: int) -> object:
+        call()
+        return real(pid)
+
+    monkeypatch.setattr(requests, "hello", hello)

@@ -339,6 +339,8 @@ class Connection:
             self._read_all()
         except WireError as error:
             why = StorageError(f"{self.target}: {error}; the connection was ended")
+        except ConnectionError:
+            pass  # ended by the owner, which has not read all, or never let this one in
         except OSError as error:
             why = BrokerClosed(f"the connection to the owner of {self.target} has ended: {error.strerror}")
         except BaseException as error:
