@@ -104,15 +104,17 @@ class Crowd(Client):
     async def perhaps(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Await something; some of it is cancelled somewhere."""
         task = quiet(asyncio.ensure_future(work))
-        if self.chance.random() < CANCELLED:
-            for _ in range(self.chance.choice(TURNS)):
-                await asyncio.sleep(0)
-            task.cancel()
         try:
+            if self.chance.random() < CANCELLED:
+                for _ in range(self.chance.choice(TURNS)):
+                    await asyncio.sleep(0)
+                task.cancel()
             return await task
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
+                task.cancel()  # this one may have been between two turns
+                await asyncio.wait([task])
                 raise
             return NOTHING
 
