@@ -18,9 +18,9 @@ import qflow
 from doors import forking
 
 SPARK_TIMEOUT_S = 900
+"""Some of its tests begin several sessions, each with a Java of its own."""
 SHARING = {"test_layout.py", "test_streams_real_data.py"}
 """Files whose tests share what takes seconds to make: one process of several runs all tests of one."""
-"""Some of its tests begin several sessions, each with a Java of its own."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,6 +34,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(directory.cleanup)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = directory.name
+    collect_in_turns(config)
+
+
+def collect_in_turns(config: pytest.Config) -> None:
+    """Have each process of several begin with another part of the tests: it finds the rest compiled by the others."""
+    here = Path(__file__).parent
+    worker = getattr(config, "workerinput", None)
+    if worker is not None and [Path(arg) for arg in config.args] in ([here], [here.relative_to(config.rootpath)]):
+        parts = sorted(str(path) for path in here.iterdir() if path.is_dir() or path.name.startswith("test_"))
+        first = len(parts) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        config.args = parts[first:] + parts[:first]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,7 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "spark" in item.path.parts:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
-    items.sort(key=lambda item: "spark" not in item.path.parts)
+    items.sort(key=lambda item: ("spark" not in item.path.parts, item.path))
 
 
 @pytest.hookimpl(optionalhook=True)
