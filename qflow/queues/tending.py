@@ -168,13 +168,18 @@ def _expire_heads(queue: Parts) -> bool:
 def expire(queue: Parts) -> int | None:
     """Let what has expired at the head of a lane go now, not at the next `tick`.
 
-    Returns when the next message there expires, in milliseconds since the epoch; None if none does, or if it is not in
-    memory: `tick` looks for those.
+    Returns when the next message there expires, in milliseconds since the epoch; 0 if another thread is bringing what
+    is first into memory, so that it is to be looked at again; None if none does, or if it is not in memory: `tick`
+    looks for those.
     """
     while _in_steps(queue, _expire_heads):
         pass
     with queue.context.lock:
-        return None if queue.context.ended is not None else queue.lanes.next_expiry_ms()
+        if queue.context.ended is not None:
+            return None
+        if any(queue.restorer.is_moving(runs) for runs in queue.lanes.ranked):
+            return 0
+        return queue.lanes.next_expiry_ms()
 
 
 def has_something_to_do(queue: Parts) -> bool:

@@ -19,11 +19,13 @@ import qflow
 import qflow.aio
 from drivers import beside
 from faults.seams import in_thread
+from qflow.memory.run import Place
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from qflow.queues import expiry, tending
 from qflow.queues.gets import Gets
 from qflow.queues.getting import TURNS
 from qflow.queues.queue import parts_of
+from qflow.queues.restorer import Restorer
 from unit.clocks import LONG_S, Clock, until
 
 pytestmark = pytest.mark.two_drivers
@@ -115,6 +117,27 @@ def test_a_task_that_waits_passes_more_expired_messages_than_go_at_once(
     queue.put(b"tail")
     clock.advance(2)
     assert first_for_a_task(broker, LONG_S) == b"tail"
+
+
+@pytest.mark.owner_only
+def test_what_another_thread_brings_into_memory_is_to_be_looked_at_again(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By who has what expires go at its moment: nobody else tells when that is."""
+    monkeypatch.setattr(Restorer, "refill", lambda self: False)
+    broker = open_at()
+    broker.declare_queue("q").put(b"x", ttl_s=1)
+    broker.close()
+    queue = parts_of(open_at().queue("q"))
+    head = queue.lanes.ranked[0].settle_head()
+    assert head.place is Place.LOGGED
+    head.claim = object()
+    assert tending.expire(queue) == 0
+    head.claim = None
+    assert tending.expire(queue) == pytest.approx((clock.wall() + 1) * 1000, abs=1)
+    clock.advance(2)
+    assert tending.expire(queue) is None
+    assert queue.lanes.messages() == 0
 
 
 @pytest.mark.owner_only
