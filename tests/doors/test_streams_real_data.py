@@ -28,17 +28,22 @@ def tables() -> tuple[pandas.DataFrame, pandas.DataFrame]:
     return flights, pandas.read_csv(data / "weather.csv", dtype=str, keep_default_na=False)
 
 
+def lines(table: pandas.DataFrame) -> list[bytes]:
+    """Return each row as JSON."""
+    return table.to_json(orient="records", lines=True).encode().splitlines()
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Publish both tables, mixed, and open the spool again."""
     flights, weather = tables()
-    messages = [
-        (f"flights/{row['origin']}/{row['carrier']}", json.dumps(row).encode()) for row in flights.to_dict("records")
-    ]
-    observed = [(f"weather/{row['origin']}", json.dumps(row).encode()) for row in weather.to_dict("records")]
-    step = len(messages) // len(observed)
+    observed = list(zip("weather/" + weather["origin"], lines(weather), strict=True))
+    flown = list(zip("flights/" + flights["origin"] + "/" + flights["carrier"], lines(flights), strict=True))
+    step = len(flown) // len(observed)
+    messages = []
     for place, one in enumerate(observed):
-        messages.insert(place * (step + 1), one)
+        messages += [one, *flown[place * step : (place + 1) * step]]
+    messages += flown[len(observed) * step :]
     spool = tmp_path_factory.mktemp("real") / "spool"
     with qflow.open(spool, capacity_bytes="16MiB") as broker:
         stream = broker.declare_stream("new york", topics=["flights/#", "weather/#"])
