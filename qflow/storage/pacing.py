@@ -30,8 +30,7 @@ def write_paced(files: Files, fd: int, write: Callable[[int], object]) -> None:
         OSError: the disk does not take it. What `write` raises.
     Cost: about the time of one sync at the end.
     """
-    reading, writing = os.pipe()
-    bringing = _Bringing(files, reading, os.dup(fd))
+    bringing, writing = _Bringing.into(files, fd)
     try:
         bringing.begin()
         write(writing)
@@ -54,6 +53,17 @@ class _Bringing:
             with suppress(OSError):  # this user has too much in pipes: it goes in smaller pieces
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._thread = threading.Thread(target=self._run, name="qflow-paced", daemon=True)
+
+    @classmethod
+    def into(cls, files: Files, fd: int) -> tuple[_Bringing, int]:
+        """Return one for a file, and the descriptor of the pipe's other end."""
+        own = os.dup(fd)
+        try:
+            reading, writing = os.pipe()
+        except OSError:
+            os.close(own)
+            raise
+        return cls(files, reading, own), writing
 
     def begin(self) -> None:
         try:
