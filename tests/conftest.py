@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import drivers
 import processes
@@ -21,6 +22,11 @@ SPARK_TIMEOUT_S = 900
 """Some of its tests begin several sessions, each with a Java of its own."""
 SHARING = {"test_layout.py", "test_streams_real_data.py"}
 """Files whose tests share what takes seconds to make: one process of several runs all tests of one."""
+
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+"""What is asked of an example is that it holds, not that it does so in time: others work beside it."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
