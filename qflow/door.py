@@ -49,9 +49,9 @@ class Door:
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sockets: set[socket.socket] = set()
         """Of callers that are connected: a forked child closes its copies."""
-        self.drain: Callable[[], object] = lambda: None
-        """Gives callers no more messages, and ends each connection once it holds none and its calls are answered. From
-        any thread; before the first caller there is nobody."""
+        self.is_draining = False
+        self.begin_drain: Callable[[], object] = lambda: None
+        """From any thread; before the first caller is served there is nobody."""
         try:
             self.told, self._tell = os.pipe()
             self._bind()
@@ -89,6 +89,14 @@ class Door:
         finally:
             if self._ends_itself:
                 self._close_all()
+
+    def drain(self) -> None:
+        """Give callers no more messages, and end each connection once it holds none and its calls are answered.
+
+        From any thread; returns at once. So it is for those who come later. Twice is fine.
+        """
+        self.is_draining = True
+        self.begin_drain()
 
     def shut(self) -> None:
         """Let nobody in any more, and remove the socket, while the spool is still owned. Twice is fine."""

@@ -109,6 +109,7 @@ class Link:
         """The request whose answer tells that all was heard that nobody waits for; -1: there is none yet."""
         self._out: list[bytes] = [frames.preamble()]
         self._closing = ""
+        """What the owner says before it ends the connection, behind the answers to all that it has begun."""
 
     def take(self) -> list[bytes]:
         """Return what is to be sent now, and forget it."""
@@ -291,7 +292,7 @@ class Link:
         for number, given in self._take_all():
             if given.waiting is None:
                 continue
-            if given.doubt and number not in kept:
+            if given.doubt and number not in kept and not self._closing:
                 given.waiting.answered(InDoubt(f"{given.doubt} may hold or not: {text}"))
             else:
                 given.waiting.answered(why if why is not None and not self.limits else BrokerClosed(text))

@@ -93,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self._gone = gone
         self._transport: Any = None
         self._socket: socket.socket | None = None
-        self._lone: Lone | None = None
+        self.lone: Lone | None = None
         self._session = Session(broker, OPERATIONS, flow=self, notify=self._notify)
         self._reader = FrameReader(frame_bytes(broker.broker.settings))
         self._start: bytearray | None = bytearray()
@@ -123,7 +123,8 @@ class Connection(asyncio.BufferedProtocol):
         self._room.set()
         self._ending = False
         self._is_draining = False
-        self._connecting: asyncio.Future[Any] | None = None
+        self._connecting: asyncio.Task[Any] | None = None
+        self._drained: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
 
@@ -184,15 +185,19 @@ class Connection(asyncio.BufferedProtocol):
                     self._begin(frame)
                 self._count()
         except WireError as error:
-            self._refuse(InvalidArgument(str(error)))
+            self._refuse(encode_error(InvalidArgument(str(error))))
 
     # Of the session --------------------------------------------------------------------------------------------------
 
     def is_open(self) -> bool:
         return self._room.is_set() and not self._is_draining
 
-    async def opened(self) -> None:
-        await (self._lost if self._is_draining else self._room).wait()
+    async def opened(self, timeout_s: float | None) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.is_open() and not self._lost.is_set():
+                    await (self._lost if self._is_draining else self._room).wait()
+        return self.is_open()
 
     def _notify(self, head: dict[str, Any]) -> None:
         if not self._ending and self._room.is_set():
@@ -209,15 +214,14 @@ class Connection(asyncio.BufferedProtocol):
         version, rest = frames.read_preamble(bytes(self._start)), bytes(self._start[frames.PREAMBLE_BYTES :])
         self._transport.write(frames.preamble(min(version, frames.VERSION)))
         if self._refusal is not None:
-            self._refuse(InvalidArgument(self._refusal))
+            self._refuse(encode_error(InvalidArgument(self._refusal)))
             return b""
         if version < frames.OLDEST:
-            self._refuse(
-                FormatTooNew(
-                    f"this owner speaks versions {frames.OLDEST} to {frames.VERSION} of the protocol of its door, and "
-                    f"this client speaks {version}: upgrade qflow there"
-                )
+            text = (
+                f"this owner speaks versions {frames.OLDEST} to {frames.VERSION} of the protocol of its door, and "
+                f"this client speaks {version}: upgrade qflow there"
             )
+            self._refuse(encode_error(FormatTooNew(text)))
             return b""
         self._start = None
         return rest
@@ -225,8 +229,8 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, frame: Frame) -> None:
         if self._ending:
             return
-        if self._lone is not None:  # what came before the answer to that is lost
-            self._lone.stop()  # the thread ends it
+        if self.lone is not None:  # what came before the answer to that is lost
+            self.lone.stop()  # the thread ends it
             return
         number, head, columns, size = frame
         if head.get("op") == "cancel":
@@ -274,11 +278,11 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._thread) >= MOST_LONE:
             return False
         self._transport.pause_reading()
-        self._lone = Lone(self._broker.broker, self._thread, self._socket, self._lone_ends)
+        self.lone = Lone(self._broker.broker, self._thread, self._socket, self._lone_ends)
         try:
-            self._thread.add(self._lone)
+            self._thread.add(self.lone)
         except (RuntimeError, OSError):  # there are as many threads, or files, as there may be
-            self._lone = None
+            self.lone = None
             self._transport.resume_reading()
             return False
         self._budget.give_back(self)
@@ -290,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _lone_over(self) -> None:
         """The thread is done with it, for the caller has ended, or the broker is closed."""
-        self._lone = None
+        self.lone = None
         if self._ending:
             self._quiet.set()
         else:
@@ -298,13 +302,11 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _answer(self, number: int, head: dict[str, Any], columns: Any) -> None:
         reply = await self._session.call(head, columns)
-        if self._ending and self._lost.is_set():
-            return
         if number:
             self._write(number, reply)
         elif "error" in reply[0]:
             text = f"nobody waits for operation {head.get('op')!r}, and it failed: {reply[0]['text']}"
-            self._refuse(None, {**reply[0], "text": text})
+            self._refuse({**reply[0], "text": text})
 
     def put_done(self, put: _Put, answer: bytes | dict[str, Any]) -> None:
         """A put without a task is done: answer it."""
@@ -363,7 +365,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _look(self) -> None:
         """Read, or not, as things stand."""
-        if self._ending or self._lone is not None or self._transport is None or self._transport.is_closing():
+        if self._ending or self.lone is not None or self._transport is None or self._transport.is_closing():
             return
         full = self._with_columns > MOST_REQUESTS or len(self._unnumbered) >= MOST_REQUESTS
         full = full or self._large > 1 or self._under_way_bytes > self._credit + SLACK_BYTES
@@ -390,7 +392,8 @@ class Connection(asyncio.BufferedProtocol):
     def _check_stalled(self) -> None:
         """Nothing has come for a while of a large frame."""
         if self._budget.wanted and not self._waits:
-            self._refuse(InvalidArgument(f"nothing came of a frame for {STALLED_S:.0f} s that others wait for"))
+            text = f"nothing came of a frame for {STALLED_S:.0f} s that others wait for"
+            self._refuse(encode_error(InvalidArgument(text)))
         else:
             self._stalled = self._loop.call_later(STALLED_S, self._check_stalled)
 
@@ -401,45 +404,44 @@ class Connection(asyncio.BufferedProtocol):
 
     # The end ---------------------------------------------------------------------------------------------------------
 
-    def _refuse(self, error: Exception | None, head: dict[str, Any] | None = None) -> None:
+    def _refuse(self, head: dict[str, Any]) -> None:
         """Tell the caller in a sentence why, and end the connection."""
         if self._transport is None or self._transport.is_closing():
             return
         self._ending = True
-        self._write(0, (head or encode_error(error or InvalidArgument("")), []))
+        self._write(0, (head, []))
         self._flush()
         self._transport.close()
 
-    def drain(self) -> bool:
-        """Give the caller no more messages; tell whether it holds none, and nothing else is under way."""
+    def drain(self, *, ends: bool) -> None:
+        """Give the caller no more messages, and end the connection if it may, holds none and nothing is under way."""
         self._is_draining = True
         busy = self.puts or self._unnumbered or self._reader.held or len(self._tasks) > len(self._waiting)
-        return not busy and not self._session.holds()
+        if ends and not self._drained and not busy and not self._session.holds():
+            self._drained = self._loop.create_task(self.end())
 
     async def end(self) -> None:
         """End the connection: the broker closes. What is under way is answered before, but for waits for messages."""
         self._ending = True
-        if self._lone is not None:
-            self._lone.stop()
-        if self.puts or self._lone is not None:
+        if self.lone is not None:
+            self.lone.stop()
+        if self.puts or self.lone is not None:
             await self._quiet.wait()
-        tasks = [*{*self._tasks.values(), *self._unnumbered} - self._waiting]
+        tasks: set[asyncio.Task[Any]] = {*self._tasks.values(), *self._unnumbered} - self._waiting
+        if self._connecting is not None:
+            tasks.add(self._connecting)
         if tasks:
             await asyncio.wait(tasks)
         if self._transport is not None:
-            self._ending = True
-            text = f"the broker of {self._broker.path} is closed: open the spool again"
-            if self._start is not None:  # it has just come, and is told no less
+            if self._start is not None and not self._transport.is_closing():  # it has just come, and is told no less
                 self._transport.write(frames.preamble())
-            self._write(0, ({"closing": text}, []))
-            self._flush()
-            self._transport.close()
+            self._refuse({"closing": f"the broker of {self._broker.path} is closed: open the spool again"})
             await self._lost.wait()
 
     def abort(self) -> None:
         """End the connection as it is."""
         self._ending = True
-        if self._lone is not None:
-            self._lone.stop()
+        if self.lone is not None:
+            self.lone.stop()
         if self._transport is not None:
             self._transport.abort()

@@ -46,7 +46,9 @@ class _Serving:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         told = asyncio.Event()
-        self._door.drain = partial(self._begin_drain, loop)
+        self._door.begin_drain = partial(self._begin_drain, loop)
+        if self._door.is_draining:
+            self._begin_drain(loop)
         loop.add_reader(self._door.told, told.set)
         self._listen()
         try:
@@ -97,11 +99,11 @@ class _Serving:
             loop.call_soon_threadsafe(begin)
 
     async def _drain(self) -> None:
-        ending: dict[Connection, asyncio.Task[None]] = {}
+        """Those for lone puts end first: a caller whose other connection ends does not wait for their answers."""
         while True:
+            has_lone = any(connection.lone for connection in self._connections)
             for connection in self._connections:
-                if connection not in ending and connection.drain():
-                    ending[connection] = asyncio.ensure_future(connection.end())
+                connection.drain(ends=not has_lone or connection.lone is not None)
             await asyncio.sleep(DRAIN_LOOK_S)
 
     async def _end(self) -> None:

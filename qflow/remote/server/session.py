@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -45,7 +46,9 @@ class Flow(Protocol):
     """Tells whether there is room for answers."""
 
     def is_open(self) -> bool: ...
-    async def opened(self) -> None: ...
+
+    async def opened(self, timeout_s: float | None) -> bool:
+        """Wait until there is; False: there is none within that."""
 
 
 class FreeFlow:
@@ -54,7 +57,8 @@ class FreeFlow:
     def is_open(self) -> bool:
         return True
 
-    async def opened(self) -> None: ...
+    async def opened(self, timeout_s: float | None) -> bool:
+        return True
 
 
 class Session:
@@ -162,6 +166,28 @@ class Session:
             return put_at_once(self.broker.queue(name), bodies, promise)
         except QflowError:
             return False  # the call says why
+
+    async def acquire(
+        self,
+        collect: Callable[[float | None], Awaitable[T | None]],
+        give_up: Callable[[T], object],
+        timeout_s: float | None,
+    ) -> T | None:
+        """Return messages, acquired when there is room for an answer; None: there were none, or no room, in time.
+
+        Args:
+            collect: waits so long for messages, and acquires them.
+            give_up: gives back what was acquired.
+        """
+        now = asyncio.get_running_loop().time
+        ends = None if timeout_s is None else now() + timeout_s
+        while True:
+            if not self.flow.is_open() and not await self.flow.opened(None if ends is None else ends - now()):
+                return None
+            batch = await collect(None if ends is None else max(0.0, ends - now()))
+            if batch is None or self.flow.is_open():
+                return batch
+            give_up(batch)  # others may take it, until this client has read what it was sent
 
     def holds(self) -> bool:
         """Tell whether it has deliveries that are not settled, or pages that are still to come."""

@@ -140,28 +140,29 @@ async def get(session: Session, head: dict[str, Any], columns: Columns) -> Reply
     queue = queue_of(session, head)
     pace = session.pace.get(queue.name, MOST_MESSAGES)
     most = min(parse_count(head.get("most", 1), "max_messages"), pace)
-    batch = await _collect(session, queue, most, parse_timeout(head.get("timeout_s")), _taker(session, head))
-    if not len(batch):
+    work, taker = work_of(queue), _taker(session, head)
+
+    async def collect(timeout: float | None) -> AsyncDeliveries | None:
+        batch = AsyncDeliveries(await work.collect(most, timeout, taker), work)
+        return batch if len(batch) else None
+
+    batch = await session.acquire(collect, work.give_up, parse_timeout(head.get("timeout_s")))
+    if batch is None:
         return {"result": {"sequences": []}}, []
     try:
         count = fitting(batch.deliveries)
         told, answer = describe(batch.deliveries, count)
         if count < len(batch):
-            work_of(queue).give_up_from(batch, count)
+            work.give_up_from(batch, count)
             session.pace[queue.name] = count
         elif len(batch) == pace < MOST_MESSAGES:
             session.pace[queue.name] = min(2 * pace, MOST_MESSAGES)
     except BaseException:
-        work_of(queue).give_up(batch)
+        work.give_up(batch)
         raise
-    told["leased"] = work_of(queue).is_leased
-    told["grant"] = session.grants.add(_grant(queue, batch))
+    told["leased"] = work.is_leased
+    told["grant"] = session.grants.add(Grant(batch, work.give_up, work.settled, work.give_up_from))
     return {"result": told}, answer
-
-
-def _grant(queue: AsyncQueue[Any], batch: AsyncDeliveries) -> Grant:
-    work = work_of(queue)
-    return Grant(batch, work.give_up, work.settled, work.give_up_from)
 
 
 def _taker(session: Session, head: dict[str, Any]) -> Taker:
@@ -198,23 +199,6 @@ async def consume_end(session: Session, head: dict[str, Any], columns: Columns) 
     if found is not None:
         in_place(partial(found[1].see_off, found[0]))
     return {"result": None}, []
-
-
-async def _collect(
-    session: Session, queue: AsyncQueue[Any], most: int, timeout: float | None, taker: Taker
-) -> AsyncDeliveries:
-    """Acquire messages when there is room for an answer."""
-    now = asyncio.get_running_loop().time
-    ends = None if timeout is None else now() + timeout
-    work = work_of(queue)
-    while True:
-        if not session.flow.is_open():
-            await session.flow.opened()
-        left = None if ends is None else max(0.0, ends - now())
-        batch = AsyncDeliveries(await work.collect(most, left, taker), work)
-        if session.flow.is_open() or not len(batch):
-            return batch
-        work.give_up(batch)  # others may take it, until this client has read what it was sent
 
 
 OPERATIONS: dict[str, Operation] = {

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
-from qflow.aio.delivery import AsyncStreamDeliveries
 from qflow.aio.subscription import AsyncSubscription, Taker, abandon, acquire, is_leased, release, settled, show
 from qflow.config import parse_count, parse_timeout
 from qflow.errors import InvalidArgument
@@ -38,12 +36,10 @@ async def subscription_get(session: Session, head: dict[str, Any], columns: Colu
     subscription = _subscription(session, head)
     ahead = arguments.flag(head, "ahead")
     most = None if ahead else min(parse_count(head.get("most", 1), "max_messages"), MOST_MESSAGES)
-    taker = _taker(session, head)
-    timeout = parse_timeout(head.get("timeout_s"))
-    batch = await _collect(session, subscription, most, timeout, taker)
+    back, collect = partial(release, subscription), partial(acquire, subscription, most, taker=_taker(session, head))
+    batch = await session.acquire(collect, back, parse_timeout(head.get("timeout_s")))
     if batch is None:
         return {"result": {"offsets": []}}, []
-    back = partial(release, subscription)
     try:
         told, answer = describe_batch(batch.deliveries)
     except BaseException:
@@ -52,21 +48,6 @@ async def subscription_get(session: Session, head: dict[str, Any], columns: Colu
     if len(batch):
         told["grant"] = session.grants.add(Grant(batch, back, partial(settled, subscription)))
     return {"result": told}, answer
-
-
-async def _collect(
-    session: Session, subscription: AsyncSubscription, most: int | None, timeout: float | None, taker: Taker
-) -> AsyncStreamDeliveries | None:
-    """Acquire messages when there is room for an answer."""
-    now = asyncio.get_running_loop().time
-    ends = None if timeout is None else now() + timeout
-    while True:
-        if not session.flow.is_open():
-            await session.flow.opened()
-        batch = await acquire(subscription, most, None if ends is None else max(0.0, ends - now()), taker)
-        if batch is None or session.flow.is_open():
-            return batch
-        release(subscription, batch)  # others may take it, until this client has read what it was sent
 
 
 async def shown(session: Session, head: dict[str, Any], columns: Columns) -> Reply:

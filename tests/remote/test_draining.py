@@ -1,0 +1,114 @@
+"""A broker that is about to end gives callers nothing more, and ends each when it holds nothing and is answered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import qflow
+from door_raw import RawDoor
+from qflow import BrokerClosed, QueueEmpty
+from qflow.door import Door
+from qflow.remote.client import lone
+from qflow.remote.server.connection import Connection
+
+Connect = Callable[[], qflow.RemoteBroker]
+
+
+def door_of(owner: qflow.Broker) -> Door:
+    assert owner.engine.door is not None
+    return owner.engine.door
+
+
+def test_who_holds_something_is_told_in_time_that_there_is_nothing_more(
+    owner: qflow.Broker, remote: qflow.RemoteBroker
+) -> None:
+    """A get with a time-out ends by it, and what is held can be acked then; who waits for a message gets none."""
+    jobs = remote.declare_queue("jobs")
+    owner.declare_stream("events", topics=["#"])
+    reader = remote.subscribe("events", "#", start="earliest")
+    jobs.put_many([b"held", b"left"])
+    owner.publish("t", b"1")
+    with ThreadPoolExecutor() as pool:
+        held = jobs.get()
+        door_of(owner).drain()
+        without_end = pool.submit(jobs.get)
+        with pytest.raises(QueueEmpty):
+            jobs.get(timeout_s=0.01)
+        assert len(jobs.get_many(10, 0)) == 0
+        with pytest.raises(QueueEmpty):
+            reader.get(timeout_s=0)
+        held.ack(wait=True)
+        with pytest.raises(BrokerClosed):
+            without_end.result()
+    assert [bytes(one.body) for one in owner.queue("jobs").get_many(10, 0)] == [b"left"]
+
+
+def test_a_drain_before_the_first_caller_is_served_is_for_it(
+    open_spool: Callable[..., qflow.Broker], spool: Path
+) -> None:
+    """It would be given messages until the end otherwise."""
+    owner = open_spool()
+    owner.declare_queue("jobs").put(b"left")
+    door_of(owner).drain()
+    first = RawDoor(spool)
+    assert b'{"closing":' in first.read(2**16)
+    first.socket.close()
+    assert len(owner.queue("jobs")) == 1
+
+
+def test_who_comes_in_the_turn_in_which_a_drain_looks_is_told(
+    owner: qflow.Broker, remote: qflow.RemoteBroker, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no transport then that could be ended."""
+    begin = Connection.begin
+
+    def begin_and_drain(connection: Connection, *args: object) -> None:
+        begin(connection, *args)  # type: ignore[arg-type]
+        connection.drain(ends=True)
+
+    monkeypatch.setattr(Connection, "begin", begin_and_drain)
+    with pytest.raises(BrokerClosed, match="is closed"):
+        qflow.connect(spool)
+    assert remote.queues() == []
+
+
+@pytest.mark.parametrize("ends", ["drained", "closed"])
+@pytest.mark.parametrize("where", ["main", "others"])
+def test_a_put_is_not_in_doubt_as_its_broker_ends(
+    open_spool: Callable[..., qflow.Broker], connect: Connect, monkeypatch: pytest.MonkeyPatch, where: str, ends: str
+) -> None:
+    """It is confirmed and stored, or neither: all that came was answered before the connection ends."""
+    monkeypatch.setattr(lone, "SOON", 1)
+    owner = open_spool()
+    jobs = connect().declare_queue("jobs")
+    confirmed = 0
+    begun = threading.Event()
+
+    def put() -> None:
+        nonlocal confirmed
+        with pytest.raises(BrokerClosed):
+            while True:
+                jobs.put(b"x")
+                confirmed += 1
+                if confirmed == 100:
+                    begun.set()
+
+    def end() -> None:
+        begun.wait()
+        if ends == "drained":
+            door_of(owner).drain()
+        else:
+            owner.close()
+
+    with ThreadPoolExecutor() as pool:
+        doing = pool.submit(put if where == "others" else end)
+        (end if where == "others" else put)()
+        doing.result()
+    if ends == "closed":
+        owner = open_spool()
+    assert len(owner.queue("jobs")) == confirmed
