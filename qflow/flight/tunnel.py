@@ -10,6 +10,7 @@ local door and its clients, for threads and for tasks, serve other hosts as they
 
 from __future__ import annotations
 
+import atexit
 import select
 import socket
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import pyarrow as pa
 import pyarrow.flight as pf
@@ -33,6 +35,8 @@ PING_S, SILENT_S = 10.0, 45.0
 """After so long without anything else, `nothing` is sent; after so long without a piece, the other side is gone."""
 COMMAND = b'{"session": 1}'
 _CONNECT_S = 10.0
+_EXIT_S = 1.0
+"""As long the end of a process waits for a session to end."""
 
 
 class Tunnels:
@@ -193,7 +197,14 @@ class Outlet:
         self._ended = threading.Event()
         self.error: pa.ArrowException | None = None
         """Why it has ended, if it was not the client that ended it."""
-        threading.Thread(target=self._carry, name="qflow-flight", daemon=True).start()
+        self._thread = threading.Thread(target=self._carry, name="qflow-flight", daemon=True)
+        self._thread.start()
+        _outlets.add(self)
+
+    def end(self) -> None:
+        """End the session, as a client does, and return when its threads have ended, or after a while."""
+        _end(self._inner)
+        self._thread.join(_EXIT_S)
 
     def reason(self) -> QflowError | None:
         """Return why a session has ended that had begun; None where it ended by itself."""
@@ -216,7 +227,7 @@ class Outlet:
                 self.error = error
                 _end(self._inner)
                 return
-            sending = threading.Thread(target=self._send, args=(writer, reader), daemon=True)
+            sending = threading.Thread(target=self._send, args=(writer, reader), name="qflow-flight", daemon=True)
             sending.start()
             try:
                 self._receive(reader)
@@ -256,6 +267,16 @@ class Outlet:
         except pa.ArrowException as error:
             self.error = self.error or error
             _end(self._inner)
+
+
+_outlets: WeakSet[Outlet] = WeakSet()
+
+
+@atexit.register
+def _end_outlets() -> None:
+    """End all before Python ends their threads: within gRPC that aborts the process, sometimes."""
+    for outlet in list(_outlets):
+        outlet.end()
 
 
 def explained(error: pa.ArrowException, target: str) -> QflowError:

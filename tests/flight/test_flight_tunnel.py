@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,15 @@ from processes import free_port  # noqa: E402
 from qflow.flight import tunnel  # noqa: E402
 from qflow.remote.wire.frames import FrameReader, encode_frame, preamble  # noqa: E402
 from unit.clocks import until  # noqa: E402
+
+
+LEFT_OPEN = """
+import atexit, sys, threading
+atexit.register(lambda: print([one.name for one in threading.enumerate() if one.name == "qflow-flight"]))
+import qflow
+remote = qflow.connect(sys.argv[1])
+remote.queue("jobs").put(b"a")
+"""
 
 
 def url(server: qflow.flight.Server) -> str:
@@ -48,6 +59,12 @@ def test_deliveries_belong_to_the_exchange(broker: qflow.Broker, server: qflow.f
     remote.close()
     again = broker.queue("jobs").get(timeout_s=20)
     assert (again.body, again.redelivered) == (b"a", True)
+
+
+def test_a_process_ends_the_sessions_it_has_left_open(server: qflow.flight.Server) -> None:
+    """Before Python ends the threads that carry them: gRPC aborts the process where those are within it."""
+    command = [sys.executable, "-c", LEFT_OPEN, url(server)]
+    assert subprocess.run(command, check=True, capture_output=True, timeout=60).stdout == b"[]\n"
 
 
 def test_a_door_that_closes_ends_its_sessions(broker: qflow.Broker, server: qflow.flight.Server) -> None:
