@@ -23,7 +23,6 @@ from qflow.flight import tunnel  # noqa: E402
 from qflow.remote.wire.frames import FrameReader, encode_frame, preamble  # noqa: E402
 from unit.clocks import until  # noqa: E402
 
-
 LEFT_OPEN = """
 import atexit, sys, threading
 atexit.register(lambda: print([one.name for one in threading.enumerate() if one.name == "qflow-flight"]))
