@@ -143,6 +143,19 @@ def test_a_queue_that_a_program_deletes_ends_its_consumers(spool: Path) -> None:
     run(scenario, spool)
 
 
+def test_a_queue_that_a_program_has_deleted_is_bound_to_nothing(spool: Path) -> None:
+    """Messages to the exchange would vanish without a word."""
+
+    async def scenario(broker: AsyncBroker, server: Server) -> None:
+        with await elsewhere(Raw(server.port).open) as raw:
+            await elsewhere(raw.declare, "shared")
+            await broker.delete_queue("shared")
+            raw.send(method(1, Queue.Bind(0, "shared", "amq.fanout", "")))
+            assert (await elsewhere(raw.until, Channels.Close)).reply_code == 404
+
+    run(scenario, spool)
+
+
 def test_a_blocking_broker_is_served_as_well(spool: Path) -> None:
     """A program of threads puts and gets while the loop of the server runs in another."""
     with qflow.open(spool) as broker:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import qflow
+import qflow.aio
 from mqtt_loop import DISCONNECT, PUBACK, PUBCOMP, PUBREL, client, serving, unconnected
 from qflow.aio.delivery import AsyncStreamDeliveries
 from qflow.aio.subscription import AsyncSubscription
@@ -56,8 +57,8 @@ async def _confirmed_before(qos: int, spool: Path, monkeypatch: pytest.MonkeyPat
     go_on, waits = asyncio.Event(), asyncio.Event()
     get_many, catch_up = AsyncSubscription.get_many, Hub.catch_up
 
-    async def late(self: AsyncSubscription, most: int) -> AsyncStreamDeliveries:
-        batch = await get_many(self, most)
+    async def late(self: AsyncSubscription, most: int, timeout_s: float | None) -> AsyncStreamDeliveries:
+        batch = await get_many(self, most, timeout_s)
         await go_on.wait()
         return batch
 
@@ -93,6 +94,23 @@ async def _never_comes(spool: Path) -> None:
         sender, subscriber = await client(server), await client(server)
         await sender.released("plant/1", b"damaged")
         assert (await subscriber.subscribe("plant/#", qos=0)).codes == [0]
+
+
+def test_a_subscriber_waits_for_nothing_that_the_hub_passes_over(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may publish $app/x; no client gets it, or waits for it."""
+    monkeypatch.setattr(hub, "MOST_LATE_S", 3600)
+    run(_passed_over(spool))
+
+
+async def _passed_over(spool: Path) -> None:
+    async with qflow.aio.open(spool) as broker:
+        await broker.declare_stream("mqtt", topics=["#", "$app/#"])
+    async with serving(spool) as server:
+        await server.broker.publish("$app/x", b"1")
+        subscriber = await client(server)
+        assert (await subscriber.subscribe("#", qos=0)).codes == [0]
+        await server.broker.publish("a", b"2")
+        assert (await subscriber.message()).payload == b"2"
 
 
 def test_what_a_program_publishes_comes_with_its_headers(spool: Path) -> None:

@@ -299,7 +299,12 @@ class Host:
         await self._change(lambda: self._model.plan_unbind_exchange(destination, source, key, arguments))
 
     async def bind_queue(self, queue: str, exchange: str, key: str, arguments: Table, connection: int) -> None:
-        await self._change(lambda: self._model.plan_bind_queue(queue, exchange, key, arguments, connection))
+        def plan() -> Plan:
+            planned = self._model.plan_bind_queue(queue, exchange, key, arguments, connection)
+            self._hosted(queue)  # 404 where a program has deleted it
+            return planned
+
+        await self._change(plan)
 
     async def unbind_queue(self, queue: str, exchange: str, key: str, arguments: Table, connection: int) -> None:
         await self._change(lambda: self._model.plan_unbind_queue(queue, exchange, key, arguments, connection))

@@ -38,6 +38,8 @@ from qflow.streams.topic_filter import FilterTrie
 RETENTION_BYTES = 2**30
 BATCH = 256
 MOST_LATE_S = 1.0
+PASSED_S = 0.05
+"""How often it is looked where there may be messages with a topic such as $app/a, which it does not follow."""
 MOST_IN_A_TURN = 4_000
 """Deliveries, after which the loop does other things."""
 
@@ -153,7 +155,10 @@ class Hub:
             async with self.broker.subscribe(self.stream, "#", **options) as subscription:
                 while True:
                     given = 0
-                    for delivery in await subscription.get_many(BATCH):
+                    batch = await subscription.get_many(BATCH, self._look_s())
+                    if not len(batch):
+                        self.next = max(self.next, subscription.positions[0])
+                    for delivery in batch:
                         message = message_of(delivery.delivery)
                         self.recent.add(message)
                         self.next = message.offset + 1
@@ -169,10 +174,13 @@ class Hub:
             self.failed = True
             self._has_moved()
 
+    def _look_s(self) -> float | None:
+        """Return how long messages are waited for at a time: those that '#' does not match wake nobody."""
+        return PASSED_S if any(topic.startswith("$") for topic in self.stream.settings.topics) else None
+
     def _has_moved(self) -> None:
-        for waiting, present in list(self._late.items()):
-            if self._has_passed(present):
-                del self._late[waiting]
+        for waiting, present in self._late.items():
+            if self._has_passed(present) and not waiting.done():
                 waiting.set_result(None)
 
     # Messages --------------------------------------------------------------------------------------------------------
