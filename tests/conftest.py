@@ -17,6 +17,7 @@ import drivers
 import processes
 import qflow
 from doors import forking
+from thorough import TORTURE
 
 SPARK_TIMEOUT_S = 900
 """Some of its tests begin several sessions, each with a Java of its own."""
@@ -24,7 +25,9 @@ SHARING = {"test_layout.py", "test_streams_real_data.py"}
 """Files whose tests share what takes seconds to make: one process of several runs all tests of one."""
 
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "untimed", deadline=None, max_examples=100 if TORTURE else 50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("untimed")
 """What is asked of an example is that it holds, not that it does so in time: others work beside it."""
 

@@ -13,6 +13,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 import qflow.aio
+from doors.event_loop import until
 from mqtt_wire import packet, string
 from qflow.mqtt import Server, serve
 from qflow.mqtt.server.clock import Clock
@@ -306,8 +307,7 @@ async def serving_at(clock: SetClock, spool: Path | str, **terms: Any) -> AsyncI
 async def slept(server: Server, others: int = 0) -> None:
     """Wait until no more clients than these are connected, and the sessions of the others are in the log."""
     async with asyncio.timeout(WAIT_S):
-        while server.connections > others:
-            await asyncio.sleep(0)
+        await until(lambda: server.connections <= others)
 
 
 async def cut_all() -> None:

@@ -18,8 +18,9 @@ import pytest
 import qflow.kombu  # noqa: F401 - the transport
 from amqp_workers import WATCHDOG_S, end, kill, wait_for, worker
 from local_servers import entry_points, pid, url, wait_for_the_end
+from thorough import TORTURE
 
-THIRD = 3400 if os.environ.get("QFLOW_TORTURE") else 100
+THIRD = 3400 if TORTURE else 100
 """Tasks before something is killed, and after the last."""
 
 

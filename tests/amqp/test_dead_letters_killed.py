@@ -15,8 +15,8 @@ from amqp_clients import PATIENCE_S, serving
 from amqp_history import Client, History, Key, Publisher, live_under_kills
 from amqp_raw import Queue, Raw
 from processes import free_port
+from thorough import TORTURE
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
 CLIENTS = 5 if TORTURE else 2
 """Of each kind."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from pamqp import commands, header
 from amqp_client import PROTOCOL_HEADER, Basic, Channels, Connections, method, raw
 from amqp_clients import serving, unique
 from amqp_raw import Queue, Raw, publish
+from thorough import TORTURE
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 LOGINS = 1000 if TORTURE else 60
 BINDINGS = 100_000 if TORTURE else 300
 MOST_LINES = 12

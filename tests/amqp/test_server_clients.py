@@ -18,8 +18,8 @@ import qflow
 from amqp_client import Basic, Channels, Connections, method
 from amqp_clients import PATIENCE_S, serving, unique
 from amqp_raw import Raw, publish
+from thorough import TORTURE
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 MIB = 1024**2
 CAPACITY_MIB = 16
 UNREAD_MIB = 20

@@ -9,8 +9,8 @@ from pathlib import Path
 from amqp_clients import serving
 from amqp_history import Client, Consumer, History, Publisher, declare_all, drain, live_under_kills
 from processes import free_port
+from thorough import TORTURE
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
 CLIENTS = 25 if TORTURE else 5
 """Of each kind."""

@@ -16,6 +16,7 @@ from qflow.amqp.wire import Content, Limits, decode_properties, encode_propertie
 from qflow.amqp.wire.events import Method, Published
 from qflow.amqp.wire.methods import decode_method, encode_method
 from qflow.amqp.wire.tables import check_properties, check_table
+from thorough import examples
 
 LIMITS = Limits()
 ALPHABET = "abcXYZ019-_.:@#,/"
@@ -128,7 +129,7 @@ def test_properties_that_pamqp_writes_are_well_formed(properties: Basic.Properti
             check_properties(wrong, LIMITS)
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=examples(200), deadline=None, database=None)
 @given(st.data())
 def test_what_passes_the_check_of_a_table_is_decoded_by_pamqp(data: st.DataObject) -> None:
     """To its end, with bytes changed at random."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import tracemalloc
 
@@ -15,8 +14,8 @@ from damaging import damaged, torn
 from qflow.amqp.errors import AmqpError
 from qflow.amqp.wire import Connection, Content, Limits, State
 from qflow.amqp.wire.events import ChannelFailed, ChannelReleased, Failed, Login, Method, Published, VhostAsked
+from thorough import TORTURE, examples
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 LIMITS = Limits(max_body_bytes=5000, max_assembling_bytes=8000, channel_max=4)
 SESSION = (
     *HANDSHAKE,
@@ -150,7 +149,7 @@ def mutated(randomness: random.Random) -> bytes:
     return damaged(b"".join(SESSION), sum(map(len, SESSION[: len(HANDSHAKE)])), randomness, 0.2)
 
 
-@settings(SETTINGS, max_examples=200)
+@settings(SETTINGS, max_examples=examples(200))
 @given(st.binary(max_size=200), st.integers(0, len(HANDSHAKE)))
 def test_any_bytes_after_any_step_of_the_handshake(data: bytes, steps: int) -> None:
     """Also with nothing of the handshake."""

@@ -19,8 +19,8 @@ import pytest
 from amqp_clients import Server, serving
 from amqp_workers import WATCHDOG_S, end, kill, wait_for, worker
 from processes import free_port
+from thorough import TORTURE
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
 TASKS = 2500 if TORTURE else 50
 """Confirmed in a round."""

@@ -15,10 +15,10 @@ import pytest
 
 from crash import door_client
 from crash.door_history import History, look
-from faults.strikes import TORTURE
+from thorough import TORTURE
 
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
-KILLS = int(os.environ.get("QFLOW_DOOR_KILLS", "200" if TORTURE else "20"))
+KILLS = int(os.environ.get("QFLOW_DOOR_KILLS", "200" if TORTURE else "12"))
 """The long run is `QFLOW_DOOR_KILLS=1000`."""
 ROLES = ("owner", "putter", "taker", "taker", "mover", "publisher", "reader", "reader", "tasks")
 CROWDS = ("owner", "crowd", "crowd", "herd", "publisher")

@@ -39,7 +39,7 @@ def kills(task: Callable[[Steps, Path], None], spool: Path, start: Path | None =
     for step in range(2_000):
         if start is not None:
             shutil.rmtree(spool, ignore_errors=True)
-            shutil.copytree(start, spool, ignore=shutil.ignore_patterns("door"))
+            shutil.copytree(start, spool, ignore=shutil.ignore_patterns("door", "stats.json*"))
         with read_beside(spool, step):
             if not ended_by_a_kill(task, spool, step):
                 return

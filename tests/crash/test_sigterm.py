@@ -15,8 +15,8 @@ import pytest
 
 from crash import sigterm_worker
 from crash.test_kill_rounds import alarm
-from faults.strikes import TORTURE
 from qflow import inspect
+from thorough import TORTURE
 
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
 ROUNDS = int(os.environ.get("QFLOW_ROUNDS", "0")) or (1000 if TORTURE else 12)

@@ -18,6 +18,7 @@ from qflow.queues.queue import parts_of
 from qflow.remote.server.session import Session
 
 PATIENCE_S = 60
+LOOK_S = 0.001
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -117,7 +118,7 @@ async def turns(number: int = 5) -> None:
 async def until(condition: Any) -> None:
     """Return when a condition holds that other tasks or threads bring about."""
     while not condition():
-        await asyncio.sleep(0)
+        await asyncio.sleep(LOOK_S)
 
 
 async def told(value: Any) -> Any:

@@ -17,11 +17,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 import qflow
+from thorough import TORTURE
 
 ROOT = str(Path(qflow.__file__).parent) + os.sep
 BACK = {code for name, code in dis.opmap.items() if name == "JUMP_BACKWARD" or name.startswith("POP_JUMP_BACKWARD")}
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
-"""Strike everywhere, and tell how often."""
 
 
 class Struck(BaseException):

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 import qflow
-from faults.strikes import TORTURE
+from thorough import TORTURE
 
 BLOCK = 4096
 DEVICE_BYTES, HOLDER_BYTES = 48 * 2**20, 160 * 2**20

@@ -48,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def spool(source: Path, tmp_path: Path) -> Path:
-    shutil.copytree(source, tmp_path / "spool", ignore=shutil.ignore_patterns("door"))
+    shutil.copytree(source, tmp_path / "spool", ignore=shutil.ignore_patterns("door", "stats.json*"))
     return tmp_path / "spool"
 
 

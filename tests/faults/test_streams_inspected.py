@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
@@ -28,10 +27,11 @@ from qflow.storage.log.sealing import seal, unseal
 from qflow.storage.streams import producers
 from qflow.storage.streams.producers import Window
 from qflow.storage.topics import records as topic_records
+from thorough import TORTURE
 
 STREAM, CURSOR = 1, 2
 Change = Callable[[Any], None]
-CHECKS = 100 if os.environ.get("QFLOW_TORTURE") else 10
+CHECKS = 100 if TORTURE else 10
 """Beside a busy owner."""
 
 

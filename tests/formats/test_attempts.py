@@ -14,6 +14,7 @@ from qflow.storage.log import removal
 from qflow.storage.log.keys import ATTEMPTS, key_of
 from qflow.storage.log.marks import raise_attempts, read_attempts, write_attempts
 from qflow.storage.log.rows import Row
+from thorough import examples
 
 OWNER, LANE, MOST = 7, 3, 60
 
@@ -60,7 +61,7 @@ def by_sequence(ranges: list[tuple[int, int, int]], first: int, end: int) -> dic
     return found
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(500), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=steps)
 @example(history=[("raise", 0, 10, 1), ("raise", 3, 5, 2), ("raise", 4, 12, 1)])
 @example(history=[("raise", 5, 10, 1), ("raise", 10, 15, 2), ("raise", 3, 10, 2)])

@@ -21,6 +21,7 @@ from qflow.storage.log.bodies import Releases, Sharing, key_of_body
 from qflow.storage.log.keys import BLOCKS
 from qflow.storage.log.reading import find_message, read_unsettled
 from qflow.storage.log.rows import purged_row
+from thorough import examples
 
 LINES = ((1, 0), (1, 3), (2, 0))
 """(queue, lane)."""
@@ -178,7 +179,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "MAX_MESSAGES", 8)
 
 
-any_history = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+any_history = settings(
+    max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 BIG = b"x" * 5_000
 
 

@@ -20,6 +20,7 @@ from qflow.storage.log.keys import BLOCKS, MARKS, key_of, scan
 from qflow.storage.log.marks import settle_ranges, settled_ranges
 from qflow.storage.log.reading import find_message, read_unsettled
 from qflow.storage.log.rows import Settled, new_row, write_row
+from thorough import examples
 
 OWNER = 7
 ALL = 2**62
@@ -145,7 +146,9 @@ def play(log: Log, history: list[tuple[str, Any]]) -> None:
         write_row(log.txn, log.owner, log.lane, log.row)
 
 
-any_history = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+any_history = settings(
+    max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @any_history

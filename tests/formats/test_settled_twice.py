@@ -21,6 +21,7 @@ from qflow.storage.log.keys import BLOCKS
 from qflow.storage.log.marks import count_marks, settle_ranges, settled_ranges
 from qflow.storage.log.reading import is_empty
 from qflow.storage.log.rows import Settled
+from thorough import examples
 
 ranges = st.tuples(st.integers(0, 40), st.integers(1, 12))
 rounds = st.lists(
@@ -53,7 +54,7 @@ def counted(log: Log, first: int, end: int) -> Settled:
     return Settled(first, end, len(found), sum(map(len, found)))
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batch=st.lists(records, min_size=12, max_size=50), history=rounds, lane=st.sampled_from([0, 25]))
 def test_what_is_settled_again_counts_once(batch, history, lane, env, small, window):  # noqa: F811
     """I19: after any history the row counts what the blocks hold and nobody settled, and reads give exactly that."""

@@ -16,7 +16,6 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import inside
 import qflow
-from faults.strikes import TORTURE
 from model.spool_machine import SpoolMachine
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
@@ -24,6 +23,7 @@ from qflow.delivery import Delivery
 from qflow.queues import admission, exits
 from qflow.queues.admission import Admission
 from qflow.queues.dead_letters import COUNT, QUEUE, REASON
+from thorough import TORTURE
 
 LARGEST = 300
 QUEUES = ("work", "copy", "dead")

@@ -12,7 +12,6 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import inside
 import qflow
-from faults.strikes import TORTURE
 from model.spool_machine import SpoolMachine
 from qflow.delivery import Delivery
 from qflow.memory import run_list
@@ -21,6 +20,7 @@ from qflow.memory.group import GROUP_BYTES
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.queues.queue import parts_of
 from qflow.storage.log import append, hollowing
+from thorough import TORTURE
 
 CAPACITIES = [0, 1, 200, 1_000, 5_000, 50_000]
 LARGEST = 700

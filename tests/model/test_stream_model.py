@@ -19,7 +19,6 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 import inside
 import qflow
-from faults.strikes import TORTURE
 from model.spool_machine import SpoolMachine
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
@@ -31,6 +30,7 @@ from qflow.streams import read_ahead
 from qflow.streams import room as room_module
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 from qflow.upkeep import Upkeep
+from thorough import TORTURE
 from unit.clocks import Clock
 
 TOPICS = ["a/x", "a/y", "a/x/z", "b", "a", "$s/x", "q/x"]

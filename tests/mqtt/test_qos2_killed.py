@@ -18,8 +18,8 @@ import pytest
 import qflow
 from mqtt_loop import PUBCOMP, PUBLISH, PUBREC, PUBREL, Gone, Raw, cut_all, dialled
 from processes import free_port
+from thorough import TORTURE
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
 KILLS = 40 if TORTURE else 4
 MESSAGES = 300

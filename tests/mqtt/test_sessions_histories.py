@@ -13,8 +13,8 @@ import pytest
 from inside import copy_as_killed
 from mqtt_loop import PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, Gone, Packet, Raw, client, serving
 from qflow.mqtt import Server
+from thorough import TORTURE
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
 HISTORIES = 60 if TORTURE else 2
 STEPS = 120 if TORTURE else 60

@@ -19,6 +19,7 @@ from websockets.frames import Frame, Opcode
 from doors.event_loop import run, turns, until
 from qflow.mqtt.server import websockets
 from qflow.mqtt.server.websockets import MOST_FRAME_BYTES, MOST_REQUEST_BYTES, WebSockets
+from thorough import examples
 
 MIB = 2**20
 
@@ -411,7 +412,7 @@ class Sink:
         return default
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.data())
 def test_whatever_comes_is_no_fault_of_the_server(data: st.DataObject) -> None:
     """Streams with bytes changed, left out or repeated, cut anywhere: nothing is raised."""

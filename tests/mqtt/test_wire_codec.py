@@ -33,6 +33,7 @@ from qflow.mqtt.wire.packets import (
     Unsubscribe,
     Will,
 )
+from thorough import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 TOPIC = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0+#"), min_size=1, max_size=20)
@@ -98,7 +99,7 @@ def some(of: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=of)
 
 
-SETTINGS = settings(deadline=None, database=None, max_examples=150)
+SETTINGS = settings(deadline=None, database=None, max_examples=examples(150))
 
 
 # From a client.

@@ -40,6 +40,7 @@ from qflow.mqtt.wire.packets import (
     Subscribe,
 )
 from qflow.mqtt.wire.states import NEXT
+from thorough import examples
 
 PING = packet(0xC0)
 
@@ -356,7 +357,7 @@ def test_an_alias_stands_for_its_topic() -> None:
     ),
     st.integers(1, 4),
 )
-@settings(deadline=None, database=None, max_examples=200)
+@settings(deadline=None, database=None, max_examples=examples(200))
 def test_a_client_that_takes_aliases_gets_them(messages: list[tuple[str, bytes, int, Properties]], most: int) -> None:
     """No more of them than it takes, none for what it knows; and no packet is larger than it takes."""
     connection = opened(5, having=b"\x22\0" + bytes((most,)) + b"\x27\0\0\0\x60")

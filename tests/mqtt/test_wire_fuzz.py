@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 from hypothesis import HealthCheck, given, settings
@@ -30,8 +29,8 @@ from qflow.mqtt.wire.packets import (
     Unsubscribe,
 )
 from qflow.streams.topic_filter import check_filter, check_topic
+from thorough import TORTURE
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 LIMITS = Limits(maximum_packet_bytes=600, topic_bytes=60, receive_maximum=4, topic_alias_maximum=3, filters=4)
 USER = b"\x26" + string("name") + string("value é")
 METHOD = b"\x15" + string("M")

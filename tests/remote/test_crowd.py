@@ -19,9 +19,9 @@ from crash.door_client import STREAM, lane_of, own
 from crash.door_crowd import Crowd
 from crash.door_history import History, Place, look
 from doors.event_loop import until
-from faults.strikes import TORTURE
 from qflow.remote.server.grants import Grant
 from qflow.remote.server.session import Session
+from thorough import TORTURE
 
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
 TOLD = 1_000_000 if TORTURE else 60_000

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from thorough import TORTURE
+
 sys.path.append(str(Path(__file__).parents[2]))  # at the end: qflow itself may be the installed one
 
 from bench.measure import Setup, Workload
 from bench.themes import THEMES
-from faults.strikes import TORTURE
 
 ROWS = {
     "spark-read": [

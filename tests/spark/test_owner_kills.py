@@ -11,9 +11,9 @@ from typing import Any
 import qflow
 from crash.beside import reader_beside
 from spark.trees import Trees, copy_the_rest, in_flight, left_in_inbox, said, tell
+from thorough import TORTURE
 from unit.clocks import until
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 ROUNDS = int(os.environ.get("QFLOW_ROUNDS", "0")) or (30 if TORTURE else 1)
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or Random().randrange(10**6)
 COUNT = 20_000

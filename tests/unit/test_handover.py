@@ -2,12 +2,11 @@
 
 Each *hand-over* is one subscriber who begins in the past, or now, reads on until it is well behind what was the end when
 it came, and goes. Everything it was to get came once and in order, whatever of it was read from the log and whatever
-from memory. Together 200 of them and more; with QFLOW_TORTURE set, more than 1,000.
+from memory. Together 100 of them and more; with QFLOW_TORTURE set, more than 1,000.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 import qflow
 from qflow.streams import part as part_module
+from thorough import TORTURE
 from unit.clocks import LONG_S
 
 PUBLISHERS = 2
@@ -23,7 +23,7 @@ SUBSCRIBERS = 3
 MESSAGES = 1_200
 """Of each publisher, in each round."""
 TOPICS = 4
-HANDOVERS = 220 if os.environ.get("QFLOW_TORTURE") else 40
+HANDOVERS = 220 if TORTURE else 25
 """Of each case; there are 24 ways to come."""
 
 

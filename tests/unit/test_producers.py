@@ -25,6 +25,7 @@ from qflow.storage.streams import producers as table
 from qflow.storage.streams.producers import PRODUCER_EXPIRY_S, PRODUCERS, WINDOW
 from qflow.streams import producers as room
 from qflow.streams.producers import Answer, Claim, Producers
+from thorough import examples
 from unit.clocks import LONG_S, Clock, until
 
 pytestmark = pytest.mark.two_drivers
@@ -224,7 +225,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 
 
 def test_a_number_is_stored_once(log):

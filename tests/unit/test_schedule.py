@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from faults.strikes import TORTURE
 from qflow.delivery import Segment
 from qflow.memory import chunk as chunk_module
 from qflow.memory import group as group_module
@@ -27,6 +26,7 @@ from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, Group, groups_charge
 from qflow.memory.schedule import Schedule
 from qflow.memory.seeking import Found, Seeking, find_spilled
 from qflow.message import OVERHEAD_BYTES, Message, Record, charge
+from thorough import TORTURE
 
 ALL = 10**6
 LATE = 10**13

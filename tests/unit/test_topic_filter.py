@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from qflow.errors import InvalidArgument
 from qflow.streams import topic_filter as room
 from qflow.streams.topic_filter import FilterTrie, check_filter, check_topic, covers, matches, may_meet
+from thorough import examples
 
 LEVELS = ["", "a", "b", "$x"]
 TOPICS = [topic for depth in (1, 2, 3) for levels in product(LEVELS, repeat=depth) if (topic := "/".join(levels))]
@@ -190,7 +191,7 @@ def test_the_trie_agrees_with_the_matcher_on_every_filter_and_topic_of_three_lev
 steps = st.tuples(st.booleans(), st.sampled_from(FILTERS), st.integers(0, 3))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(steps, min_size=10, max_size=60), st.lists(st.sampled_from(TOPICS), min_size=5, max_size=15))
 @example([(True, "#", 1), (True, "a", 2), (True, "a", 1), (False, "#", 1)], ["a"])
 def test_any_history_leaves_what_a_plain_list_of_pairs_holds(

@@ -21,6 +21,7 @@ from qflow.storage.topics import selection as topic_selection
 from qflow.storage.topics.records import TABLES, TOPIC_NAMES, TOPICS, any_left, delete_index, piece_key, read_names_row
 from qflow.storage.topics.selection import Selection
 from qflow.streams.topic_filter import matches
+from thorough import examples
 
 LONG = "long" * 130
 levels = st.sampled_from(["", "a", "b", "é", "$s", "a.b", LONG, LONG + "x", LONG + "y"])
@@ -69,7 +70,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postings, "_FEW", 1)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=steps, wanted=st.lists(filters, min_size=1, max_size=4, unique=True), buffers=st.booleans())
 def test_a_selection_names_the_blocks_that_a_scan_finds(history, wanted, buffers, env, small):
     """Whatever was published, indexed, dropped and made anew: exactly the blocks with a match, all where it is broad."""
@@ -102,7 +103,7 @@ def test_a_selection_names_the_blocks_that_a_scan_finds(history, wanted, buffers
         txn.abort()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(topic_filter=filters, names=st.lists(topics, min_size=1, max_size=6))
 def test_a_filter_finds_in_names_what_it_matches(topic_filter, names):
     """One expression over many names agrees with the levels, one by one."""

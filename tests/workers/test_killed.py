@@ -17,9 +17,9 @@ import pytest
 
 import qflow
 from doors.command_line import CommandLine
+from thorough import TORTURE
 from workers.conftest import Working, kill, owner
 
-TORTURE = bool(os.environ.get("QFLOW_TORTURE"))
 SEED = int(os.environ.get("QFLOW_SEED", "0")) or random.SystemRandom().randrange(10**6)
 KILLS = 60 if TORTURE else 4
 PROCESSES = 3
