@@ -11,6 +11,7 @@ local door and its clients, for threads and for tasks, serve other hosts as they
 from __future__ import annotations
 
 import atexit
+import os
 import select
 import socket
 import threading
@@ -270,6 +271,7 @@ class Outlet:
 
 
 _outlets: WeakSet[Outlet] = WeakSet()
+os.register_at_fork(after_in_child=_outlets.clear)  # they are the parent's, and go on
 
 
 @atexit.register

@@ -30,6 +30,16 @@ import qflow
 remote = qflow.connect(sys.argv[1])
 remote.queue("jobs").put(b"a")
 """
+FORKED = """
+import os, sys
+import qflow
+remote = qflow.connect(sys.argv[1])
+child = os.fork()
+if not child:
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+print(remote.queue("jobs").put(b"a"), flush=True)
+"""
 
 
 def url(server: qflow.flight.Server) -> str:
@@ -58,6 +68,12 @@ def test_deliveries_belong_to_the_exchange(broker: qflow.Broker, server: qflow.f
     remote.close()
     again = broker.queue("jobs").get(timeout_s=20)
     assert (again.body, again.redelivered) == (b"a", True)
+
+
+def test_a_child_that_ends_leaves_the_sessions_of_its_parent(server: qflow.flight.Server) -> None:
+    """It has copies of their sockets."""
+    command = [sys.executable, "-c", FORKED, url(server)]
+    assert subprocess.run(command, check=True, capture_output=True, timeout=60).stdout == b"0\n"
 
 
 def test_a_process_ends_the_sessions_it_has_left_open(server: qflow.flight.Server) -> None:

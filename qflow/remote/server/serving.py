@@ -75,6 +75,8 @@ class _Serving:
         connection = Connection(self._broker, self._budget, self._thread, refusal(one), partial(self._gone, one))
         self._connections.add(connection)
         connection.begin(one)
+        if self._draining is not None:
+            connection.drain(ends=True)
 
     def _pause(self, error: OSError) -> None:
         """Let nobody in for a while: the system is short of descriptors, or of memory; or the door is shut."""
