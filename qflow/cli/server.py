@@ -21,6 +21,7 @@ import qflow.mqtt
 import qflow.web
 from qflow.errors import InvalidArgument
 from qflow.options import BrokerOptions
+from qflow.remote.server import doors as callers
 from qflow.serving.addresses import Address, is_of_this_machine_alone
 from qflow.serving.certificates import Certificates
 from qflow.serving.doors import Door, Opening, Secrets, Service, check_free
@@ -140,7 +141,7 @@ async def _serve(
             Opening(one.name, one.address, partial(_open, serve, broker), one.kind.has_tls) for one, serve in wanted
         ]
         service = Service(
-            openings,
+            [*openings, callers.opening(broker)],
             read,
             grace_s=grace_s,
             tell=click.echo,

@@ -12,7 +12,6 @@ from pathlib import Path
 import attrs
 
 from qflow.aio.broker import AsyncBroker
-from qflow.broker import Broker
 from qflow.errors import QflowError
 from qflow.flight.access import read_tokens
 from qflow.flight.server import LAST_WORDS_S, Server, serve
@@ -35,9 +34,8 @@ class _Listening:
 class FlightDoor:
     """A `serving.doors.Door`. Its calls run in threads of gRPC."""
 
-    def __init__(self, server: Server, broker: Broker, token_file: Path | None) -> None:
+    def __init__(self, server: Server, token_file: Path | None) -> None:
         self.server = server
-        self._broker = broker
         self._token_file = token_file
 
     @property
@@ -48,11 +46,9 @@ class FlightDoor:
     async def drain(self, grace_s: float) -> None:
         """Begin nothing any more, and return when what has begun is done, or after so many seconds.
 
-        Sessions get no more messages, and end once they hold none; so do those of processes on this host.
+        Sessions end as callers of the door in the spool do, which they go through, when that is drained.
         """
         self.server.begin_drain()
-        if self._broker.engine.door is not None:
-            self._broker.engine.door.drain()
         await self._until_ended(grace_s)
 
     async def close(self) -> None:
@@ -88,4 +84,4 @@ async def open_door(
 ) -> FlightDoor:
     """Open it; see `server.serve`. Users do not matter: who has a token may do everything."""
     server = serve(broker.broker, host=host, port=port, certificates=certificates, token_file=token_file)
-    return FlightDoor(server, broker.broker, token_file)
+    return FlightDoor(server, token_file)

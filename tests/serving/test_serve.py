@@ -155,6 +155,26 @@ def test_a_server_is_ready_reloads_and_drains(start: Any, tmp_path: Path) -> Non
         assert broker.check() == []
 
 
+def test_processes_of_the_host_that_hold_something_finish_it(start: Any, tmp_path: Path) -> None:
+    """Whatever other doors there are; those that hold nothing end at once."""
+    server = start("spool", "--amqp", "127.0.0.1:0", "--grace", "3600")
+    server.port("amqp")
+    with qflow.connect(tmp_path / "spool") as working, qflow.connect(tmp_path / "spool") as idle:
+        jobs = working.declare_queue("jobs")
+        jobs.put_many([b"at hand", b"left"])
+        delivery = jobs.get()
+        server.signal(signal.SIGTERM)
+        with pytest.raises(qflow.BrokerClosed):
+            idle.queue("jobs").get()
+        assert server.line() == "drain 3600"
+        assert server.process.poll() is None
+        delivery.ack(wait=True)
+        server.end()
+    assert server.process.returncode == 128 + signal.SIGTERM
+    with qflow.open(tmp_path / "spool") as broker:
+        assert broker.queue("jobs").get_many(10).bodies == [b"left"]
+
+
 def test_a_second_signal_ends_a_drain(start: Any) -> None:
     """The spool is closed all the same; SIGINT is 130."""
     server = start("spool", "--amqp", "localhost:0", "--grace", "3600", FAKE_DRAIN="endless")
