@@ -7,6 +7,7 @@ import inspect
 import types
 from collections.abc import Coroutine, Generator
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from qflow.queues.queue import parts_of
 from qflow.remote.server.session import Session
 
 PATIENCE_S = 60
+TURNS = 1000
 LOOK_S = 0.001
 
 
@@ -116,9 +118,11 @@ async def turns(number: int = 5) -> None:
 
 
 async def until(condition: Any) -> None:
-    """Return when a condition holds that other tasks or threads bring about."""
-    while not condition():
-        await asyncio.sleep(LOOK_S)
+    """Return when a condition holds that other tasks bring about, in the turn in which it does, or threads."""
+    for turn in count():
+        if condition():
+            return
+        await asyncio.sleep(0 if turn < TURNS else LOOK_S)
 
 
 async def told(value: Any) -> Any:
