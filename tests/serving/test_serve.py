@@ -165,7 +165,7 @@ def test_processes_of_the_host_that_hold_something_finish_it(start: Any, tmp_pat
         delivery = jobs.get()
         server.signal(signal.SIGTERM)
         with pytest.raises(qflow.BrokerClosed):
-            idle.queue("jobs").get()
+            idle.declare_queue("others").get()
         assert server.line() == "drain 3600"
         assert server.process.poll() is None
         delivery.ack(wait=True)
