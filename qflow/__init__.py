@@ -11,6 +11,8 @@ with qflow.open("spool", capacity_bytes="64MiB") as broker:
 
 from __future__ import annotations
 
+from atexit import register as _at_exit
+from sys import modules as _modules
 from sys import platform as _platform
 
 TYPE_CHECKING = False
@@ -105,6 +107,15 @@ def _check_platform(platform: str) -> None:
 
 
 _check_platform(_platform)
+
+
+@_at_exit
+def _end_sessions() -> None:
+    """End sessions of URLs behind what the program has registered since: that may use them."""
+    tunnel = _modules.get("qflow.flight.tunnel")
+    if tunnel is not None:
+        tunnel.end_sessions()
+
 
 __all__ = [
     "AlreadySettled",

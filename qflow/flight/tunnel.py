@@ -10,7 +10,6 @@ local door and its clients, for threads and for tasks, serve other hosts as they
 
 from __future__ import annotations
 
-import atexit
 import os
 import select
 import socket
@@ -37,7 +36,7 @@ PING_S, SILENT_S = 10.0, 45.0
 COMMAND = b'{"session": 1}'
 _CONNECT_S = 10.0
 _EXIT_S = 1.0
-"""As long the end of a process waits for a session to end."""
+"""As long the end of a process waits for sessions to end."""
 
 
 class Tunnels:
@@ -202,10 +201,10 @@ class Outlet:
         self._thread.start()
         _outlets.add(self)
 
-    def end(self) -> None:
-        """End the session, as a client does, and return when its threads have ended, or after a while."""
+    def end(self) -> threading.Thread:
+        """End the session, as a client does; return the thread that ends when it has."""
         _end(self._inner)
-        self._thread.join(_EXIT_S)
+        return self._thread
 
     def reason(self) -> QflowError | None:
         """Return why a session has ended that had begun; None where it ended by itself."""
@@ -274,11 +273,11 @@ _outlets: WeakSet[Outlet] = WeakSet()
 os.register_at_fork(after_in_child=_outlets.clear)  # they are the parent's, and go on
 
 
-@atexit.register
-def _end_outlets() -> None:
+def end_sessions() -> None:
     """End all before Python ends their threads: within gRPC that aborts the process, sometimes."""
-    for outlet in list(_outlets):
-        outlet.end()
+    deadline = time.monotonic() + _EXIT_S
+    for thread in [outlet.end() for outlet in list(_outlets)]:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def explained(error: pa.ArrowException, target: str) -> QflowError:

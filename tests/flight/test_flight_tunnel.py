@@ -27,8 +27,8 @@ LEFT_OPEN = """
 import atexit, sys, threading
 atexit.register(lambda: print([one.name for one in threading.enumerate() if one.name == "qflow-flight"]))
 import qflow
+atexit.register(lambda: print(remote.queue("jobs").put(b"a")))
 remote = qflow.connect(sys.argv[1])
-remote.queue("jobs").put(b"a")
 """
 FORKED = """
 import os, sys
@@ -77,9 +77,12 @@ def test_a_child_that_ends_leaves_the_sessions_of_its_parent(server: qflow.fligh
 
 
 def test_a_process_ends_the_sessions_it_has_left_open(server: qflow.flight.Server) -> None:
-    """Before Python ends the threads that carry them: gRPC aborts the process where those are within it."""
+    """Before Python ends the threads that carry them: gRPC aborts the process where those are within it.
+
+    And behind what the program itself does at its end.
+    """
     command = [sys.executable, "-c", LEFT_OPEN, url(server)]
-    assert subprocess.run(command, check=True, capture_output=True, timeout=60).stdout == b"[]\n"
+    assert subprocess.run(command, check=True, capture_output=True, timeout=60).stdout == b"0\n[]\n"
 
 
 def test_a_door_that_closes_ends_its_sessions(broker: qflow.Broker, server: qflow.flight.Server) -> None:

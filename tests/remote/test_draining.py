@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import qflow
-from door_raw import RawDoor
+import qflow.aio
+from door_raw import RawDoor, until
 from qflow import BrokerClosed, QueueEmpty
 from qflow.door import Door
 from qflow.remote.client import lone
@@ -112,3 +114,39 @@ def test_a_put_is_not_in_doubt_as_its_broker_ends(
     if ends == "closed":
         owner = open_spool()
     assert len(owner.queue("jobs")) == confirmed
+
+
+def test_what_a_task_has_put_is_not_in_doubt_where_a_write_fails(owner: qflow.Broker, spool: Path) -> None:
+    """What the owner had answered is taken; what it has never read was not begun."""
+    owner.declare_queue("jobs")
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(spool) as broker:
+            jobs = await broker.queue("jobs")
+            answered = asyncio.create_task(jobs.put(b"stored"))
+            await asyncio.sleep(0)
+            until(lambda: len(owner.queue("jobs")) == 1)
+            owner.close()  # in the thread of the loop, which reads nothing meanwhile
+            late = asyncio.create_task(jobs.put(b"never read"))
+            assert await answered == 0
+            with pytest.raises(BrokerClosed):
+                await late
+
+    asyncio.run(scenario())
+
+
+def test_a_get_is_not_told_that_nothing_is_there_while_another_answer_is_read(owner: qflow.Broker, spool: Path) -> None:
+    """A large one holds up what would be acquired, and no time-out ends that."""
+    owner.declare_queue("large", capacity_bytes="64MiB").put_many([bytes(2**20)] * 8)
+    owner.declare_queue("small").put(b"there")
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(spool) as broker:
+            large, small = await broker.queue("large"), await broker.queue("small")
+            for _ in range(5):
+                both = await asyncio.gather(large.get_many(8, 0), small.get_many(1, 0))
+                assert list(map(len, both)) == [8, 1]
+                for one in both:
+                    await one.nack()
+
+    asyncio.run(scenario())

@@ -10,12 +10,14 @@ import os
 import socket
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
 from qflow.remote.client.link import Link, Reason, Reply, Request, Undo
 from qflow.remote.wire.frames import WireError
 
+READ_BYTES = 2**18
 T = TypeVar("T")
 _connections: weakref.WeakSet[TaskConnection] = weakref.WeakSet()
 
@@ -175,11 +177,19 @@ class TaskConnection(asyncio.Protocol):
             self._flush()
 
     def connection_lost(self, error: Exception | None) -> None:
+        if error is not None and self.socket is not None:
+            self._read_rest(self.socket)
         if self._is_ending:
             self._end(BrokerClosed(f"the connection to the owner of {self.target} was closed: connect again"))
         else:
             self._end(None)
         self._lost.set()
+
+    def _read_rest(self, one: socket.socket) -> None:
+        """Take what the owner had sent before it ended the connection: asyncio reads no more once a write fails."""
+        with suppress(OSError, WireError):
+            while data := one.recv(READ_BYTES):
+                self._link.feed(data)
 
     def pause_writing(self) -> None:
         self._writable.clear()

@@ -193,10 +193,12 @@ class Connection(asyncio.BufferedProtocol):
         return self._room.is_set() and not self._is_draining
 
     async def opened(self, timeout_s: float | None) -> bool:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not self.is_open() and not self._lost.is_set():
-                    await (self._lost if self._is_draining else self._room).wait()
+        while not self._is_draining and not self._room.is_set():
+            await self._room.wait()
+        if self._is_draining:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._lost.wait()
         return self.is_open()
 
     def _notify(self, head: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ class Flow(Protocol):
     def is_open(self) -> bool: ...
 
     async def opened(self, timeout_s: float | None) -> bool:
-        """Wait until there is; False: there is none within that."""
+        """Wait until there is; False: there will be none, and the time is over."""
 
 
 class FreeFlow:
@@ -173,7 +173,7 @@ class Session:
         give_up: Callable[[T], object],
         timeout_s: float | None,
     ) -> T | None:
-        """Return messages, acquired when there is room for an answer; None: there were none, or no room, in time.
+        """Return messages, acquired when there is room for an answer; None: there were none in time.
 
         Args:
             collect: waits so long for messages, and acquires them.
