@@ -150,3 +150,47 @@ def test_a_get_is_not_told_that_nothing_is_there_while_another_answer_is_read(ow
                     await one.nack()
 
     asyncio.run(scenario())
+
+
+def test_who_holds_nothing_and_waits_for_room_begins_nothing_more(
+    owner: qflow.Broker, remote: qflow.RemoteBroker
+) -> None:
+    """Its put waits on, and is answered; other requests of its connection are told at once, and are not in doubt."""
+    full = remote.declare_queue("full", limit_messages=1)
+    other = remote.declare_queue("other")
+    full.put(b"in the way")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(full.put, b"waits for room")
+        until(lambda: owner.queue("full").stats().blocked_putters)
+        door_of(owner).drain()
+        with pytest.raises(BrokerClosed, match="is closed"):
+            for _ in range(20_000):
+                other.put(b"x")
+        assert not waiting.done()
+        owner.queue("full").get().ack()
+        assert waiting.result() == 1
+    assert owner.queue("full").get().body == b"waits for room"
+
+
+def test_what_waits_for_room_is_cancelled_as_its_broker_ends(owner: qflow.Broker, spool: Path) -> None:
+    """It was confirmed to nobody, so it is not stored once there is room."""
+    owner.declare_queue("full", limit_messages=1).put(b"in the way")
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(spool) as broker:
+            full = await broker.queue("full")
+            waiting = asyncio.create_task(full.put(b"waits for room"))
+            while not owner.queue("full").stats().blocked_putters:
+                await asyncio.sleep(0)
+            door_of(owner).drain()
+            with pytest.raises(BrokerClosed):
+                while True:
+                    await broker.queue("full")
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(scenario())
+    until(lambda: not owner.queue("full").stats().blocked_putters)
+    owner.queue("full").get().ack()
+    assert len(owner.queue("full")) == 0

@@ -130,9 +130,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def begin(self, one: socket.socket) -> None:
         """Take over a socket."""
-        loop = asyncio.get_running_loop()
         self._socket = one
-        self._connecting = loop.create_task(loop.connect_accepted_socket(lambda: self, one))
+        self._connecting = self._loop.create_task(self._loop.connect_accepted_socket(lambda: self, one))
 
     # Of the transport ------------------------------------------------------------------------------------------------
 
@@ -148,7 +147,7 @@ class Connection(asyncio.BufferedProtocol):
         self._room.set()
         for task in [*self._tasks.values(), *self._unnumbered]:
             task.cancel()
-        self._closing = asyncio.get_running_loop().create_task(self._close_session())
+        self._closing = self._loop.create_task(self._close_session())
 
     async def _close_session(self) -> None:
         tasks = [*self._tasks.values(), *self._unnumbered]
@@ -175,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         data = self._budget.buffer[:nbytes]
-        if self._ending:
+        if self._transport.is_closing():
             return
         try:
             if self._start is not None:
@@ -229,8 +228,6 @@ class Connection(asyncio.BufferedProtocol):
         return rest
 
     def _begin(self, frame: Frame) -> None:
-        if self._ending:
-            return
         if self.lone is not None:  # what came before the answer to that is lost
             self.lone.stop()  # the thread ends it
             return
@@ -238,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
         if head.get("op") == "cancel":
             self._cancel(head.get("request"))
             return
-        if head.get("op") == "lone" and number:
+        if head.get("op") == "lone" and number and not self._ending:
             self._write(number, ({"result": self._begin_lone() and MOST_TOGETHER}, []))
             self._flush()
             return
@@ -247,10 +244,12 @@ class Connection(asyncio.BufferedProtocol):
         taken = self._budget.complete(self)
         self._stop_watching()
         cost = _Cost(size, bool(columns), taken)
-        if number and not columns and len(self._tasks) >= MOST_WAITING:
+        if self._ending or (number and not columns and len(self._tasks) >= MOST_WAITING):
             self._budget.release(taken)
             text = f"{MOST_WAITING} requests of this connection are under way: let some end, or connect once more"
-            self._write(number, (encode_error(InvalidArgument(text)), []))
+            if number:
+                why = self._session.closed() if self._ending else InvalidArgument(text)
+                self._write(number, (encode_error(why), []))
             return
         self._under_way_bytes += size if size <= self._credit else 0
         self._with_columns += cost.has_columns
@@ -263,7 +262,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.puts[number] = put
                 self._look()
                 return
-        task = asyncio.get_running_loop().create_task(self._answer(number, head, columns))
+        task = self._loop.create_task(self._answer(number, head, columns))
         if number:
             self._tasks[number] = task
             if head.get("op") in WAITS:
@@ -367,7 +366,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _look(self) -> None:
         """Read, or not, as things stand."""
-        if self._ending or self.lone is not None or self._transport is None or self._transport.is_closing():
+        if self.lone is not None or self._transport is None or self._transport.is_closing():
             return
         full = self._with_columns > MOST_REQUESTS or len(self._unnumbered) >= MOST_REQUESTS
         full = full or self._large > 1 or self._under_way_bytes > self._credit + SLACK_BYTES
@@ -381,7 +380,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _count(self) -> None:
         """Note how much of a large frame has come, and whether more of it may."""
-        if self._reader.held > LARGE and not self._ending:
+        if self._reader.held > LARGE:
             self._waits = not self._budget.come(self, self._reader.held, self._may_come)
             self._look()
             self._stop_watching()
@@ -416,14 +415,16 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def drain(self, *, ends: bool) -> None:
-        """Give the caller no more messages, and end the connection if it may, holds none and nothing is under way."""
+        """Give the caller no more messages, and end the connection if it may and the caller holds none."""
         self._is_draining = True
-        busy = self.puts or self._unnumbered or self._reader.held or len(self._tasks) > len(self._waiting)
-        if ends and not self._drained and not busy and not self._session.holds():
+        if ends and not self._drained and not self._session.holds():
             self._drained = self._loop.create_task(self.end())
 
     async def end(self) -> None:
-        """End the connection: the broker closes. What is under way is answered before, but for waits for messages."""
+        """End the connection: the broker closes. What is under way is answered before, but for waits for messages.
+
+        What comes meanwhile is not begun, and told so; what is under way may be cancelled.
+        """
         self._ending = True
         if self.lone is not None:
             self.lone.stop()
@@ -437,7 +438,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             if self._start is not None and not self._transport.is_closing():  # it has just come, and is told no less
                 self._transport.write(frames.preamble())
-            self._refuse({"closing": f"the broker of {self._broker.path} is closed: open the spool again"})
+            self._refuse({"closing": str(self._session.closed())})
             await self._lost.wait()
 
     def abort(self) -> None:

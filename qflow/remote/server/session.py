@@ -119,11 +119,13 @@ class Session:
             return encode_error(error), []
         except Exception as error:
             if self.broker.closed:
-                return encode_error(
-                    BrokerClosed(f"the broker of {self.broker.path} is closed: open the spool again")
-                ), []
+                return encode_error(self.closed()), []
             _logger.exception("%s: operation %r of a connection failed", self.broker.path, head.get("op"))
             return encode_error(error), []
+
+    def closed(self) -> BrokerClosed:
+        """Return what is told of a broker that is closed, or about to."""
+        return BrokerClosed(f"the broker of {self.broker.path} is closed: open the spool again")
 
     def named(self, kind: str, name: str, find: Callable[[str], T]) -> T:
         """Return the queue or stream of a name, and know from now on that it was there.
