@@ -81,7 +81,7 @@ def test_beside_an_owner_its_figures_are_listed(spool: Path) -> None:
         f"broker = qflow.open({str(spool)!r}, capacity_bytes='1MiB')\n"
         "broker.declare_queue('fleeting', durable=False).put(b'x')\n"
         "held = broker.queue('mail-slow').get_many(10)\n"
-        "broker.engine.figures.note_changed([broker.queue('mail-slow')])\n"  # maintenance may have looked before
+        "broker.engine.figures.note_changed([*map(broker.queue, broker.queues())])\n"  # maintenance may have looked
         "broker.engine.figures.write()\n"
         "print('ready', flush=True)\n"
         "sys.stdin.read()\n"
