@@ -103,8 +103,9 @@ class BatchWriting:
         hollowed: dict[Lane, Hollowed] = {}
         batch.hollowed = hollowed
         confirming = self._confirming
-        is_small = batch.size <= SMALL_BYTES and lanes <= FEW_LANES and not batch.applies
-        txn = confirming.begin(small=is_small)
+        once = sum(spread.weight() - spread.charged for spread in batch.spreads)  # the journal has all lanes in one
+        is_small = batch.size - once <= SMALL_BYTES and lanes - len(batch.spread_over) <= FEW_LANES
+        txn = confirming.begin(small=is_small and not batch.applies)
         try:
             for lane in hollows:
                 with lane_errors(lane, env.path):

@@ -4,6 +4,7 @@
     2  key length (2) · key                                                                   a key that is no more
     3  key length (2) · start (4) · kept (4) · head length (4) · tail length (4) · key · head · tail
                                           a value that has grown: head, `kept` bytes of the old one from `start`, tail
+    6  ...                                rows and blocks of many owners: see `alike`
 
 Played back in order on the same state they lead to the same state.
 """
@@ -11,8 +12,11 @@ Played back in order on the same state they lead to the same state.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from qflow.storage.log import alike
 
 _PUT, _DELETE, _GROW = 1, 2, 3
 _PAIR = struct.Struct("<BHI")
@@ -38,6 +42,8 @@ class Changes:
         self._pages = 0  # of large values, at the most, since the transaction began
         self._small_bytes = self._values = 0  # the same of small ones; keys that were changed
         self._sizes: dict[bytes, int] = {}
+        self._alike: defaultdict[bytes, dict[int, int]] = defaultdict(dict)
+        """The same of blocks that `note_alike` was told of: by number, then by owner."""
 
     @property
     def written(self) -> tuple[int, int]:
@@ -58,20 +64,36 @@ class Changes:
         return self._put(key, value)
 
     def _put(self, key: bytes, value: bytes) -> bool:
-        size, before = len(value), self._sizes.get(key)
+        size = len(value)
+        self._count(size, self._sizes.get(key), 1)
         self._sizes[key] = size
+        done: bool = self.txn.put(key, value)
+        return done
+
+    def _count(self, size: int, before: int | None, values: int) -> None:
+        """Count values of so many bytes, each in place of one of `before` bytes; None: their keys are new."""
         if size > ON_A_PAGE_BYTES:
             pages = size // PAGE_BYTES + 1
             if (
                 before is None or before <= ON_A_PAGE_BYTES or before // PAGE_BYTES + 1 != pages
             ):  # else it stays where it is
-                self._pages += pages
+                self._pages += pages * values
         elif size > (before or 0):
-            self._small_bytes += size - (before or 0)
+            self._small_bytes += (size - (before or 0)) * values
         if before is None:
-            self._values += 1
-        done: bool = self.txn.put(key, value)
-        return done
+            self._values += values
+
+    def note_alike(self, number: bytes, owners: Sequence[int], row: bytes, block: bytes) -> None:
+        """Note what was put for so many owners, the blocks under keys that end with `number`; see `alike.encode`."""
+        change = alike.encode(owners, row, block)
+        self.size += len(change)
+        self._parts.append(change)
+        known = self._alike[number]
+        for before, count in Counter(map(known.get, owners)).items():
+            self._count(len(block), before, count)
+            if before is None:
+                self._count(len(row), None, count)
+        known.update(dict.fromkeys(owners, len(block)))
 
     def delete(self, key: bytes) -> bool:
         self.note_deleted(key)
@@ -175,6 +197,9 @@ def played(get: Any, changes: bytes) -> Iterator[tuple[bytes, bytes | None]]:
             _, length = _KEY.unpack_from(changes, at)
             at += _KEY.size + length
             yield changes[at - length : at], None
+        elif kind == alike.ALIKE:
+            yield from alike.pairs(changes, at)
+            at = alike.end_of(changes, at)
         else:
             _, length, start, kept, head, tail = _GROWN.unpack_from(changes, at)
             at += _GROWN.size

@@ -33,9 +33,9 @@ JOURNAL = "journal"
 """Its name in the spool."""
 STAGED = ".new"
 """What it is called behind that while it is made."""
-FORMAT = 2
+FORMAT = 3
 OLDEST_FORMAT = 1
-"""In which there are no notes. It is read, and another one made in its place."""
+"""In which there are no notes; in format 2 no changes of many owners. They are read, and replaced by another one."""
 HEADER_BYTES = 4096
 STATE_KEY = meta_key("journal")
 """Where the log says what `JournalState` does."""

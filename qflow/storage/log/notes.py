@@ -27,6 +27,7 @@ from qflow.storage.log.rows import Row, read_row, write_row
 MOST_BYTES = 64 * 1024
 """A larger message is not noted: it would be written twice for little."""
 _PUT, _SETTLED = 4, 5
+_NOTES = bytes((_PUT,)), bytes((_SETTLED,))
 _PUT_HEAD = struct.Struct("<BIBQQB")
 _SETTLED_ALL = struct.Struct("<BIBQQQQ")
 
@@ -79,7 +80,7 @@ def settle_note(lane: Lane, ranges: Sequence[Any]) -> tuple[Note, bytes] | None:
 
 def is_note(changes: bytes) -> bool:
     """Tell whether a record of the journal is a note."""
-    return changes[:1] >= b"\x04"  # one of changes may be empty
+    return changes[:1] in _NOTES
 
 
 def open_notes(records: Sequence[bytes]) -> int:

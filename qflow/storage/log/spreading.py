@@ -7,7 +7,7 @@ known, or to which something else happens in the same commit, are written as wit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from qflow.message import Record, lane_of
@@ -19,6 +19,7 @@ from qflow.storage.environment import DAMAGE, Environment
 from qflow.storage.log.append import full_tail_bytes
 from qflow.storage.log.broken_lanes import LaneBroken
 from qflow.storage.log.calls import Calls
+from qflow.storage.log.changes import Changes
 from qflow.storage.log.keys import BLOCKS, key_of, pack_lane
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.rows import Row, sealed_row
@@ -117,10 +118,14 @@ class Spreading:
                 if found is not None and lane not in busy:
                     lanes.append(lane)
                     states.append(found)
-            with txn.cursor() as cursor:
+            noted = txn if isinstance(txn, Changes) else None
+            with (txn if noted is None else noted.txn).cursor() as cursor:
                 cursor.putmulti(_items(lanes, states, current))
         except DAMAGE as error:
             raise LaneBroken(current[0], error, path) from error
+        if noted is not None:
+            for state, owners in _owners(lanes, states):
+                noted.note_alike(state.number, owners, state.value, state.block(owners[0]))
         self._keep(after.contents(), full_bytes)
         return out
 
@@ -202,6 +207,17 @@ class _After:
         block = grown.blocks(BLOCKS, lane_of(first), begin, previous)
         number = begin.to_bytes(NUMBER_BYTES, "big")
         return State(left, sealed_row(left), following, Tail(grown, following, previous), number, block)
+
+
+def _owners(lanes: list[Lane], states: list[State]) -> Iterable[tuple[State, list[int]]]:
+    """Return each state with the owners of the lanes that are left in it."""
+    groups: dict[int, tuple[State, list[int]]] = {}
+    known: State | None = None
+    for lane, state in zip(lanes, states, strict=True):
+        if state is not known:
+            known, owners = state, groups.setdefault(id(state), (state, []))[1]
+        owners.append(lane.owner)
+    return groups.values()
 
 
 def _items(lanes: list[Lane], states: list[State], current: list[Lane]) -> Iterator[tuple[bytes, bytes]]:

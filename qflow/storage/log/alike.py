@@ -1,0 +1,54 @@
+"""Rows and tail blocks that are the same for many owners but for whose they are, as one change of the journal.
+
+6 · owners (4) · row length (2) · block length (4) · each owner (4) · row · block of the first of them
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+from qflow.errors import CorruptionError
+from qflow.storage.blocks import HEADER, BlockKey
+from qflow.storage.contents import Content
+from qflow.storage.log.keys import key_of
+from qflow.storage.log.table import LAST
+
+ALIKE = 6
+_HEAD = struct.Struct("<BIHI")
+
+
+def encode(owners: Sequence[int], row: bytes, block: bytes) -> bytes:
+    """Return the change: that row and, at its place, that block of each owner; it is the block of the first."""
+    head = _HEAD.pack(ALIKE, len(owners), len(row), len(block))
+    return b"".join((head, struct.pack(f"<{len(owners)}I", *owners), row, block))
+
+
+def end_of(changes: bytes, at: int) -> int:
+    """Return where the change ends that begins at `at`."""
+    _, count, row_bytes, block_bytes = _HEAD.unpack_from(changes, at)
+    return int(at + _HEAD.size + 4 * count + row_bytes + block_bytes)
+
+
+def pairs(changes: bytes, at: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys and values that the change at `at` stands for. Cost: 2 µs an owner.
+
+    Raises:
+        CorruptionError: there is no such block.
+    """
+    _, count, row_bytes, block_bytes = _HEAD.unpack_from(changes, at)
+    at += _HEAD.size
+    owners = struct.unpack_from(f"<{count}I", changes, at)
+    at += 4 * count
+    row, block = changes[at : at + row_bytes], changes[at + row_bytes : at + row_bytes + block_bytes]
+    found = None
+    if len(block) >= HEADER.size:
+        _, _, table, lane, _, _, first, *_ = HEADER.unpack_from(block)
+        found = Content.of_block(block, BlockKey(table, owners[0], lane, first))
+    if found is None:
+        raise CorruptionError(f"a change of {count} queues at once holds no block that could be theirs")
+    content, previous = found
+    block_of = content.blocks(table, lane, first, previous)
+    for owner in owners:
+        yield key_of(table, owner, lane, first), block_of(owner)
+        yield key_of(table, owner, lane, LAST), row
