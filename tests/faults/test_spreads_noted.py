@@ -19,7 +19,8 @@ from faults.test_spreads import bound
 from qflow.errors import CorruptionError
 from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages, encode
-from qflow.storage.log import alike, confirming, journal, writer
+from qflow.storage.log import alike, confirming, journal, spreading, writer
+from qflow.storage.log.alike import Alike
 from qflow.storage.log.changes import played
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head
 from qflow.storage.log.keys import BLOCKS, key_of, parts_of
@@ -65,20 +66,30 @@ def pairs(path: Path) -> dict[bytes, Any]:
         return found
 
 
-def test_a_publish_is_one_record_that_grows_by_four_bytes_a_queue(tmp_path: Path) -> None:
-    """And no commit of the log, though it is for more queues than a batch of puts may be."""
+def test_a_publish_is_one_record_that_grows_by_four_bytes_a_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no commit of the log, though it is for more queues than a batch of puts may be. Pages are changed once."""
     number = confirming.FEW_LANES + 50
+    changed: list[int] = []
+    items = spreading._items
+    monkeypatch.setattr(spreading, "_items", lambda lanes, *rest: changed.append(len(lanes)) or items(lanes, *rest))
     with opened(tmp_path) as broker:
-        queues = bound(broker, number)
+        bound(broker, number)
         broker.publish("t", b"0")
         broker.publish("t", b"1")
         commits, (records, before) = broker.stats().commits_total, journaled(broker)
+        changed.clear()
         for body in range(2, 12):
             broker.publish("t", b"%d" % body)
         assert journaled(broker)[0] == records + 10
         assert (journaled(broker)[1] - before) / 10 < 4 * number + 600
         assert broker.stats().commits_total - commits == 10
-        assert all(drained(queue) == [b"%d" % body for body in range(12)] for queue in queues)
+        assert changed in ([], [number])
+    assert changed in ([number], [number] * 2)
+    with opened(tmp_path) as broker:
+        assert broker.recovery.problems == ()
+        assert all(drained(broker.queue(name)) == [b"%d" % body for body in range(12)] for name in broker.queues())
 
 
 def test_what_a_crash_brings_back_is_what_the_log_would_hold(tmp_path: Path) -> None:
@@ -170,7 +181,7 @@ def test_a_change_stands_for_the_row_and_the_block_of_each_owner() -> None:
         return encode(key._replace(owner=owner), messages.records, previous=5, time_ms=9)
 
     owners = [3, 1, 2**32 - 1]
-    change = alike.encode(owners, b"row", block(3))
+    change = Alike(key_of(*key)[-8:], owners, b"row", block(3)).encode()
     assert alike.end_of(b"before" + change, 6) == len(change) + 6
     expected = [pair for owner in owners for pair in ((key_of(BLOCKS, owner, 0, 7), block(owner)),)]
     found = list(played(lambda key: None, change + change))
@@ -179,7 +190,7 @@ def test_a_change_stands_for_the_row_and_the_block_of_each_owner() -> None:
     assert found[1 : 2 * len(owners) : 2] == [(key_of(BLOCKS, owner, 0, LAST), b"row") for owner in owners]
     for other in (b"", b"x" * 100, block(4)):
         with pytest.raises(CorruptionError, match="of 3 queues at once"):
-            list(alike.pairs(alike.encode(owners, b"row", other), 0))
+            list(alike.pairs(Alike(b"", owners, b"row", other).encode(), 0))
 
 
 def test_a_spool_whose_journal_is_of_before_goes_on(tmp_path: Path) -> None:

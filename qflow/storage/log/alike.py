@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from qflow.errors import CorruptionError
 from qflow.storage.blocks import HEADER, BlockKey
@@ -18,10 +19,21 @@ ALIKE = 6
 _HEAD = struct.Struct("<BIHI")
 
 
-def encode(owners: Sequence[int], row: bytes, block: bytes) -> bytes:
-    """Return the change: that row and, at its place, that block of each owner; it is the block of the first."""
-    head = _HEAD.pack(ALIKE, len(owners), len(row), len(block))
-    return b"".join((head, struct.pack(f"<{len(owners)}I", *owners), row, block))
+class Alike(NamedTuple):
+    """See the module."""
+
+    number: bytes
+    """What the keys of the blocks end with."""
+    owners: list[int]
+    row: bytes
+    block: bytes
+    """That of the first owner."""
+
+    def encode(self) -> bytes:
+        """Return the change."""
+        _, owners, row, block = self
+        head = _HEAD.pack(ALIKE, len(owners), len(row), len(block))
+        return b"".join((head, struct.pack(f"<{len(owners)}I", *owners), row, block))
 
 
 def end_of(changes: bytes, at: int) -> int:

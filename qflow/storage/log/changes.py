@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import struct
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from qflow.storage.log import alike
+from qflow.storage.log.alike import Alike
 
 _PUT, _DELETE, _GROW = 1, 2, 3
 _PAIR = struct.Struct("<BHI")
@@ -30,10 +31,14 @@ UNFIT = b"what it has grown from is not there"
 
 
 class Changes:
-    """A write transaction that notes what is changed through it. As one of LMDB, as far as the log uses that."""
+    """A write transaction that notes what is changed through it. As one of LMDB, as far as the log uses that.
+
+    What many owners have alike is put late: see `put_alike`.
+    """
 
     def __init__(self, txn: Any) -> None:
         self.txn = txn
+        """To be used by itself after `catch_up` only."""
         self.get = txn.get
         self.id = txn.id
         self._parts: list[bytes] = []
@@ -43,7 +48,11 @@ class Changes:
         self._small_bytes = self._values = 0  # the same of small ones; keys that were changed
         self._sizes: dict[bytes, int] = {}
         self._alike: defaultdict[bytes, dict[int, int]] = defaultdict(dict)
-        """The same of blocks that `note_alike` was told of: by number, then by owner."""
+        """The same of blocks that `put_alike` was given: by number, then by owner."""
+        self._late: Callable[[Any], object] | None = None
+        """Puts what is noted, and not in the transaction yet."""
+        self._places: list[tuple[bytes, list[int]]] = []
+        """Numbers and owners of that."""
 
     @property
     def written(self) -> tuple[int, int]:
@@ -64,6 +73,8 @@ class Changes:
         return self._put(key, value)
 
     def _put(self, key: bytes, value: bytes) -> bool:
+        if self._late is not None:
+            self.catch_up()
         size = len(value)
         self._count(size, self._sizes.get(key), 1)
         self._sizes[key] = size
@@ -83,19 +94,49 @@ class Changes:
         if before is None:
             self._values += values
 
-    def note_alike(self, number: bytes, owners: Sequence[int], row: bytes, block: bytes) -> None:
-        """Note what was put for so many owners, the blocks under keys that end with `number`; see `alike.encode`."""
-        change = alike.encode(owners, row, block)
+    def put_alike(self, groups: Sequence[Alike], put: Callable[[Any], object]) -> None:
+        """Put the rows and blocks of many owners.
+
+        Where all of them were put before, `put` is called when something else is read or written, or at the end, unless
+        they were put anew by then: to change them in a thousand pages takes ten times as long as to note that. Those
+        pages are in memory, and sound.
+
+        Args:
+            put: does it, given the transaction of LMDB.
+        """
+        places = [(number, owners) for number, owners, _, _ in groups]
+        if places != self._places:
+            self.catch_up()
+        if all(self._alike[number].keys() >= set(owners) for number, owners in places):
+            self._late, self._places, self.get = put, places, self._get
+        else:
+            put(self.txn)
+        for one in groups:
+            self._note(one)
+
+    def _note(self, one: Alike) -> None:
+        change = one.encode()
         self.size += len(change)
         self._parts.append(change)
-        known = self._alike[number]
-        for before, count in Counter(map(known.get, owners)).items():
-            self._count(len(block), before, count)
+        known, size = self._alike[one.number], len(one.block)
+        for before, count in Counter(map(known.get, one.owners)).items():
+            self._count(size, before, count)
             if before is None:
-                self._count(len(row), None, count)
-        known.update(dict.fromkeys(owners, len(block)))
+                self._count(len(one.row), None, count)
+        known.update(dict.fromkeys(one.owners, size))
+
+    def _get(self, key: bytes) -> Any:
+        self.catch_up()
+        return self.get(key)
+
+    def catch_up(self) -> None:
+        """Have all that is noted in the transaction."""
+        put, self._late, self._places, self.get = self._late, None, [], self.txn.get
+        if put is not None:
+            put(self.txn)
 
     def delete(self, key: bytes) -> bool:
+        self.catch_up()
         self.note_deleted(key)
         done: bool = self.txn.delete(key)
         return done
@@ -108,6 +149,7 @@ class Changes:
         self._values += 1
 
     def cursor(self) -> _Cursor:
+        self.catch_up()
         return _Cursor(self, self.txn.cursor())
 
     def take(self) -> bytes:

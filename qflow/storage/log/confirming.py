@@ -122,13 +122,15 @@ class Confirming:
         ):
             self._changes = Changes(self._txn)
         txn = self._changes if small and not self.env.confined and self._changes is not None else self._txn
-        if self.notes:
-            self._carry_out(txn)
+        if txn is self._txn or self.notes:
+            self._catch_up(txn)
         return txn
 
-    def _carry_out(self, txn: Any) -> None:
-        """Bring the log up to what was noted, in a transaction."""
+    def _catch_up(self, txn: Any) -> None:
+        """Have in the open transaction what was confirmed, `txn` being that, or what notes its changes."""
         try:
+            if self._changes is not None:
+                self._changes.catch_up()
             left = carry_out(txn, self.notes, self.env.join)
         except BaseException:
             self.roll_back()
@@ -314,6 +316,8 @@ class Confirming:
             state = JournalState(last, journal.mark)
         if state.in_use or self._state.in_use:
             self._txn.put(STATE_KEY, encode_state(state))
+        if self._changes is not None:
+            self._changes.catch_up()
         began_s = perf_counter()
         self.env.commit(self._txn)
         self.timers.syncs.note(perf_counter() - began_s)

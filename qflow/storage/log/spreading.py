@@ -7,7 +7,8 @@ known, or to which something else happens in the same commit, are written as wit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from qflow.message import Record, lane_of
@@ -16,6 +17,7 @@ from qflow.storage.blocks import NO_PREVIOUS, BlockKey
 from qflow.storage.contents import Content
 from qflow.storage.encoding import Messages
 from qflow.storage.environment import DAMAGE, Environment
+from qflow.storage.log.alike import Alike
 from qflow.storage.log.append import full_tail_bytes
 from qflow.storage.log.broken_lanes import LaneBroken
 from qflow.storage.log.calls import Calls
@@ -118,14 +120,13 @@ class Spreading:
                 if found is not None and lane not in busy:
                     lanes.append(lane)
                     states.append(found)
-            noted = txn if isinstance(txn, Changes) else None
-            with (txn if noted is None else noted.txn).cursor() as cursor:
-                cursor.putmulti(_items(lanes, states, current))
+            put = partial(_put, lanes, states, current)
+            if isinstance(txn, Changes):
+                txn.put_alike(_alike(lanes, states), put)
+            else:
+                put(txn)
         except DAMAGE as error:
             raise LaneBroken(current[0], error, path) from error
-        if noted is not None:
-            for state, owners in _owners(lanes, states):
-                noted.note_alike(state.number, owners, state.value, state.block(owners[0]))
         self._keep(after.contents(), full_bytes)
         return out
 
@@ -209,15 +210,21 @@ class _After:
         return State(left, sealed_row(left), following, Tail(grown, following, previous), number, block)
 
 
-def _owners(lanes: list[Lane], states: list[State]) -> Iterable[tuple[State, list[int]]]:
-    """Return each state with the owners of the lanes that are left in it."""
+def _put(lanes: list[Lane], states: list[State], current: list[Lane], txn: Any) -> None:
+    """Put rows and tail blocks."""
+    with txn.cursor() as cursor:
+        cursor.putmulti(_items(lanes, states, current))
+
+
+def _alike(lanes: list[Lane], states: list[State]) -> list[Alike]:
+    """Return what is put for lanes that are left in the same state, for each state."""
     groups: dict[int, tuple[State, list[int]]] = {}
     known: State | None = None
     for lane, state in zip(lanes, states, strict=True):
         if state is not known:
             known, owners = state, groups.setdefault(id(state), (state, []))[1]
         owners.append(lane.owner)
-    return groups.values()
+    return [Alike(state.number, owners, state.value, state.block(owners[0])) for state, owners in groups.values()]
 
 
 def _items(lanes: list[Lane], states: list[State], current: list[Lane]) -> Iterator[tuple[bytes, bytes]]:
