@@ -92,6 +92,21 @@ def test_a_publish_is_one_record_that_grows_by_four_bytes_a_queue(
         assert all(drained(broker.queue(name)) == [b"%d" % body for body in range(12)] for name in broker.queues())
 
 
+def test_a_commit_holds_what_was_to_be_put_late(tmp_path: Path) -> None:
+    """One that a publish itself makes, for the journal is full."""
+    commits = 0
+    with opened(tmp_path / "spool", journal_bytes="8KiB") as broker:
+        bound(broker, 40)
+        for number in range(40):
+            broker.publish("t", b"%d" % number)
+            if number and broker.stats().journal_records == 0:
+                commits += 1
+                with opened(crashed(broker, tmp_path / f"copy{number}")) as after:
+                    assert after.recovery.problems == ()
+                    assert {len(after.queue(name)) for name in after.queues()} == {number + 1}
+    assert commits > 2
+
+
 def test_what_a_crash_brings_back_is_what_the_log_would_hold(tmp_path: Path) -> None:
     """Byte for byte, after any history, whether it is seen from outside or carried over."""
     chance = random.Random(5)
@@ -105,14 +120,14 @@ def test_what_a_crash_brings_back_is_what_the_log_would_hold(tmp_path: Path) -> 
         for lot in expected:
             lot.append(body)
         at, step = chance.randrange(len(queues)), chance.random()
-        if step < 0.3:
+        if step < 0.1:
             queues[at].put(body)
             expected[at].append(body)
-        elif step < 0.5:
+        elif step < 0.2:
             batch = queues[at].get_many(chance.choice([1, 5, 100]))
             batch.ack(wait=True)
             del expected[at][: len(batch)]
-        elif step < 0.55:
+        elif step < 0.25:
             queues[at].purge()
             expected[at].clear()
         if number % 8 == 0:
