@@ -16,11 +16,14 @@ from hypothesis import HealthCheck, settings
 import drivers
 import processes
 import qflow
+import scratch
 from doors import forking
 from thorough import TORTURE
 
 SPARK_TIMEOUT_S = 900
 """Some of its tests begin several sessions, each with a Java of its own."""
+SPOOLS_BYTES = 4 * 2**30
+"""What the spools of all tests together may take at a time is less."""
 SHARING = {"test_layout.py", "test_streams_real_data.py"}
 """Files whose tests share what takes seconds to make: one process of several runs all tests of one."""
 
@@ -44,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = directory.name
     collect_in_turns(config)
+    if (memory := scratch.in_memory(SPOOLS_BYTES)) is not None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 def collect_in_turns(config: pytest.Config) -> None:

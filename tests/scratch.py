@@ -1,16 +1,20 @@
-"""Where tests that kill keep their spools."""
+"""Where tests keep their spools: in memory, but for those of what a disk does."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MEMORY = Path("/dev/shm")
 NEEDED_BYTES = 512 * 2**20
+"""By one test."""
 
 
-def in_memory() -> Path | None:
-    """Return a directory in memory, which takes no time to sync; None without one, or without room there.
+def in_memory(needed_bytes: int = NEEDED_BYTES) -> Path | None:
+    """Return a directory in memory, where files take no time to make and to sync; None without one, or without room.
 
     A kill leaves all that the kernel has, wherever that lies: only a cut of power needs a disk.
     """
@@ -18,4 +22,11 @@ def in_memory() -> Path | None:
         found = os.statvfs(MEMORY)
     except FileNotFoundError:
         return None
-    return MEMORY if found.f_bavail * found.f_frsize >= NEEDED_BYTES else None
+    return MEMORY if found.f_bavail * found.f_frsize >= needed_bytes else None
+
+
+@contextmanager
+def directory(place: Path | None, name: str) -> Iterator[Path]:
+    """Give a directory with `name` in its own, in `place` or where the system has such; it is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix=f"qflow-{name}-", dir=place) as found:
+        yield Path(found)

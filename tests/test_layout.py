@@ -219,6 +219,7 @@ def test_the_byte_layout_is_known_to_few() -> None:
         "qflow.storage.blocks",
         "qflow.storage.encoding",
         "qflow.storage.last_commit",
+        "qflow.storage.log.alike",
         "qflow.storage.log.changes",
         "qflow.storage.log.journal",
         "qflow.storage.log.keys",

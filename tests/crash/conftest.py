@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,5 +13,5 @@ import scratch
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """A directory of the test's own, in memory where there is room."""
-    with tempfile.TemporaryDirectory(prefix="qflow-crash-", dir=scratch.in_memory()) as directory:
-        yield Path(directory)
+    with scratch.directory(scratch.in_memory(), "crash") as path:
+        yield path

@@ -19,6 +19,7 @@ import pytest
 
 import inside
 import qflow
+import scratch
 from crash.seams import run_in_child, was_killed
 from faults.seams import Faults, in_thread, open_faulty
 from qflow import inspect
@@ -238,17 +239,18 @@ def test_a_spool_of_many_queues_asks_for_little_room_when_it_opens_after_a_kill(
     assert os.stat(spool / "log" / "data.mdb").st_blocks * 512 < 8 * 2**20
 
 
-def test_what_is_let_go_of_is_not_in_memory(tmp_path):
+def test_what_is_let_go_of_is_not_in_memory():
     """The page of a block that was written and synced is read again by whoever opens the file next."""
-    path = tmp_path / "file"
-    path.write_bytes(bytes(2**20))
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        before = cached_bytes(path)
-        Files().forget_cached(file.fileno())
-    if filesystem_type(path) in ("tmpfs", "ramfs"):
-        pytest.skip("this file system lies in memory")
-    assert cached_bytes(path) < before
+    with scratch.directory(None, "cached") as directory:
+        path = directory / "file"
+        path.write_bytes(bytes(2**20))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            before = cached_bytes(path)
+            Files().forget_cached(file.fileno())
+        if filesystem_type(path) in ("tmpfs", "ramfs"):
+            pytest.skip("this file system lies in memory")
+        assert cached_bytes(path) < before
 
 
 # What a power cut may leave ------------------------------------------------------------------------------------------------
