@@ -69,6 +69,7 @@ class Read:
 
         Raises:
             InvalidArgument: it makes no sense. NotFound: there is no such stream. StorageError: it means another log.
+            StreamDeleted: it was deleted meanwhile.
         """
         owner.check_uuid(ticket.maybe_text("uuid"))
         self._owner = owner
@@ -77,6 +78,7 @@ class Read:
         check_partition(stream, self._number)
         first, there = stream.bounds(self._number)
         self._follows = ticket.flag("follow", default=False)
+        self._stream = self._live(stream) if self._follows else None
         start = ticket.number("start", there if self._follows else first)
         end = 2**62 if self._follows else ticket.number("end", max(start, there))
         if start > there or (end > there and not self._follows):
@@ -89,6 +91,13 @@ class Read:
         self._most_bytes = ticket.maybe_number("max_bytes", least=1)
         self._losses = Losses(ticket.flag("fail_on_data_loss", default="start" in ticket))
         self._columns = _columns(ticket)
+
+    def _live(self, stream: StreamState) -> Stream:
+        """Return the stream that the log had as this."""
+        live = self._owner.broker.stream(stream.name)
+        if self._owner.stream(self._owner.state(), stream.name).owner != stream.owner:
+            raise _deleted(stream.name)
+        return live
 
     @property
     def schema(self) -> pa.Schema:
@@ -114,9 +123,9 @@ class Read:
     def _spans(self, leaves: Callable[[], bool], check: Callable[[], None]) -> Iterator[Span]:
         span = self._span
         yield span
-        if not self._follows:
+        stream = self._stream
+        if stream is None:
             return
-        stream = self._owner.broker.stream(span.stream)
         pause_s = SHORTEST_LOOK_S
         while not leaves():
             end = stream.stats().next_offsets[self._number]
@@ -134,7 +143,11 @@ class Read:
     def _check_there(self, stream: Stream) -> None:
         name = self._span.stream
         if name not in self._owner.broker.streams() or self._owner.broker.stream(name) is not stream:
-            raise StreamDeleted(f"stream {name!r} was deleted: declare it again, and follow it anew")
+            raise _deleted(name)
+
+
+def _deleted(name: str) -> StreamDeleted:
+    return StreamDeleted(f"stream {name!r} was deleted: declare it again, and follow it anew")
 
 
 def _columns(ticket: Command) -> tuple[Column, ...]:

@@ -12,6 +12,9 @@ pf = pytest.importorskip("pyarrow.flight")
 
 import qflow  # noqa: E402
 from qflow.flight import words  # noqa: E402
+from qflow.flight.owner import Owner  # noqa: E402
+from qflow.flight.reading import Read  # noqa: E402
+from qflow.flight.words import Command  # noqa: E402
 
 
 def ticket(**fields: Any) -> Any:
@@ -109,6 +112,22 @@ def test_a_deleted_stream_ends_its_followers(broker: qflow.Broker, client: Any) 
     broker.delete_stream("logs")
     broker.declare_stream("logs", topics=["log/#"])
     assert isinstance(refused(reader.read_chunk), qflow.StreamDeleted)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_who_follows_a_stream_follows_no_other(broker: qflow.Broker, again: bool) -> None:
+    """Deleted after the first batch was read, before anything else is looked for."""
+    broker.declare_stream("logs", topics=["log/#"])
+    broker.publish("log/a", b"one")
+    looks = iter(range(50))
+    read = Read(Owner(broker), Command.parse(ticket(stream="logs", start=0, follow=True).ticket, "the ticket"))
+    batches = read.batches(lambda: next(looks, None) is None, lambda: None)
+    assert next(batches).num_rows == 1
+    broker.delete_stream("logs")
+    if again:
+        broker.declare_stream("logs", topics=["log/#"])
+    with pytest.raises(qflow.StreamDeleted):
+        next(batches)
 
 
 @pytest.mark.parametrize(
