@@ -19,7 +19,8 @@ from faults.test_spreads import bound
 from qflow.errors import CorruptionError
 from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages, encode
-from qflow.storage.log import alike, confirming, journal, spreading, writer
+from qflow.storage.environment import CannotGrow, Environment
+from qflow.storage.log import alike, carrying, confirming, journal, spreading, writer
 from qflow.storage.log.alike import Alike
 from qflow.storage.log.changes import played
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head
@@ -174,6 +175,39 @@ def test_a_crash_that_leaves_many_queues_to_be_written_grows_the_map(tmp_path: P
         assert after.recovery.problems == ()
         assert {len(after.queue(name)) for name in after.queues()} == {3}
         assert after.check() == []
+
+
+def test_a_disk_that_is_full_as_the_journal_is_carried_over_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file has no room for it either, as one that was copied without its reserve. Nothing is lost."""
+    with opened(tmp_path / "spool") as broker:
+        bound(broker, 150)
+        for number in range(3):
+            broker.publish("t", b"%d" % number)
+        copy = crashed(broker, tmp_path / "copy")
+    wanted: list[int] = []
+
+    def make_room(env: Environment, value_bytes: int, values: int, **_: object) -> None:
+        wanted.append(values)
+        raise CannotGrow("full")
+
+    def confine(env: Environment, *_: object, **__: object) -> int:
+        env.confined = True
+        return 1
+
+    def play(*_: object) -> int:
+        raise lmdb.MapFullError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "make_room", make_room)
+        patch.setattr(Environment, "confine", confine)
+        patch.setattr(carrying, "_play", play)
+        with pytest.raises(qflow.DiskFull, match="has no room for what the journal .* give it some"):
+            opened(copy)
+    assert wanted[0] >= 2 * 150, "a row and a block of each queue"
+    with opened(copy) as after:
+        assert {len(after.queue(name)) for name in after.queues()} == {3}
 
 
 def test_queues_in_too_many_states_are_committed(tmp_path: Path) -> None:

@@ -36,6 +36,12 @@ class Alike(NamedTuple):
         return b"".join((head, struct.pack(f"<{len(owners)}I", *owners), row, block))
 
 
+def volume(changes: bytes, at: int) -> tuple[int, int]:
+    """Return how many bytes and values the change at `at` puts."""
+    _, count, row_bytes, block_bytes = _HEAD.unpack_from(changes, at)
+    return count * (row_bytes + block_bytes), 2 * count
+
+
 def end_of(changes: bytes, at: int) -> int:
     """Return where the change ends that begins at `at`."""
     _, count, row_bytes, block_bytes = _HEAD.unpack_from(changes, at)
@@ -46,7 +52,7 @@ def pairs(changes: bytes, at: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield the keys and values that the change at `at` stands for. Cost: 2 µs an owner.
 
     Raises:
-        CorruptionError: there is no such block.
+        CorruptionError: its block is none of the first owner.
     """
     _, count, row_bytes, block_bytes = _HEAD.unpack_from(changes, at)
     at += _HEAD.size
@@ -58,7 +64,7 @@ def pairs(changes: bytes, at: int) -> Iterator[tuple[bytes, bytes]]:
         _, _, table, lane, _, _, first, *_ = HEADER.unpack_from(block)
         found = Content.of_block(block, BlockKey(table, owners[0], lane, first))
     if found is None:
-        raise CorruptionError(f"a change of {count} queues at once holds no block that could be theirs")
+        raise CorruptionError(f"a change of {count} queues at once is damaged: it holds no block of the first of them")
     content, previous = found
     block_of = content.blocks(table, lane, first, previous)
     for owner in owners:

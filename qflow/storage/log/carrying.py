@@ -8,10 +8,11 @@ from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
+from qflow.errors import DiskFull
 from qflow.storage.environment import BROKEN, STEP_BYTES, CannotGrow, Environment, LmdbError, MapFull, log_error
 from qflow.storage.files import Files
 from qflow.storage.log import journal, journal_reading
-from qflow.storage.log.changes import play
+from qflow.storage.log.changes import play, volume
 from qflow.storage.log.confirming import Confirming
 from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state, read_state
 from qflow.storage.log.journal_reading import Found, missing_text
@@ -36,7 +37,7 @@ def carry_over(env: Environment, files: Files, uuid: UUID, *, clean: bool, journ
 
     Raises:
         CorruptionError: it is another log's journal, or of another format. It was left as it is.
-        StorageError: it cannot be read, or the log cannot be written. Nothing was changed.
+        StorageError, DiskFull: it cannot be read, or the log cannot be written. Nothing was changed.
     Cost: reads the journal of a log that was not closed; a commit if there was something in it.
     """
     path = journal.path_of(env.path)
@@ -76,7 +77,8 @@ def apply(env: Environment, found: Found, state: JournalState, *, step_bytes: in
     Args:
         step_bytes: see `Environment.make_room`.
     """
-    size, values = 4 * sum(map(len, found.records)), 4 * len(found.records)
+    volumes = list(map(volume, found.records))
+    size, values = sum(size for size, _ in volumes), sum(values for _, values in volumes)
     while True:
         try:
             try:
@@ -84,7 +86,12 @@ def apply(env: Environment, found: Found, state: JournalState, *, step_bytes: in
             except CannotGrow:
                 env.confine(size, values, settles_only=True)
             unfit = _play(env, found, state)
-        except MapFull:
+        except MapFull as error:
+            if env.confined:
+                raise DiskFull(
+                    f"the disk has no room for what the journal of {env.path} holds for it: give it some, and open the "
+                    "spool again. Nothing was changed"
+                ) from error
             env.grow_map()
         except BROKEN as error:
             raise log_error(error, env.path, "brought up to its journal") from error

@@ -16,10 +16,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from qflow.errors import CorruptionError
+from qflow.storage.environment import DAMAGE
 from qflow.storage.log import alike
 from qflow.storage.log.alike import Alike
 
 _PUT, _DELETE, _GROW = 1, 2, 3
+_ALIKE = bytes((alike.ALIKE,))
 _PAIR = struct.Struct("<BHI")
 _KEY = struct.Struct("<BH")
 _GROWN = struct.Struct("<BHIIII")
@@ -39,7 +42,6 @@ class Changes:
     def __init__(self, txn: Any) -> None:
         self.txn = txn
         """To be used by itself after `catch_up` only."""
-        self.get = txn.get
         self.id = txn.id
         self._parts: list[bytes] = []
         self.size = 0
@@ -48,7 +50,7 @@ class Changes:
         self._small_bytes = self._values = 0  # the same of small ones; keys that were changed
         self._sizes: dict[bytes, int] = {}
         self._alike: defaultdict[bytes, dict[int, int]] = defaultdict(dict)
-        """The same of blocks that `put_alike` was given: by number, then by owner."""
+        """The size of each tail block that `put_alike` put: by what its key ends with, then by owner."""
         self._late: Callable[[Any], object] | None = None
         """Puts what is noted, and not in the transaction yet."""
         self._places: list[tuple[bytes, list[int]]] = []
@@ -58,6 +60,11 @@ class Changes:
     def written(self) -> tuple[int, int]:
         """How many bytes and values, as `Environment.make_room` takes them."""
         return self._pages * PAGE_BYTES + 2 * self._small_bytes, self._values
+
+    def get(self, key: bytes) -> Any:
+        if self._late is not None:
+            self.catch_up()
+        return self.txn.get(key)
 
     def put(self, key: bytes, value: bytes) -> bool:
         self.size += _PAIR.size + len(key) + len(value)
@@ -95,11 +102,12 @@ class Changes:
             self._values += values
 
     def put_alike(self, groups: Sequence[Alike], put: Callable[[Any], object]) -> None:
-        """Put the rows and blocks of many owners.
+        """Put rows and tail blocks that are the same for many owners but for whose they are.
 
-        Where all of them were put before, `put` is called when something else is read or written, or at the end, unless
-        they were put anew by then: to change them in a thousand pages takes ten times as long as to note that. Those
-        pages are in memory, and sound.
+        Where all of them were put in this transaction before, `put` is called late: when something else is read or
+        written, or before the commit, and not at all if they were put anew by then. To change a thousand pages takes
+        ten times as long as to note what is changed. Their pages were read and copied into memory by the first put, so
+        a damaged one was found then.
 
         Args:
             put: does it, given the transaction of LMDB.
@@ -108,7 +116,7 @@ class Changes:
         if places != self._places:
             self.catch_up()
         if all(self._alike[number].keys() >= set(owners) for number, owners in places):
-            self._late, self._places, self.get = put, places, self._get
+            self._late, self._places = put, places
         else:
             put(self.txn)
         for one in groups:
@@ -125,15 +133,18 @@ class Changes:
                 self._count(len(one.row), None, count)
         known.update(dict.fromkeys(one.owners, size))
 
-    def _get(self, key: bytes) -> Any:
-        self.catch_up()
-        return self.get(key)
-
     def catch_up(self) -> None:
-        """Have all that is noted in the transaction."""
-        put, self._late, self._places, self.get = self._late, None, [], self.txn.get
-        if put is not None:
-            put(self.txn)
+        """Have all that is noted in the transaction; what raised is tried again by the next call, and not left out.
+
+        Raises:
+            MapFull. CorruptionError: pages are damaged, of nobody that is to be blamed for it.
+        """
+        if self._late is not None:
+            try:
+                self._late(self.txn)
+            except DAMAGE as error:
+                raise CorruptionError(f"pages of the log are damaged: {error}") from error
+        self._late, self._places = None, []
 
     def delete(self, key: bytes) -> bool:
         self.catch_up()
@@ -204,6 +215,15 @@ def put_grown(txn: Any, key: bytes, value: bytes, start: int, kept: int, tail_by
         txn.put_grown(key, value, start, kept, tail_bytes)
     else:
         txn.put(key, value)
+
+
+def volume(changes: bytes) -> tuple[int, int]:
+    """Return about how many bytes and values the changes of one batch put, as `Environment.make_room` takes them."""
+    size, values, at = 4 * len(changes), 4, 0
+    while changes[at : at + 1] == _ALIKE:  # which stand alone, or first
+        more_size, more_values = alike.volume(changes, at)
+        size, values, at = size + more_size, values + more_values, alike.end_of(changes, at)
+    return size, values
 
 
 def play(txn: Any, changes: bytes) -> int:
