@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import qflow
+import scratch
 from qflow.storage.log import writer
 
 
+@pytest.fixture
+def on_disk() -> Iterator[qflow.Broker]:
+    """A broker whose syncs take some time."""
+    with scratch.directory(None, "commits") as path, qflow.open(path / "spool") as broker:
+        yield broker
+
+
 def test_threads_that_put_one_by_one_share_each_commit_and_do_not_take_turns(
-    open_spool: Callable[..., qflow.Broker], monkeypatch: pytest.MonkeyPatch
+    on_disk: qflow.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "GATHER_S", 60.0)  # whoever was let go comes again in time
-    broker = open_spool()
+    broker = on_disk
     queue = broker.declare_queue("q")
     enough = threading.Event()
     stopped = threading.Event()
