@@ -77,11 +77,12 @@ class Read:
         self._number = ticket.number("partition", 0 if len(stream.rows) == 1 else None)
         check_partition(stream, self._number)
         first, there = stream.bounds(self._number)
-        self._follows = ticket.flag("follow", default=False)
-        self._stream = self._live(stream) if self._follows else None
-        start = ticket.number("start", there if self._follows else first)
-        end = 2**62 if self._follows else ticket.number("end", max(start, there))
-        if start > there or (end > there and not self._follows):
+        follows = ticket.flag("follow", default=False)
+        self._stream = self._live(stream) if follows else None
+        """The one that is followed."""
+        start = ticket.number("start", there if follows else first)
+        end = 2**62 if follows else ticket.number("end", max(start, there))
+        if start > there or (end > there and not follows):
             raise InvalidArgument(
                 f"stream {stream.name!r}, partition {self._number}, ends at {there}, which the next message gets: "
                 f"{start if start > there else end} is past that"

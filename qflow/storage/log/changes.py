@@ -115,23 +115,24 @@ class Changes:
         places = [(number, owners) for number, owners, _, _ in groups]
         if places != self._places:
             self.catch_up()
-        if all(self._alike[number].keys() >= set(owners) for number, owners in places):
-            self._late, self._places = put, places
-        else:
+        sizes = [Counter(map(self._alike[number].get, owners)) for number, owners in places]
+        if any(None in counts for counts in sizes):
             put(self.txn)
-        for one in groups:
-            self._note(one)
+        else:
+            self._late, self._places = put, places
+        for one, counts in zip(groups, sizes, strict=True):
+            self._note(one, counts)
 
-    def _note(self, one: Alike) -> None:
+    def _note(self, one: Alike, sizes: Counter[int | None]) -> None:
+        """Note what was put in place of blocks of these sizes; None: of those that had none."""
         change = one.encode()
         self.size += len(change)
         self._parts.append(change)
-        known, size = self._alike[one.number], len(one.block)
-        for before, count in Counter(map(known.get, one.owners)).items():
-            self._count(size, before, count)
+        for before, count in sizes.items():
+            self._count(len(one.block), before, count)
             if before is None:
                 self._count(len(one.row), None, count)
-        known.update(dict.fromkeys(one.owners, size))
+        self._alike[one.number].update(dict.fromkeys(one.owners, len(one.block)))
 
     def catch_up(self) -> None:
         """Have all that is noted in the transaction; what raised is tried again by the next call, and not left out.
@@ -139,11 +140,12 @@ class Changes:
         Raises:
             MapFull. CorruptionError: pages are damaged, of nobody that is to be blamed for it.
         """
-        if self._late is not None:
-            try:
-                self._late(self.txn)
-            except DAMAGE as error:
-                raise CorruptionError(f"pages of the log are damaged: {error}") from error
+        if self._late is None:
+            return
+        try:
+            self._late(self.txn)
+        except DAMAGE as error:
+            raise CorruptionError(f"pages of the log are damaged: {error}") from error
         self._late, self._places = None, []
 
     def delete(self, key: bytes) -> bool:
