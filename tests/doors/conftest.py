@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from qflow import inspect
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """A directory for many spools that no test of the disk is about."""
-    with tempfile.TemporaryDirectory(prefix="qflow-doors-", dir=scratch.in_memory()) as directory:
-        yield Path(directory)
+    with scratch.directory(scratch.in_memory(), "doors") as path:
+        yield path
 
 
 @pytest.fixture
