@@ -399,6 +399,7 @@ def test_small_batches_share_a_commit_and_large_ones_take_them_along(tmp_path: P
         return env
 
     with make_broker(tmp_path, BrokerSettings(), open_environment=environment) as broker:
+        inside.still(broker)  # what maintenance reads is committed before
         put_some(broker)
         commits.clear()
         queue = broker.queue("q")
