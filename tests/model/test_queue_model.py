@@ -24,6 +24,7 @@ from thorough import TORTURE
 
 CAPACITIES = [0, 1, 200, 1_000, 5_000, 50_000]
 LARGEST = 700
+MOST_PUT = 12
 MOST_ABOVE = max(LARGEST + OVERHEAD_BYTES + GROUP_BYTES, index_charge(1))
 """What stays above the bounds: one message, or one whose place in a schedule's index would take more than it does."""
 bodies = st.integers(0, LARGEST).map(lambda size: bytes([size % 251]) * size)
@@ -102,7 +103,7 @@ class QueueMachine(SpoolMachine):
         if self.room(1 + len(self.uncertain)):
             self.note(self.queue.put(body, durable=durable, timeout_s=0), body, durable)
 
-    @rule(batch=st.lists(bodies, max_size=12), logged=st.booleans())
+    @rule(batch=st.lists(bodies, max_size=MOST_PUT), logged=st.booleans())
     def put_many(self, batch: list[bytes], logged: bool) -> None:
         durable = self.durable and logged
         if self.room(len(batch) + len(self.uncertain)):
@@ -218,10 +219,7 @@ class QueueMachine(SpoolMachine):
     def resize(self, capacity: int) -> None:
         self.capacity = capacity
         self.broker.declare_queue("q", durable=self.durable, capacity_bytes=capacity, limit_messages=self.limit)
-        in_flight = sum(len(delivery.body) + OVERHEAD_BYTES + SINGLE_BYTES for delivery in self.held.values())
-        # What a schedule keeps of messages it has spilled cannot be spilled in its turn.
-        index = sum(schedule.overhead_bytes for schedule in parts_of(self.queue).lanes.schedules.values())
-        assert self.queue.stats().resident_bytes <= max(capacity, in_flight) + index + MOST_ABOVE
+        assert self.queue.stats().resident_bytes <= self.bound(capacity) + MOST_ABOVE
 
     @rule()
     def browse(self) -> None:
@@ -293,8 +291,15 @@ class QueueMachine(SpoolMachine):
         stats = self.queue.stats()
         assert len(self.waiting) <= stats.messages - len(self.held) <= len(self.waiting) + len(self.uncertain)
         assert stats.acquired_messages == len(self.held)
-        slack = LARGEST * 12 + OVERHEAD_BYTES * 12
-        assert stats.resident_bytes <= min(self.capacity, self.broker_capacity) + slack
+        bound = self.bound(min(self.capacity, self.broker_capacity))
+        assert stats.resident_bytes <= bound + MOST_PUT * (LARGEST + OVERHEAD_BYTES)
+
+    def bound(self, capacity: int) -> int:
+        """Return a capacity, or what cannot be spilled where that is more."""
+        in_flight = sum(len(delivery.body) + OVERHEAD_BYTES + SINGLE_BYTES for delivery in self.held.values())
+        # What a schedule keeps of messages it has spilled cannot be spilled in its turn.
+        index = sum(schedule.overhead_bytes for schedule in parts_of(self.queue).lanes.schedules.values())
+        return max(capacity, in_flight) + index
 
 
 QueueMachine.TestCase.settings = settings(
