@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, again
 from qflow.memory.line import FOREVER, WORK, Wake
@@ -33,6 +33,22 @@ class Step(Protocol):
     """Try once; return None when done, `WORK` if the disk is needed, else the most seconds to wait."""
 
     def __call__(self, wake: Wake | None, *, may_work: bool) -> float | None: ...
+
+
+class Waiting(Protocol):
+    """What a task waits for: an object, for thousands may wait, and a bound method of each would be one more."""
+
+    @property
+    def step(self) -> Step: ...
+    @property
+    def give_up(self) -> Callable[[], object]: ...
+
+
+class Steps(NamedTuple):
+    """`Waiting` for what has its steps elsewhere."""
+
+    step: Step
+    give_up: Callable[[], object]
 
 
 class Request(Protocol):
@@ -174,7 +190,7 @@ class Waiter:
         self._timer: asyncio.TimerHandle | None = None
         self.error: BaseException | None = None
 
-    def wake(self) -> None:
+    def __call__(self) -> None:
         """Wake the task; from any thread, twice is fine."""
         self.home.call(self._resolve)
 
@@ -262,7 +278,7 @@ class Worker:
                     late = given_up
                 if late and undo is not None:
                     undo(result)
-            waiter.wake()
+            waiter()
 
         self.begin(job)
         try:
@@ -296,15 +312,15 @@ class Worker:
                 self._executor.shutdown(wait=False)
 
 
-async def attend(home: Home, worker: Worker, step: Step, give_up: Callable[[], object]) -> None:
-    """Try a step until it is done; if an exception or a cancellation ends that earlier, call `give_up`.
+async def attend(home: Home, worker: Worker, waiting: Waiting) -> None:
+    """Try a step until it is done; if an exception or a cancellation ends that earlier, give up.
 
     It is never tried by the loop while a thread tries it, whatever wakes the task meanwhile.
     """
     try:
         while True:
             waiter = Waiter(home)
-            while (wait_s := in_place(partial(step, waiter.wake, may_work=False))) != WORK:
+            while (wait_s := in_place(partial(waiting.step, waiter, may_work=False))) != WORK:
                 if wait_s is None:
                     return
                 if wait_s == FOREVER:
@@ -315,10 +331,10 @@ async def attend(home: Home, worker: Worker, step: Step, give_up: Callable[[], o
                     await waiter.wait(wait_s)
             waiter = Waiter(home)  # of its own: what woke the other one may come late
             waiter.future = home.loop.create_future()
-            wait_s = await worker.run(home, partial(step, waiter.wake, may_work=True))
+            wait_s = await worker.run(home, partial(waiting.step, waiter, may_work=True))
             if wait_s is None:
                 return
             await waiter.wait(wait_s)
     except BaseException:
-        in_place(give_up)
+        in_place(waiting.give_up)
         raise

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from qflow.aio.loops import Home, Homes, Waiter, Worker, attend
+from qflow.aio.loops import Home, Homes, Steps, Waiter, Worker, attend
 from qflow.aio.transaction import AsyncTogether
 from qflow.errors import QueueDeleted, StreamDeleted
 from qflow.memory.line import FOREVER
@@ -143,7 +143,7 @@ class AsyncPublishing:
             if not claim.is_known:
                 await self._worker.run(home, claim.learn)
             waiter = Waiter(home)
-            answer = claim.try_take(waiter.wake)
+            answer = claim.try_take(waiter)
             if answer is not Answer.PENDING:
                 return answer is Answer.NEW
             left = FOREVER if ends is None else ends - home.loop.time()
@@ -189,4 +189,4 @@ class AsyncPublishing:
         if room is None or room.reserve_at_once(sending.amount):
             return
         asking = Asking(sending.amount)
-        await attend(home, self._worker, partial(room.try_reserve, asking), partial(room.give_up, asking))
+        await attend(home, self._worker, Steps(partial(room.try_reserve, asking), partial(room.give_up, asking)))

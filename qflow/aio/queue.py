@@ -114,7 +114,7 @@ class AsyncQueue(Generic[Placed]):
             waiter.future = waiter.home.loop.create_future()
             putting = putting_of(puts, put)
             try:
-                if putting.stand(waiter.wake):
+                if putting.stand(waiter):
                     await waiter.future
                     if putting.go_on():
                         return put.first
@@ -203,7 +203,7 @@ class AsyncQueue(Generic[Placed]):
         queue, home = self._puts, self._homes.here()
         put = putting.puts[0]
         try:
-            await attend(home, self._worker, putting.step, putting.give_up)
+            await attend(home, self._worker, putting)
         except TurnedAway as turned:
             if turned.decision is Decision.DROP:
                 queue.turn_away(put.records, turned.decision)
@@ -246,7 +246,7 @@ class AsyncQueue(Generic[Placed]):
             return AsyncDelivery(delivery, self._work)
         home = self._homes.here()
         getting = self._gets.begin(1, timeout_s, taker, single=True)
-        await attend(home, self._worker, getting.step, getting.give_up)
+        await attend(home, self._worker, getting)
         if self._gets.context.settings.max_deliveries is not None:
             await self._work.log_attempts(home, getting)
         if getting.delivery is None:

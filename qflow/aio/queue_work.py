@@ -40,7 +40,7 @@ class QueueWork(InMemory):
         """Acquire available messages, waiting for the first; return the batch as threads have it."""
         home = self._homes.here()
         getting = self._gets.begin(most, timeout_s, taker)
-        await attend(home, self._worker, getting.step, getting.give_up)
+        await attend(home, self._worker, getting)
         await self.log_attempts(home, getting)
         return getting.batch
 
@@ -64,7 +64,7 @@ class QueueWork(InMemory):
         """Delete one waiting message; see `AsyncQueue.delete`."""
         queue, home = parts_of(self.queue), self._homes.here()
         deleting = Deleting(queue, sequence)
-        await attend(home, self._worker, deleting.step, deleting.give_up)
+        await attend(home, self._worker, deleting)
         if deleting.handed_over is not None:
             await home.confirmed(deleting.handed_over)
         if queue.spiller.exceeds:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery, InMemory
-from qflow.aio.loops import Homes, Worker, attend
+from qflow.aio.loops import Homes, Steps, Worker, attend
 from qflow.config import parse_count
 from qflow.delivery import Deliveries, Delivery, Return
 from qflow.durations import Duration
@@ -94,9 +94,8 @@ class AsyncSubscription:
 
     async def _attend(self, getting: Getting) -> None:
         cursor = self._member.cursor
-        await attend(
-            self._homes.here(), self._worker, partial(cursor.try_get, getting), partial(cursor.give_up_get, getting)
-        )
+        steps = Steps(partial(cursor.try_get, getting), partial(cursor.give_up_get, getting))
+        await attend(self._homes.here(), self._worker, steps)
 
     def __aiter__(self) -> AsyncIterator[AsyncStreamDelivery]:
         return self.iterate()

@@ -136,7 +136,7 @@ class AsyncTogether:
         assembly.puts += putting.puts
 
     async def _attend(self, waiting: Waiting) -> None:
-        await attend(self._homes.here(), self._worker, waiting.step, waiting.give_up)
+        await attend(self._homes.here(), self._worker, waiting)
 
     async def _redirect(self, insert: Insert, decision: Decision, assembly: Assembly, dead: bool) -> Insert | None:
         """`Together.redirect`; in a thread if a queue may have to be declared."""
