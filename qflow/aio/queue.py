@@ -18,7 +18,7 @@ from qflow.backoff import Backoff, retried_task
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.delivery import Entry
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
+from qflow.errors import AlreadySettled, InvalidArgument
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record, is_logged
 from qflow.options import Body, Moment, Placed, PutOnceOptions, PutOptions
@@ -237,21 +237,14 @@ class AsyncQueue(Generic[Placed]):
         """Acquire the first available message, waiting for one; see `Queue.get`.
 
         Cancelled, it takes nothing: a message it may have acquired goes back to its place, not counted as delivered.
-        Waiting tasks are served first come, first served, and before waiting threads.
+        Waiting tasks are served first come, first served, and before waiting threads: each is handed its message.
         Cost: 0.8 µs in memory, without suspending; 8 µs to wait for a task that puts, however many wait.
         """
         taker = task_name() if consumer is None else parse_name(consumer)
         delivery = self._gets.get_at_once(taker)
-        if delivery is not None:
-            return AsyncDelivery(delivery, self._work)
-        home = self._homes.here()
-        getting = self._gets.begin(1, timeout_s, taker, single=True)
-        await attend(home, self._worker, getting)
-        if self._gets.context.settings.max_deliveries is not None:
-            await self._work.log_attempts(home, getting)
-        if getting.delivery is None:
-            raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
-        return AsyncDelivery(getting.delivery, self._work)
+        if delivery is None:
+            delivery = await self._work.wait_for_one(timeout_s, taker)
+        return AsyncDelivery(delivery, self._work)
 
     async def get_nowait(self, *, consumer: str | None = None) -> AsyncDelivery:
         """`get` that does not wait for a message; one that is not in memory is read."""

@@ -76,7 +76,7 @@ class Getting:
 
     __slots__ = (
         "_deadline", "_done", "_given_up", "_looks", "_most", "_queue", "_single", "_starved", "_turn", "_turns",
-        "_watcher", "collected", "delivery", "stopped", "taker",
+        "_wake", "_watcher", "collected", "delivery", "stopped", "taker",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +97,7 @@ class Getting:
         self._looks = 0  # for room that others were making
         self._turns = 0  # that it had because there were so many expired messages
         self._starved = False
+        self._wake: Wake | None = None
         self._watcher: Watcher | None = None
 
     @property
@@ -121,13 +122,6 @@ class Getting:
             if self._watcher is not None:
                 self._unwatch(self._watcher)
             if self._done or self._given_up:
-                return None
-            if self._single and self._turn is not None and (delivery := queue.get_at_once(self.taker)) is not None:
-                self.delivery = delivery
-                self._done = True
-                queue.waiting.pop(self, None)
-                if gate.starved:
-                    gate.arrived.notify()
                 return None
             lack = Lack.MESSAGE
             while not queue.lanes.is_bare or queue.admission.ready:
@@ -161,13 +155,28 @@ class Getting:
                     queue.waiting[self] = queue.context.monotonic()
                     gate.changes += 1  # for who looks at the figures
                 self._starved = lack in SHORT
-                self._watcher = gate.arrived.watch(wake, self._turn)
+                self._wake = wake
+                self._watcher = gate.arrived.watch(self, self._turn)
                 self._turn = self._watcher.number
                 gate.getters += 1
                 if self._starved:
                     gate.starved += 1
                     queue.lanes.refresh()
             return wait_s
+
+    def __call__(self) -> None:
+        """Wake who waits, with the message it waits for where that is at hand. By a notification, under the lock."""
+        queue = self._queue
+        if self._single and (delivery := queue.get_at_once(self.taker)) is not None:
+            self.delivery = delivery
+            self._done = True
+            queue.waiting.pop(self, None)
+            if self._watcher is not None:
+                self._unwatch(self._watcher)
+            if queue.gate.starved:
+                queue.gate.arrived.notify()
+        if self._wake is not None:
+            self._wake()
 
     def give_up(self) -> None:
         """Get no more: what it has goes back uncounted, a wake-up it had goes to another; twice is fine."""
@@ -180,7 +189,7 @@ class Getting:
             if self._watcher is not None:
                 self._unwatch(self._watcher)
             if self.delivery is not None:
-                queue.claims.give_up(self.delivery)
+                return queue.claims.give_up(self.delivery)  # which wakes another
             if self.collected is not None:
                 queue.claims.give_up(self.collected)
             queue.gate.arrived.notify()

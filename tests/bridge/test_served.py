@@ -10,6 +10,7 @@ import paho.mqtt.client as paho
 import pika
 
 from mqtt_served import serving
+from paho_stopping import stop
 
 WAIT_S = 30.0
 DOORS = ("--amqp", "127.0.0.1:0", "--mqtt", "127.0.0.1:0")
@@ -57,7 +58,7 @@ def test_clients_of_both_talk_to_each_other_and_a_kill_loses_nothing(tmp_path: P
         for number in range(100):
             client.publish("plant/1/heat", b"%d" % number, qos=1)
         client.publish("plant/1/heat", b"last", qos=1).wait_for_publish(WAIT_S)
-        client.loop_stop()
+        stop(client)
     with (
         serving(tmp_path, *DOORS) as (_, ports),
         pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", ports["amqp"][0])) as connection,

@@ -612,14 +612,32 @@ def test_getters_are_served_in_the_order_they_came(on: On, served: list[tuple[in
     on(scenario)
 
 
-@pytest.mark.owner_only(reason="at the door, who is woken has its turn before another request is read")
-def test_a_getter_that_was_woken_and_found_nothing_keeps_its_place(on: On, served: list[tuple[int, bytes]]) -> None:
-    """Somebody else was faster."""
+def test_what_is_put_is_handed_to_the_task_that_waits(on: On, served: list[tuple[int, bytes]]) -> None:
+    """Before it has its turn: whoever comes meanwhile is behind it."""
 
     async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False)
         getters = await begin_getters(queue, served)
+        await queue.put(b"a")
+        with pytest.raises(qflow.QueueEmpty):
+            await queue.get_nowait()
+        await queue.put_many([b"b", b"c", b"d"])
+        await asyncio.gather(*getters)
+        assert served == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
+
+    on(scenario)
+
+
+@pytest.mark.owner_only(reason="at the door, who is woken has its turn before another request is read")
+def test_a_getter_that_was_woken_and_found_nothing_keeps_its_place(on: On, served: list[tuple[int, bytes]]) -> None:
+    """It is handed what was put; what comes back and is to be looked at, somebody else was faster to get."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=False, max_deliveries=9)
         await queue.put(b"snatched")
+        held = await queue.get()
+        getters = await begin_getters(queue, served)
+        await held.nack()
         await (await queue.get_nowait()).ack()  # before the first one, who is woken, has its turn
         await turns()
         await queue.put_many([b"a", b"b", b"c", b"d"])

@@ -26,6 +26,7 @@ import qflow.amqp
 import qflow.mqtt
 from doors.event_loop import run
 from mqtt_loop import DISCONNECT, PUBACK, PUBCOMP, PUBREC, cut_all, slept, unconnected
+from paho_stopping import stop
 from qflow.mqtt.server import sys_topics
 from qflow.mqtt.server.storing import WILLS
 from qflow.serving.certificates import Certificates
@@ -286,7 +287,7 @@ class Paho:
 
     def __exit__(self, *_: object) -> None:
         self.client.disconnect()
-        self.client.loop_stop()
+        stop(self.client)
 
     def next(self) -> Any:
         return self.heard.get(timeout=PATIENCE_S)

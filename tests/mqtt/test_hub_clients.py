@@ -21,6 +21,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from mqtt_loop import serving
+from paho_stopping import stop
 from qflow.mqtt import Server
 
 WAIT_S = 20.0
@@ -62,7 +63,7 @@ class Paho:
 
     def close(self) -> None:
         self.client.disconnect()
-        self.client.loop_stop()
+        stop(self.client)
 
 
 @pytest.mark.parametrize("version", [MQTTProtocolVersion.MQTTv311, MQTTProtocolVersion.MQTTv5])
