@@ -17,6 +17,7 @@ import drivers
 import processes
 import qflow
 import scratch
+from crash import beside
 from doors import forking
 from thorough import TORTURE
 
@@ -98,6 +99,7 @@ def no_process_outlives_the_run() -> Iterator[None]:
     """What tests have begun has ended when the last of them has; in each process of pytest."""
     mark = processes.mark_children()
     yield
+    beside.end()
     forking.end()
     found = processes.left_over(mark)
     processes.end(found)

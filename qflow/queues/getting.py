@@ -189,7 +189,8 @@ class Getting:
             if self._watcher is not None:
                 self._unwatch(self._watcher)
             if self.delivery is not None:
-                return queue.claims.give_up(self.delivery)  # which wakes another
+                queue.claims.give_up(self.delivery)  # which wakes another
+                return
             if self.collected is not None:
                 queue.claims.give_up(self.collected)
             queue.gate.arrived.notify()

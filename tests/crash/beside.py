@@ -1,8 +1,9 @@
-"""A process that has looked into a log and stays: LMDB keeps its lock file, and what stands in it, as long as it lives.
+"""A process that has looked into logs and stays: LMDB keeps their lock files, and what stands in them.
 
-    python beside.py LOG
+    python beside.py
 
-It says `ready` when it has read, and ends with its standard input.
+It takes lines from its standard input, each a sign and the directory of a log: `+` opens and reads it, `-` closes it.
+Each is answered by a line. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -11,38 +12,74 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 
 
-@contextmanager
-def reader_beside(spool: Path, wanted: bool = True) -> Iterator[None]:
-    """Have another process read a spool's log, and keep it open; nothing unless it is wanted, and there is a log."""
-    if not (wanted and (spool / "log").is_dir()):
-        yield
-        return
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(spool / "log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with process:
-        assert process.stdout is not None
+class Beside:
+    """The process. Made when it is first needed, in each process of pytest."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def tell(self, sign: str, log: Path) -> None:
+        """Have it open a log, or close it."""
+        process = self._process
         assert process.stdin is not None
-        assert process.stdout.readline() == b"ready\n"
-        try:
-            yield
-        finally:
+        assert process.stdout is not None
+        process.stdin.write(f"{sign}{log}\n")
+        assert process.stdout.readline() == "done\n", "the process beside could not read the log"
+
+    def end(self) -> None:
+        """End it."""
+        with self._process as process:
+            assert process.stdin is not None
             process.stdin.close()
 
 
-def main(log: str) -> None:
-    env = Environment(log, Files(), read_only=True)
-    env.begin().abort()
-    print("ready", flush=True)
-    sys.stdin.read()
-    env.close()
+@cache
+def beside() -> Beside:
+    """Return the one of this process."""
+    return Beside()
+
+
+def end() -> None:
+    """End that of this process, if there is one."""
+    if beside.cache_info().currsize:
+        beside().end()
+        beside.cache_clear()
+
+
+@contextmanager
+def reader_beside(spool: Path, wanted: bool = True) -> Iterator[None]:
+    """Have another process read a spool's log, and keep it open; nothing unless it is wanted, and there is a log."""
+    log = spool / "log"
+    if not (wanted and (log / "data.mdb").is_file()):
+        yield
+        return
+    beside().tell("+", log)
+    try:
+        yield
+    finally:
+        beside().tell("-", log)
+
+
+def main() -> None:
+    held: dict[str, Environment] = {}
+    for line in sys.stdin:
+        sign, log = line[0], line[1:].rstrip("\n")
+        if sign == "+":
+            held[log] = Environment(log, Files(), read_only=True)
+            held[log].begin().abort()
+        else:
+            held.pop(log).close()
+        print("done", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

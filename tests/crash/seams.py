@@ -5,8 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,35 +124,6 @@ def ended_by_a_kill(task: Callable[[Steps, Path], None], spool: Path, step: int)
         steps.take("the end")
 
     return was_killed(run_in_child(run))
-
-
-@contextmanager
-def read_beside(spool: Path, step: int) -> Iterator[None]:
-    """Have a forked child that has read a log keep it open, at every other pair of steps; nothing where no log is."""
-    if step // 2 % 2 or not (spool / "log" / "data.mdb").is_file():
-        yield
-        return
-    ready, told = os.pipe()
-    waiting, end = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.close(end)
-            env = Environment(str(spool / "log"), Files(), read_only=True)
-            env.begin().abort()
-            os.write(told, b"1")
-            os.read(waiting, 1)
-        finally:
-            os._exit(0)
-    os.close(told)
-    os.close(waiting)
-    try:
-        assert os.read(ready, 1) == b"1", "the reader could not read"
-        yield
-    finally:
-        os.close(ready)
-        os.close(end)
-        os.waitpid(pid, 0)
 
 
 def was_killed(status: int) -> bool:

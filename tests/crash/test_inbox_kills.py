@@ -10,7 +10,8 @@ import pytest
 
 import inside
 import qflow
-from crash.seams import SteppedFiles, Steps, ended_by_a_kill, open_stepped, read_beside
+from crash.beside import reader_beside
+from crash.seams import SteppedFiles, Steps, ended_by_a_kill, open_stepped
 from qflow.adoption import Adoption
 from qflow.storage.files import Files
 from qflow.storage.inbox import batches as sink_batches
@@ -28,7 +29,7 @@ def kills(task: Callable[[Steps, Path], None], spool: Path, start: Path) -> Iter
     for step in range(2_000):
         shutil.rmtree(spool, ignore_errors=True)
         shutil.copytree(start, spool)
-        with read_beside(spool, step):
+        with reader_beside(spool, step // 2 % 2 == 0):
             if not ended_by_a_kill(task, spool, step):
                 return
             yield step

@@ -99,29 +99,34 @@ def test_rows_are_put_into_a_queue(broker: qflow.Broker, client: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "batch", "kind", "text"),
+    ("command", "columns", "kind", "text"),
     [
-        ({"publish": {}}, rows(value=[b"a"]), qflow.InvalidArgument, "by a column 'topic'"),
-        ({"publish": {"topic": "a/#"}}, rows(value=[b"a"]), qflow.InvalidArgument, "a/#"),
-        ({"publish": {}}, rows(topic=["plant/1"]), qflow.InvalidArgument, "no column 'value'"),
+        ({"publish": {}}, {"value": [b"a"]}, qflow.InvalidArgument, "by a column 'topic'"),
+        ({"publish": {"topic": "a/#"}}, {"value": [b"a"]}, qflow.InvalidArgument, "a/#"),
+        ({"publish": {}}, {"topic": ["plant/1"]}, qflow.InvalidArgument, "no column 'value'"),
         (
             {"publish": {}},
-            rows(topic=["plant/1"], value=[1]),
+            {"topic": ["plant/1"], "value": [1]},
             qflow.InvalidArgument,
             "must be binary or string, not int64",
         ),
-        ({"publish": {}}, rows(topic=[b"x"], value=[b"a"]), qflow.InvalidArgument, "column 'topic' must be string"),
-        ({"publish": {}}, rows(topic=pa.array([None], pa.string()), value=[b"a"]), qflow.InvalidArgument, "has null"),
-        ({"publish": {"topic": "plant/1"}, "uuid": "no"}, rows(value=[b"a"]), qflow.StorageError, "made anew"),
-        ({"put": "none"}, rows(value=[b"a"]), qflow.NotFound, "none"),
-        ({}, rows(value=[b"a"]), qflow.InvalidArgument, "must have one of 'publish', 'put', 'stage'"),
+        ({"publish": {}}, {"topic": [b"x"], "value": [b"a"]}, qflow.InvalidArgument, "column 'topic' must be string"),
+        ({"publish": {}}, {"topic": pa.nulls(1, pa.string()), "value": [b"a"]}, qflow.InvalidArgument, "has null"),
+        ({"publish": {"topic": "plant/1"}, "uuid": "no"}, {"value": [b"a"]}, qflow.StorageError, "made anew"),
+        ({"put": "none"}, {"value": [b"a"]}, qflow.NotFound, "none"),
+        ({}, {"value": [b"a"]}, qflow.InvalidArgument, "must have one of 'publish', 'put', 'stage'"),
     ],
 )
 def test_a_put_that_makes_no_sense_is_refused(
-    broker: qflow.Broker, client: Any, command: dict[str, Any], batch: Any, kind: type[Exception], text: str
+    broker: qflow.Broker,
+    client: Any,
+    command: dict[str, Any],
+    columns: dict[str, Any],
+    kind: type[Exception],
+    text: str,
 ) -> None:
     """With a sentence, and nothing is stored."""
-    error = refused(lambda: put(client, command, batch))
+    error = refused(lambda: put(client, command, rows(**columns)))
     assert type(error) is kind
     assert text in str(error)
     assert not list(broker.stream("plants").query())
