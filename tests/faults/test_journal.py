@@ -68,6 +68,20 @@ def made(tmp_path: Path) -> Iterator[Journal]:
     one.close()
 
 
+def test_a_journal_is_made_in_few_writes(tmp_path: Path) -> None:
+    """Whoever waits for it has the interpreter back after each: beside a thread that computes, 5 ms later."""
+    writes: list[int] = []
+
+    class Counting(Files):
+        def __init__(self) -> None:
+            self.pwrite = lambda fd, data, position: writes.append(len(data)) or os.pwrite(fd, data, position)
+
+    size = 4 * 2**20 + 100
+    Journal.create(str(tmp_path / JOURNAL), size, OWNER, Counting(), 1).close()
+    assert sum(writes) == (tmp_path / JOURNAL).stat().st_size == size
+    assert len(writes) <= 6
+
+
 def append(one: Journal, changes: bytes) -> None:
     one.write(changes)
     one.sync()

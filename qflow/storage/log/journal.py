@@ -49,8 +49,8 @@ _NUMBERED = struct.Struct("<QI")
 CLEARED = bytes(_RECORD.size)
 _STATE = struct.Struct("<Q8s")
 _NO_MARK = bytes(8)
-_CHUNK = 4096
-"""The file is written page by page: a kernel that has it in larger pieces counts a whole one for each record."""
+_CHUNK = 2**20
+"""The file is written in so few pieces, for after each write a thread that computes has the interpreter for 5 ms."""
 MOST_BYTES = 2**30
 """A header that says more is none of ours."""
 REMEDY = (
@@ -161,6 +161,7 @@ class Journal:
                 while position < size:
                     position = write_all(files, fd, bytes(min(_CHUNK, size - position)), position)
                 files.sync_file(staged)
+                files.cache_by_pages(fd)
                 files.rename(staged, path)
                 files.sync_directory(os.path.dirname(path))
                 return cls(path, fd, head, uuid, files, following)
