@@ -67,9 +67,15 @@ class Changes:
         return self.txn.get(key)
 
     def put(self, key: bytes, value: bytes) -> bool:
+        self.note(key, value)
+        done: bool = self.txn.put(key, value)
+        return done
+
+    def note(self, key: bytes, value: bytes) -> None:
+        """Note that a pair is put, next."""
         self.size += _PAIR.size + len(key) + len(value)
         self._parts += _PAIR.pack(_PUT, len(key), len(value)), key, value
-        return self._put(key, value)
+        self._weigh(key, value)
 
     def put_grown(self, key: bytes, value: bytes, start: int, kept: int, tail_bytes: int) -> bool:
         """Put a value that ends with `kept` bytes of the one before, from `start` on, and `tail_bytes` behind them."""
@@ -77,16 +83,17 @@ class Changes:
         head = tail - kept
         self.size += _GROWN.size + len(key) + head + tail_bytes
         self._parts += _GROWN.pack(_GROW, len(key), start, kept, head, tail_bytes), key, value[:head], value[tail:]
-        return self._put(key, value)
+        self._weigh(key, value)
+        done: bool = self.txn.put(key, value)
+        return done
 
-    def _put(self, key: bytes, value: bytes) -> bool:
+    def _weigh(self, key: bytes, value: bytes) -> None:
+        """Count a value that is put next."""
         if self._late is not None:
             self.catch_up()
         size = len(value)
         self._count(size, self._sizes.get(key), 1)
         self._sizes[key] = size
-        done: bool = self.txn.put(key, value)
-        return done
 
     def _count(self, size: int, before: int | None, values: int) -> None:
         """Count values of so many bytes, each in place of one of `before` bytes; None: their keys are new."""
@@ -197,12 +204,15 @@ class _Cursor:
         return done
 
     def putmulti(self, items: Iterable[tuple[bytes, bytes]]) -> tuple[int, int]:
-        """Put some pairs; return how many, and how many of them were new or changed."""
-        count = 0
-        for key, value in items:
-            self._changes.put(key, value)
-            count += 1
-        return count, count
+        """Put some pairs; return how many, and how many of them were new or changed.
+
+        At once: between two calls that put one, another thread has the interpreter for as long as it likes.
+        """
+        pairs = list(items)
+        for key, value in pairs:
+            self._changes.note(key, value)
+        count, added = self._cursor.putmulti(pairs)
+        return count, added
 
     def __enter__(self) -> _Cursor:
         return self

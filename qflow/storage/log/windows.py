@@ -195,7 +195,8 @@ class Windows:
         first = window_of(self._floor)
         if floor >= first + WINDOW:
             self._map(first)  # whether it counted is known then
-        for window, reached in self._maps.items():
+        written: list[tuple[bytes, bytes]] = []
+        for window, reached in sorted(self._maps.items()):
             before, key = self._before[window], key_of(*self._place, window)
             settled = _from(reached, floor - window)
             counted = before != 0 or window in self._damaged
@@ -203,7 +204,10 @@ class Windows:
             if not settled:
                 self._txn.delete(key)
             elif settled != before:
-                self._txn.put(key, encode(settled, key))
+                written.append((key, encode(settled, key)))
+        if written:
+            with self._txn.cursor() as cursor:
+                cursor.putmulti(written)
         if floor >= first + WINDOW:
             grown -= table.delete_between(
                 self._txn, key_of(*self._place, first), key_of(*self._place, window_of(floor))
