@@ -170,10 +170,11 @@ class Files:
     def cache_by_pages(self, fd: int) -> None:
         """Have a file that is on the disk in memory page by page, whatever the pieces that it was written in.
 
-        Some kernels keep it in those pieces, and count a whole one for each small write.
+        Some kernels keep it in those pieces, and count a whole one for each small write. Advice: nothing if it fails.
         """
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
 
     def sync_file(self, path: str) -> None:
         """Force a file's content to the disk. One sync."""
