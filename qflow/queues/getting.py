@@ -165,16 +165,18 @@ class Getting:
             return wait_s
 
     def __call__(self) -> None:
-        """Wake who waits, with the message it waits for where that is at hand. By a notification, under the lock."""
+        """Wake who waits, with the message it waits for where that is at hand. By a notification, under the lock.
+
+        Where some lack room, each wakes the next: they do that when they try, and not from call to call.
+        """
         queue = self._queue
-        if self._single and (delivery := queue.get_at_once(self.taker)) is not None:
+        is_free = self._single and not queue.gate.starved
+        if is_free and (delivery := queue.get_at_once(self.taker)) is not None:
             self.delivery = delivery
             self._done = True
             queue.waiting.pop(self, None)
             if self._watcher is not None:
                 self._unwatch(self._watcher)
-            if queue.gate.starved:
-                queue.gate.arrived.notify()
         if self._wake is not None:
             self._wake()
 

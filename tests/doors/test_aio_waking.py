@@ -157,6 +157,23 @@ def test_a_message_wakes_one_task_and_the_next_if_that_is_cancelled(on: On, woke
     on(scenario)
 
 
+def test_many_that_lacked_room_are_served_when_there_is_some(on: On) -> None:
+    """More than calls may be nested: each that is served has the next one woken."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=False, capacity_bytes="20MiB")
+        await queue.put_many([b""] * 600)
+        held = [await queue.get() for _ in range(100)]
+        await broker.alter_queue("q", capacity_bytes=1_000)  # less than what is held
+        getters = [asyncio.create_task(queue.get()) for _ in range(500)]
+        await until(lambda: parts_of(plain(broker)).gate.starved == 500)
+        await broker.alter_queue("q", capacity_bytes="20MiB")
+        for delivery in [*held, *await asyncio.gather(*getters)]:
+            await delivery.ack()
+
+    on(scenario)
+
+
 @pytest.mark.owner_only(reason="it counts wake-ups of the owner's tasks")
 @pytest.mark.parametrize("tasks", [100, 1_000])
 def test_a_wait_is_one_try_or_none_and_a_wake_up_without_a_timer(
