@@ -69,12 +69,15 @@ class Line(threading.Condition):
 
     def __init__(self, lock: Any) -> None:
         super().__init__(lock)
-        self.watching = 0
-        """How many watchers there are."""
         self._turns = 0
         self._fresh: OrderedDict[int, Watcher] = OrderedDict()
         self._back: dict[int, Watcher] = {}  # were here before, and found nothing
         self._order: list[int] = []  # their numbers below 0, the first of them at the end
+
+    @property
+    def watching(self) -> int:
+        """How many watchers there are. Counted, for a signal handler may end whoever takes one out."""
+        return len(self._fresh) + len(self._order)
 
     def watch(self, wake: Wake, number: int | None = None) -> Watcher:
         """Have `wake()` called when it is its turn at a notification. Under the lock.
@@ -88,17 +91,18 @@ class Line(threading.Condition):
         else:
             watcher = self._back[number] = Watcher(wake, number)
             insort(self._order, -number)
-        self.watching += 1
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
         """Call it no more. Under the lock."""
         if not watcher.called:
             watcher.called = True
-            self.watching -= 1
-            if self._fresh.pop(watcher.number, None) is None:
-                del self._back[watcher.number]
-                del self._order[bisect_left(self._order, -watcher.number)]
+            number, order = watcher.number, self._order
+            if self._fresh.pop(number, None) is None:
+                at = bisect_left(order, -number)
+                if order[at : at + 1] == [-number]:
+                    del order[at]
+                self._back.pop(number, None)
 
     def notify(self, n: int = 1) -> None:
         """Wake `n` of those who wait, watchers first."""
@@ -121,7 +125,6 @@ class Line(threading.Condition):
         super().notify_all()
 
     def _pop(self) -> Watcher:
-        self.watching -= 1
         fresh, order = self._fresh, self._order
         if order and (not fresh or -order[-1] < next(iter(fresh))):
             return self._back.pop(-order.pop())

@@ -140,6 +140,18 @@ async def _served(here: Round, tasks: Tasks) -> None:
                 break
 
 
+async def hold_all(here: Round, tasks: Tasks) -> None:
+    here.batch = await tasks.queue.get_many(100, 0)
+
+
+@call("put that is handed to a get", hold_all)
+async def _handed(here: Round, tasks: Tasks) -> None:
+    getter = asyncio.create_task(tasks.queue.get(5))
+    await asyncio.sleep(0)
+    await tasks.queue.put(here.new(1)[0])
+    await getter
+
+
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, World]]:
     found = {kind: World(tmp_path_factory.mktemp("tasks"), kind) for kind in KINDS}
