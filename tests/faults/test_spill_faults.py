@@ -449,10 +449,14 @@ def test_what_is_purged_and_overwritten_while_it_is_read_is_no_damage(spool, fau
 
 @pytest.mark.parametrize("delayed", [False, True], ids=["in order", "delayed"])
 def test_a_get_without_patience_waits_for_what_another_thread_reads(delayed, spool, faults, spill):
-    """The queue is not empty: `while batch := queue.get_many(n, timeout_s=0)` must not end before it is."""
-    with faulty_broker(spool, faults, capacity_bytes=CAPACITY, **spill) as broker:
+    """The queue is not empty: `while batch := queue.get_many(n, timeout_s=0)` must not end before it is.
+
+    There is room for more than the one message that the other holds.
+    """
+    bodies = [body * 10 for body in BODIES]
+    with faulty_broker(spool, faults, capacity_bytes=10 * CAPACITY, **spill) as broker:
         queue = broker.declare_queue("q", durable=False)
-        for body in BODIES:
+        for body in bodies:
             queue.put(body, delay_s=0.001 if delayed else 0)
         put_s = time.time()
         until(lambda: time.time() > put_s + 0.01)  # all are due
@@ -487,7 +491,7 @@ def test_a_get_without_patience_waits_for_what_another_thread_reads(delayed, spo
             assert not thread.is_alive()
         faults.before.clear()
         assert set(taken) == {1}
-        assert sorted(found + drained(queue)) == BODIES
+        assert sorted(found + drained(queue)) == bodies
 
 
 def test_a_get_without_patience_waits_for_room_that_another_thread_makes(spool, faults, spill, monkeypatch):
