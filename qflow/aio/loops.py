@@ -336,5 +336,8 @@ async def attend(home: Home, worker: Worker, waiting: Waiting) -> None:
                 return
             await waiter.wait(wait_s)
     except BaseException:
-        in_place(waiting.give_up)
+        try:
+            in_place(waiting.give_up)
+        finally:  # a handler that raises may have come before that began, or in its middle
+            in_place(waiting.give_up)
         raise

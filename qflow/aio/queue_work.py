@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from qflow.aio.delivery import AsyncDeliveries, InMemory
-from qflow.aio.loops import Home, Homes, Waiter, Worker, attend
+from qflow.aio.loops import Home, Homes, Worker, attend
 from qflow.delivery import Deliveries, Delivery, Return
 from qflow.durations import Duration
 from qflow.errors import QueueEmpty
-from qflow.memory.line import FOREVER
 from qflow.memory.waiting import in_place
 from qflow.queues.consumer import Consumers
 from qflow.queues.deleting import Deleting
@@ -50,17 +49,7 @@ class QueueWork(InMemory):
         """Acquire the first available message, waiting for one; see `AsyncQueue.get`."""
         home = self._homes.here()
         getting = self._gets.begin(1, timeout_s, taker, single=True)
-        waiter = Waiter(home)
-        try:  # as `attend` would: most wait once, and are handed what comes
-            wait_s = in_place(partial(getting.step, waiter, may_work=False))
-            if wait_s == FOREVER:
-                waiter.future = home.loop.create_future()
-                await waiter.future
-        except BaseException:
-            in_place(getting.give_up)
-            raise
-        if wait_s is not None and getting.delivery is None:
-            await attend(home, self._worker, getting)
+        await attend(home, self._worker, getting)
         if self._gets.context.settings.max_deliveries is not None:
             await self.log_attempts(home, getting)
         if getting.delivery is None:

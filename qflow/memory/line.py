@@ -96,13 +96,13 @@ class Line(threading.Condition):
     def unwatch(self, watcher: Watcher) -> None:
         """Call it no more. Under the lock."""
         if not watcher.called:
-            watcher.called = True
             number, order = watcher.number, self._order
             if self._fresh.pop(number, None) is None:
                 at = bisect_left(order, -number)
                 if order[at : at + 1] == [-number]:
                     del order[at]
                 self._back.pop(number, None)
+            watcher.called = True  # behind all that a handler may strike, for it is tried again
 
     def notify(self, n: int = 1) -> None:
         """Wake `n` of those who wait, watchers first."""

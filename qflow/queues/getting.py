@@ -75,8 +75,8 @@ class Getting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_deadline", "_done", "_given_up", "_looks", "_most", "_queue", "_single", "_starved", "_turn", "_turns",
-        "_wake", "_watcher", "collected", "delivery", "stopped", "taker",
+        "_deadline", "_done", "_given_up", "_is_over", "_looks", "_most", "_queue", "_single", "_starved", "_turn",
+        "_turns", "_watcher", "collected", "delivery", "stopped", "taker",
     )  # fmt: skip
 
     def __init__(
@@ -93,11 +93,11 @@ class Getting:
         """Asked, before it waits, whether it is to end."""
         self._done = False
         self._given_up = False
+        self._is_over = False  # all of that was done: a handler that raises may come in its middle
         self._turn: int | None = None  # its place among those that wait
         self._looks = 0  # for room that others were making
         self._turns = 0  # that it had because there were so many expired messages
         self._starved = False
-        self._wake: Wake | None = None
         self._watcher: Watcher | None = None
 
     @property
@@ -122,6 +122,13 @@ class Getting:
             if self._watcher is not None:
                 self._unwatch(self._watcher)
             if self._done or self._given_up:
+                return None
+            if self._single and self._turn is not None and (delivery := queue.get_at_once(self.taker)) is not None:
+                self.delivery = delivery
+                self._done = True
+                queue.waiting.pop(self, None)
+                if gate.starved:
+                    gate.arrived.notify()
                 return None
             lack = Lack.MESSAGE
             while not queue.lanes.is_bare or queue.admission.ready:
@@ -155,8 +162,7 @@ class Getting:
                     queue.waiting[self] = queue.context.monotonic()
                     gate.changes += 1  # for who looks at the figures
                 self._starved = lack in SHORT
-                self._wake = wake
-                self._watcher = gate.arrived.watch(self, self._turn)
+                self._watcher = gate.arrived.watch(wake, self._turn)
                 self._turn = self._watcher.number
                 gate.getters += 1
                 if self._starved:
@@ -164,43 +170,27 @@ class Getting:
                     queue.lanes.refresh()
             return wait_s
 
-    def __call__(self) -> None:
-        """Wake who waits, with the message it waits for where that is at hand. By a notification, under the lock.
-
-        Where some lack room, each wakes the next: they do that when they try, and not from call to call.
-        """
-        queue = self._queue
-        is_free = self._single and not queue.gate.starved
-        if is_free and (delivery := queue.get_at_once(self.taker)) is not None:
-            self.delivery = delivery
-            self._done = True
-            queue.waiting.pop(self, None)
-            if self._watcher is not None:
-                self._unwatch(self._watcher)
-        if self._wake is not None:
-            self._wake()
-
     def give_up(self) -> None:
         """Get no more: what it has goes back uncounted, a wake-up it had goes to another; twice is fine."""
         queue = self._queue
         with queue.context.lock:
-            if self._given_up:
+            if self._is_over:
                 return
             self._given_up = True
             queue.waiting.pop(self, None)
             if self._watcher is not None:
                 self._unwatch(self._watcher)
             if self.delivery is not None:
-                queue.claims.give_up(self.delivery)  # which wakes another
-                return
+                queue.claims.give_up(self.delivery)
             if self.collected is not None:
                 queue.claims.give_up(self.collected)
             queue.gate.arrived.notify()
+            self._is_over = True
 
     def _unwatch(self, watcher: Watcher) -> None:
         gate = self._queue.gate
         gate.arrived.unwatch(watcher)
-        self._watcher = None
+        self._watcher = None  # and no call until that is counted
         gate.getters -= 1
         if self._starved:
             gate.starved -= 1

@@ -7,6 +7,7 @@ import errno
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -612,32 +613,68 @@ def test_getters_are_served_in_the_order_they_came(on: On, served: list[tuple[in
     on(scenario)
 
 
-def test_what_is_put_is_handed_to_the_task_that_waits(on: On, served: list[tuple[int, bytes]]) -> None:
-    """Before it has its turn: whoever comes meanwhile is behind it."""
-
+@pytest.mark.owner_only(reason="at the door, who is woken has its turn before another request is read")
+def test_a_batch_that_waited_first_has_the_first_messages(on: On) -> None:
     async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False)
-        getters = await begin_getters(queue, served)
-        await queue.put(b"a")
-        with pytest.raises(qflow.QueueEmpty):
-            await queue.get_nowait()
-        await queue.put_many([b"b", b"c", b"d"])
-        await asyncio.gather(*getters)
-        assert served == [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
+        batch = asyncio.create_task(queue.get_many(2))
+        await turns()
+        one = asyncio.create_task(queue.get())
+        await turns()
+        await queue.put_many([b"a", b"b", b"c"])
+        assert (await batch).bodies == [b"a", b"b"]
+        assert (await one).body == b"c"
 
     on(scenario)
 
 
-@pytest.mark.owner_only(reason="at the door, who is woken has its turn before another request is read")
-def test_a_getter_that_was_woken_and_found_nothing_keeps_its_place(on: On, served: list[tuple[int, bytes]]) -> None:
-    """It is handed what was put; what comes back and is to be looked at, somebody else was faster to get."""
+@pytest.mark.owner_only(reason="the loop of the owner has no turn meanwhile")
+@pytest.mark.parametrize("event", ["expires", "is purged", "is kept back", "is deleted", "is closed"])
+def test_a_message_is_nobodys_until_the_task_that_waits_has_its_turn(on: On, event: str) -> None:
+    """What becomes of it by then is what the task finds, and it was not delivered."""
 
     async def scenario(broker: Any) -> None:
-        queue = await broker.declare_queue("q", durable=False, max_deliveries=9)
-        await queue.put(b"snatched")
-        held = await queue.get()
+        queue = await broker.declare_queue("q", max_deliveries=1, dead_letter="dead")
+        getter = asyncio.create_task(queue.get(0.1))
+        await turns()
+        owner = owner_of(broker).broker
+        owner.queue("q").put(b"", ttl_s=0.001 if event == "expires" else None)
+        put_s = time.time()
+        if event == "is purged":
+            owner.queue("q").purge()
+        elif event == "is kept back":
+            owner.queue("q").pause()
+        elif event == "is deleted":
+            owner.delete_queue("q")
+        elif event == "is closed":
+            owner.close()
+        else:
+            while time.time() < put_s + 0.002:
+                pass
+        found = {"is deleted": qflow.QueueDeleted, "is closed": qflow.BrokerClosed}.get(event, qflow.QueueEmpty)
+        with pytest.raises(found):
+            await getter
+        if event == "is kept back":
+            owner.queue("q").resume()
+            assert not (await queue.get()).redelivered
+
+    on(scenario)
+    if event == "is closed":
+        on(once_more)
+
+
+async def once_more(broker: Any) -> None:
+    assert not plain(broker).get(0).redelivered
+
+
+@pytest.mark.owner_only(reason="at the door, who is woken has its turn before another request is read")
+def test_a_getter_that_was_woken_and_found_nothing_keeps_its_place(on: On, served: list[tuple[int, bytes]]) -> None:
+    """Somebody else was faster."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=False)
         getters = await begin_getters(queue, served)
-        await held.nack()
+        await queue.put(b"snatched")
         await (await queue.get_nowait()).ack()  # before the first one, who is woken, has its turn
         await turns()
         await queue.put_many([b"a", b"b", b"c", b"d"])

@@ -11,6 +11,7 @@ import gc
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ import qflow.aio
 from faults.seams import in_thread
 from faults.strikes import TORTURE, Strike, places, reach
 from faults.test_strikes_queues import Round, World
+from qflow.queues.queue import parts_of
 
 MOST = 2
 """Places of each call, on each kind of queue, that are struck in a normal run."""
@@ -144,8 +146,8 @@ async def hold_all(here: Round, tasks: Tasks) -> None:
     here.batch = await tasks.queue.get_many(100, 0)
 
 
-@call("put that is handed to a get", hold_all)
-async def _handed(here: Round, tasks: Tasks) -> None:
+@call("put that a get waits for", hold_all)
+async def _awaited(here: Round, tasks: Tasks) -> None:
     getter = asyncio.create_task(tasks.queue.get(5))
     await asyncio.sleep(0)
     await tasks.queue.put(here.new(1)[0])
@@ -182,6 +184,28 @@ def test_a_handler_that_exits_finds_a_call_done_or_not_done(
     if TORTURE:
         print(f"{kind} queue, {name} by a task: a handler exits at {struck} of {number} places")
     assert struck
+
+
+def test_a_get_that_is_cancelled_leaves_its_place_in_line(tmp_path: Path) -> None:
+    """At whatever place of that a handler exits: what comes next wakes somebody else."""
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = broker.declare_queue("q", durable=False)
+        tasks, gate = qflow.aio.AsyncBroker(broker).queue("q"), parts_of(queue).gate
+
+        def struck(at: int) -> Strike:
+            strike, loop = Strike(at, leave), asyncio.new_event_loop()
+            getter = loop.create_task(tasks.get())
+            loop.run_until_complete(asyncio.sleep(0))
+            getter.cancel()
+            with suppress(asyncio.CancelledError, Exit):
+                strike.run(lambda: loop.run_until_complete(getter))
+            end(loop, str(strike.where))
+            return strike
+
+        number = struck(NEVER).seen
+        for at in range(1, number):  # at the first one the cancellation comes in: no handler runs there
+            strike = struck(at)
+            assert (gate.arrived.watching, gate.getters) == (0, 0), f"struck at place {at}: {strike.where}"
 
 
 def strike_once(world: World, name: str, at: int) -> tuple[Strike, bool]:
