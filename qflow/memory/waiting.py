@@ -12,15 +12,16 @@ when it is at work (`collecting`); straight lines look whether it is, and leave 
 So is a signal handler refused in the middle of a step that an event loop takes (`in_place`), for a loop must not wait
 for another thread.
 
-CPython 3.11, 3.12 and 3.13 look for signals where a function begins or a generator goes on, when a C function that was
-called has returned, and at backward jumps. From 3.12 on they collect garbage there, too, and nowhere else; 3.11 does it
-where it allocates a container. A `with` takes its lock and begins its block in one instruction, which does neither.
-(Not so in CPython 3.14: there a call takes the lock, and a handler that raises when that returns leaves it taken.)
+CPython, up to 3.15, looks for signals where a function begins or a generator goes on, when a C function that was called
+has returned, and at backward jumps. From 3.12 on it collects garbage there, too, and nowhere else; 3.11 does that where
+it allocates a container. Up to 3.13 a `with` takes its lock and begins its block in one instruction, which does
+neither. Since 3.14 it calls what takes the lock: see `StraightLock`.
 `tests/faults/test_straight_lines.py` compares what each marked `with` is compiled to.
 """
 
 from __future__ import annotations
 
+import _thread
 import dis
 import gc
 import os
@@ -28,6 +29,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial, wraps
+from operator import methodcaller
 from queue import SimpleQueue
 from threading import Lock, get_ident
 from types import CodeType, FrameType
@@ -146,6 +148,25 @@ collecting: set[str] = set()
 """Contains "a" while garbage is collected: the letters of "start", then those of "stop"; see `refuse_finalizer`."""
 gc.callbacks += [collecting.intersection_update, collecting.update]  # the first leaves nothing, and neither is struck
 os.register_at_fork(after_in_child=collecting.clear)
+
+
+if sys.version_info >= (3, 14):
+
+    class StraightLock(_thread.RLock):
+        """A lock that the main thread takes: no signal handler can raise when it is taken and the block not begun.
+
+        Nothing looks for signals when a function of Python returns, and this one takes the lock without a call.
+        """
+
+        __slots__ = ()
+        _taken = property(methodcaller("acquire"))
+
+        def __enter__(self) -> bool:
+            return self._taken
+
+else:
+    StraightLock = threading.RLock
+
 _straight: dict[CodeType, frozenset[int] | None] = {}
 """Functions with straight lines, and at which of their instructions a lock is held, once somebody has asked."""
 
@@ -352,6 +373,7 @@ def _finalizes(frame: FrameType) -> bool:
 __all__ = [
     "FOREVER",
     "WORK",
+    "StraightLock",
     "attend",
     "collecting",
     "in_place",

@@ -18,7 +18,6 @@ lets go of it meanwhile (`Unlocked`), and says so.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
@@ -28,6 +27,7 @@ from qflow.delivery import Segment
 from qflow.errors import BrokerClosed, QflowError, QueueDeleted
 from qflow.events import EventKind, Teller
 from qflow.memory.ledger import Ledger
+from qflow.memory.waiting import StraightLock
 from qflow.queues.dead_letters import Cause
 from qflow.storage.log.transaction_log import TransactionLog
 
@@ -80,7 +80,7 @@ class Context:
         self.clock = shared.clock
         self.monotonic = shared.monotonic
         self.tick = shared.tick
-        self.lock: Any = threading.RLock()
+        self.lock: Any = StraightLock()
         self.ended: type[QflowError] | None = None
         """Why nothing works any more: BrokerClosed or QueueDeleted."""
 

@@ -14,12 +14,11 @@ taken, `Positions` where the cursor is. The cursor itself owns its members and t
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NamedTuple
 
 from qflow.errors import InvalidArgument, QflowError, TooManyUnsettled
 from qflow.memory.line import WORK, Line, Wake, Watcher
-from qflow.memory.waiting import attend, sheltered
+from qflow.memory.waiting import StraightLock, attend, sheltered
 from qflow.message import offset_of
 from qflow.stats import SubscriptionStats
 from qflow.storage.log.transaction_log import Lane
@@ -109,7 +108,7 @@ class Cursor:
         self._log = shared.log
         self._room = shared.room
         self._monotonic = shared.monotonic
-        self._lock = threading.Lock()
+        self._lock = StraightLock()
         """Taken before the locks of partitions, of the memory of streams, and of the log."""
         self._line = Line(self._lock)
         self._waiting = 0

@@ -8,7 +8,6 @@ is under way and queues have no memory to give, the first in line passes without
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from qflow.errors import BrokerClosed
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.line import FOREVER, WORK, Wake
-from qflow.memory.waiting import attend, collecting, shelter, sheltered, straight
+from qflow.memory.waiting import StraightLock, attend, collecting, shelter, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, Record
 from qflow.storage.log.transaction_log import Put
 
@@ -78,7 +77,7 @@ class Room:
         self._account = account
         self.ledger = ledger
         self._relief = relief
-        self._lock = threading.Lock()
+        self._lock = StraightLock()
         self._line: deque[Asking] = deque()
         self._kept: deque[tuple[Tail, int]] = deque()
         self._kept_bytes = 0

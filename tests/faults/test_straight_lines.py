@@ -1,7 +1,7 @@
 """Straight lines under a lock, as this CPython compiles them: no handler runs there, and no garbage is collected.
 
 A `with` whose line says "straight line; see `waiting`" holds a lock that the main thread takes. What it compiles to is
-compared with the instructions that neither look for signals nor allocate a container, in CPython 3.11, 3.12 and 3.13.
+compared with the instructions that neither look for signals nor allocate a container, in CPython 3.11 to 3.15.
 One that is not among them may be as harmless: look it up before it is added.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dis
 import re
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 import qflow
 from faults.strikes import ROOT, Strike
-from qflow.memory.waiting import _Shelter
+from qflow.memory.waiting import StraightLock, _Shelter
 from qflow.storage.log.direct import Direct
 from qflow.storage.log.handing import Handing
 from qflow.streams.room import Room
@@ -32,11 +33,12 @@ MARKED = {
     if (lines := [number for number, line in enumerate(path.read_text().splitlines(), 1) if MARK.search(line)])
 }
 QUIET = re.compile(
-    r"(LOAD|STORE|DELETE)_(FAST|CONST|ATTR|GLOBAL|DEREF|SUBSCR)\w*|BINARY_(OP|SUBSCR)|(COMPARE|CONTAINS|IS)_OP"
-    r"|UNARY_NOT|TO_BOOL|COPY|SWAP|POP_TOP|NOP|JUMP_FORWARD|POP_JUMP_(FORWARD_)?IF_\w+|JUMP_IF_\w+_OR_POP"
+    r"(LOAD|STORE|DELETE)_(FAST|CONST|ATTR|GLOBAL|DEREF|SUBSCR|SMALL_INT|COMMON_CONSTANT)\w*|BINARY_(OP|SUBSCR|SLICE)"
+    r"|(COMPARE|CONTAINS|IS)_OP|UNARY_NOT|TO_BOOL|COPY|SWAP|POP_TOP|NOP|NOT_TAKEN"
+    r"|JUMP_FORWARD|POP_JUMP_(FORWARD_)?IF_\w+|JUMP_IF_\w+_OR_POP"
 )
-TAKES_LOCK = "BEFORE_WITH"
-"""Calls `__enter__`, and looks for nothing before the block of the `with` has begun."""
+TAKES_LOCK = "BEFORE_WITH" if sys.version_info < (3, 14) else "CALL"
+"""Calls `__enter__`, and looks for nothing before the block of the `with` has begun; since 3.14 see `StraightLock`."""
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
@@ -54,9 +56,14 @@ def blocks(path: Path) -> Iterator[tuple[int, list[dis.Instruction]]]:
         found = list(bytecode)
         for before, first in pairwise(found):
             line = before.positions.lineno if before.positions else None
-            if before.opname == TAKES_LOCK and line in MARKED[path]:
+            if before.opname == TAKES_LOCK and line in MARKED[path] and begins(bytecode, before, first):
                 parts = [part for part in bytecode.exception_entries if part.target == handler_of(bytecode, first)]
                 yield line, [one for one in found if any(part.start <= one.offset < part.end for part in parts)]
+
+
+def begins(bytecode: Any, before: dis.Instruction, first: dis.Instruction) -> bool:
+    """Tell whether the block of a `with` begins between two instructions."""
+    return any(part.start == first.offset and before.offset < part.start for part in bytecode.exception_entries)
 
 
 def handler_of(bytecode: Any, first: dis.Instruction) -> int:
@@ -76,6 +83,18 @@ def test_nothing_can_strike_where_the_main_thread_holds_a_lock(path: Path) -> No
     assert sorted(seen) == MARKED[path], "this CPython compiles `with` otherwise: a handler may run with the lock held"
     assert all(seen.values())
     assert {f"{path.name}:{line}": loud(found) for line, found in seen.items() if loud(found)} == {}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="`with` takes a lock in one instruction")
+def test_a_lock_is_taken_without_a_call() -> None:
+    """Handlers run when the function begins, and not when it returns."""
+    begins, *found, returns = dis.get_instructions(StraightLock.__enter__)
+    assert (begins.opname, returns.opname) == ("RESUME", "RETURN_VALUE")
+    assert loud(found) == []
+    lock = StraightLock()
+    with lock:
+        assert lock.locked()
+    assert not lock.locked()
 
 
 Change = tuple[str, str | None]
