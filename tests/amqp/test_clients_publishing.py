@@ -114,6 +114,24 @@ def test_a_commit_publishes_and_acks_all_at_once(connect: Connect, channel: Bloc
     assert bodies(channel, target, 3) == [b"a", b"b", b"c"]
 
 
+def test_a_commit_leaves_out_queues_that_are_deleted(channel: BlockingChannel, declare: Declare) -> None:
+    """Of somebody else, perhaps: what was published into them, and what was acked there, is gone with them."""
+    source, gone, other = declare(), declare(), declare()
+    channel.basic_publish("", source, b"a")
+    channel.basic_publish("", gone, b"b")
+    transaction = channel.connection.channel()
+    transaction.tx_select()
+    for queue in (source, gone):
+        method, _, _ = _get(transaction, queue)
+        transaction.basic_ack(method.delivery_tag)
+        transaction.basic_publish("", queue, b"c")
+        transaction.basic_publish("", other, b"d")
+    channel.queue_delete(gone)
+    transaction.tx_commit()
+    transaction.close()
+    assert (count(channel, source), count(channel, other)) == (1, 2)
+
+
 def test_a_rollback_undoes_publishes_and_acks(channel: BlockingChannel, queue: str) -> None:
     """The delivery is still the client's, who may ack it again; nothing is requeued by itself."""
     channel.basic_publish("", queue, b"first")

@@ -120,6 +120,22 @@ def test_a_transient_message_in_a_durable_queue_is_confirmed_when_it_is_admitted
     run(scenario())
 
 
+@pytest.mark.parametrize("others", [[], [{}], [{}] * 12], ids=["alone", "beside one", "beside many"])
+def test_a_queue_that_is_deleted_meanwhile_refuses_nothing(others: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The message is in the queues that are there: its publisher must not send it again."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            client = await connected(server)
+            await declared(client, "x", "fanout", [{}, *others])
+            server.broker.broker.delete_queue("q0")
+            publish(client, "x", Basic.Properties(delivery_mode=2))
+            await client.expect(Basic.Ack)
+            assert in_a_copy(server.broker, tmp_path / "copy") == [1] * len(others)
+
+    run(scenario())
+
+
 def test_a_refusal_for_the_dead_letters_leaves_after_their_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

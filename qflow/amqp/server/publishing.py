@@ -18,7 +18,15 @@ from qflow.amqp.server.runs import Run
 from qflow.amqp.server.stores import FILTER_VALUE, QueueStore
 from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.properties import changed
-from qflow.errors import InvalidArgument, MessageTooLarge, QflowError, QueueDeleted, QueueFull, TransactionTooLarge
+from qflow.errors import (
+    InvalidArgument,
+    MessageTooLarge,
+    QflowError,
+    QueueDeleted,
+    QueueFull,
+    StreamDeleted,
+    TransactionTooLarge,
+)
 
 if TYPE_CHECKING:
     from qflow.amqp.server.client import Client
@@ -245,14 +253,14 @@ class Publishing:
         """Look how a put ended: one that nobody confirms ends its channel where its message could not be kept."""
         self.pending -= 1
         if publish is not None and self._channel.confirms is not None:
-            publish.refused |= put.cancelled() or put.exception() is not None
+            publish.refused |= put.cancelled() or not isinstance(put.exception(), None | QueueDeleted | StreamDeleted)
             self._channel.confirms.end(publish)
         if not self.pending and self._all_done is not None and not self._all_done.done():
             self._all_done.set_result(None)
         if put.cancelled():
             return
         error = put.exception()
-        if error is None or isinstance(error, QueueFull | QueueDeleted):
+        if error is None or isinstance(error, QueueFull | QueueDeleted | StreamDeleted):
             return
         if self._channel.confirms is None:
             self._channel.fail_channel(AmqpError(ReplyCode.PRECONDITION_FAILED, f"a message was not kept: {error}"))

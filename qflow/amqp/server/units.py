@@ -97,7 +97,7 @@ class Unit:
         queues = dict.fromkeys(hosted for hosted, _ in puts)
         try:
             for hosted in queues:
-                if hosted.refuses:
+                if hosted.refuses and not hosted.store.is_gone:
                     raise QueueFull(f"{hosted.where} is full")
             await self._until_committed(puts, acked)
         except (QueueFull, QueueDeleted, StreamDeleted, AlreadySettled, InvalidArgument) as error:
@@ -109,9 +109,11 @@ class Unit:
         self._clear()
         channel.settled(acked)
         for hosted, parcel in puts:
-            hosted.expects(parcel)
+            if not hosted.store.is_gone:
+                hosted.expects(parcel)
         for hosted in queues:
-            channel.host.trim_soon(hosted)
+            if not hosted.store.is_gone:
+                channel.host.trim_soon(hosted)
         try:
             while nacked:
                 await channel.give_back(*nacked.pop(0))
@@ -136,11 +138,22 @@ class Unit:
         task.result()
 
     async def _commit(self, puts: list[tuple[HostedQueue, Parcel]], acked: dict[int, Held]) -> None:
-        async with self._channel.host.broker.transaction() as transaction:
-            for hosted, parcel in puts:
-                await hosted.store.put_in(transaction, parcel)
-            for held in acked.values():
-                await transaction.ack(held.delivery)
+        """Commit what concerns queues that are there: one that is deleted meanwhile takes its messages along."""
+        concerned = {hosted for hosted, _ in puts} | {held.hosted for held in acked.values()}
+        while True:
+            there = {hosted for hosted in concerned if not hosted.store.is_gone}
+            try:
+                async with self._channel.host.broker.transaction() as transaction:
+                    for hosted, parcel in puts:
+                        if hosted in there:
+                            await hosted.store.put_in(transaction, parcel)
+                    for held in acked.values():
+                        if held.hosted in there:
+                            await transaction.ack(held.delivery)
+                return
+            except (QueueDeleted, StreamDeleted):
+                if not any(hosted.store.is_gone for hosted in there):
+                    raise
 
     async def end(self) -> None:
         """Give up what is not committed; what was settled is held again."""
