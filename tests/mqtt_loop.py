@@ -283,9 +283,11 @@ class SetClock(Clock):
 
     def __init__(self) -> None:
         self.now_s = 1_900_000_000.0
+        self.wall_s = 0.0
+        """How much later the time of day is."""
 
     def now_ms(self) -> int:
-        return int(self.now_s * 1000)
+        return int((self.now_s + self.wall_s) * 1000)
 
     def monotonic(self) -> float:
         return self.now_s

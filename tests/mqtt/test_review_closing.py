@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import qflow.aio
-from mqtt_loop import Gone, client, cut_all
+from mqtt_loop import PUBACK, PUBCOMP, PUBREC, PUBREL, Gone, client, cut_all, serving
 from qflow.mqtt import serve
 
 run = asyncio.run
@@ -108,3 +108,31 @@ async def _cancelled(spool: Path) -> None:
             await cut_all()
         left = [one for one in asyncio.all_tasks() if one is not asyncio.current_task()]
         assert not left
+
+
+def test_a_drain_waits_for_what_clients_are_to_acknowledge(spool: Path) -> None:
+    """They get nothing more, and nothing that they have acknowledged comes again."""
+    run(_drained(spool))
+
+
+async def _drained(spool: Path) -> None:
+    async with serving(spool) as server:
+        raw, other = await client(server, "c", SessionExpiryInterval=1000), await client(server)
+        await raw.subscribe("#", qos=2)
+        await other.published("a", b"1")
+        await other.released("a", b"2")
+        one, two = await raw.message(ack=False), await raw.message(ack=False)
+        draining = asyncio.create_task(server.drain(60))
+        await other.gone()
+        await server.broker.publish("a", b"3")
+        raw.ack(PUBACK, one.packet_id)
+        raw.ack(PUBREC, two.packet_id)
+        await raw.expect(PUBREL)
+        await raw.nothing()
+        raw.ack(PUBCOMP, two.packet_id)
+        await raw.gone()
+        await draining
+    async with serving(spool) as server:
+        raw = await client(server, "c", clean=False)
+        assert await raw.messages(1) == [b"3"]
+        await raw.nothing()

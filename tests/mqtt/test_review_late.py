@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from doors.event_loop import until
 from mqtt_loop import SetClock, client, serving_at, slept
 from qflow.errors import DiskFull
 from qflow.mqtt.model.messages import of_headers
 from qflow.mqtt.server.recent import MOST_BYTES, Recent
+from qflow.mqtt.server.storing import SESSIONS
 
 run = asyncio.run
 
@@ -44,6 +46,55 @@ async def _later(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         clock.now_s += 100
         server.tick()
         assert await watcher.messages(1) == [b"gone"]
+
+
+@pytest.mark.parametrize("is_back", [True, False], ids=["its client is back first", "its client stays away"])
+def test_a_will_that_was_due_when_the_log_was_full_is_published_later(
+    is_back: bool, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(_overdue(is_back, spool, monkeypatch))
+
+
+async def _overdue(is_back: bool, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SetClock()
+    async with serving_at(clock, spool) as server:
+        watcher = await client(server)
+        await watcher.subscribe("w")
+        will: dict[str, Any] = {"topic": "w", "payload": b"gone", "qos": 1}
+        raw = await client(server, "c", will=will, SessionExpiryInterval=1000)
+
+        def full(*_: Any) -> Any:
+            raise DiskFull("no space")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.house.hub, "store", full)
+            await raw.cut()
+            await slept(server, 1)
+        if is_back:
+            await client(server, "c", clean=False)
+        else:
+            clock.now_s += 100
+            server.tick()
+        assert await watcher.messages(1) == [b"gone"]
+        await watcher.nothing()
+
+
+def test_a_session_ends_in_time_after_the_clock_was_set_back(spool: Path) -> None:
+    run(_set_back(spool))
+
+
+async def _set_back(spool: Path) -> None:
+    clock = SetClock()
+    async with serving_at(clock, spool) as server:
+        server.tick()
+        await until(lambda: not server.house.leaving.is_looking)
+        clock.wall_s = -86_400.0
+        raw = await client(server, "c", SessionExpiryInterval=2)
+        await raw.cut()
+        await slept(server)
+        clock.now_s += 120
+        server.tick()
+        await until(lambda: server.broker.broker.engine.log.fact(SESSIONS, "c") is None)
 
 
 def test_properties_count_among_what_is_kept_in_memory() -> None:

@@ -94,13 +94,15 @@ class Subscribed:
 class Flight:
     """A message with QoS 1 or 2 that was sent, or is to be, and is not acknowledged."""
 
-    __slots__ = ("group", "identifiers", "offset", "qos", "released", "retain", "topic")
+    __slots__ = ("group", "identifiers", "mark", "offset", "qos", "released", "retain", "topic")
 
     def __init__(self, qos: int, offset: int, topic: str = "") -> None:
         self.qos = qos
         self.offset = offset
         """In the stream; -1 for a retained message, which `topic` finds."""
         self.topic = topic
+        self.mark = ""
+        """Of a retained message; see `marks`."""
         self.retain = False
         """It was sent with the flag."""
         self.released = False
@@ -111,7 +113,8 @@ class Flight:
 
     def as_record(self) -> list[Any]:
         """Return it as JSON."""
-        return [self.qos, self.offset, self.topic, self.retain, self.released, self.identifiers]
+        record = [self.qos, self.offset, self.topic, self.retain, self.released, self.identifiers]
+        return [*record, self.mark] if self.mark else record
 
 
 class SessionState:
@@ -199,9 +202,10 @@ class SessionState:
         for one in map(Subscribed.of_record, fields["subscriptions"]):
             state.subscriptions[one.name] = one
             state._filter_bytes += one.size
-        for packet_id, qos, offset, topic, retain, released, identifiers in fields["flights"]:
+        for packet_id, qos, offset, topic, retain, released, identifiers, *mark in fields["flights"]:
             flight = state.flights[packet_id] = Flight(qos, offset, topic)
             flight.retain, flight.released, flight.identifiers = retain, released, identifiers
+            flight.mark = mark[0] if mark else ""
         return state
 
 

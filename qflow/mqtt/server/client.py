@@ -277,6 +277,14 @@ class Client:
 
     # Ending ----------------------------------------------------------------------------------------------------------
 
+    def drain(self, ends: MqttError) -> None:
+        """Send no more messages with QoS 1 and 2; close once the client has acknowledged what was sent."""
+        if self.machine.state is State.CLOSED:
+            return
+        if self.session is not None and self.session.outbound.drain():
+            return
+        self.fail(ends)
+
     def fail(self, error: MqttError) -> None:
         """Tell the client why, and close."""
         self.machine.fail(error)

@@ -85,7 +85,11 @@ class Reception:
         kept = await hub.records.load(client_id, hub.now_ms())
         state = None if connect.clean_start else kept.state
         rooms: Rooms = {}
-        if is_present := state is not None:
+        is_present = state is not None
+        if kept.will is not None and self._house.leaving.is_overdue(client_id):
+            await self._house.leaving.publish_now(client_id, kept.will, {WILLS: {client_id: None}})
+            kept = kept._replace(will=None)
+        if is_present:
             rooms = {} if kept.will is None else {WILLS: {client_id: None}}
         else:
             forgotten = await self._house.groups.forget(client_id, kept.shared)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.errors import CorruptionError, QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
-from qflow.mqtt.model.marks import Marks
+from qflow.mqtt.model.marks import Marks, Passed
 from qflow.mqtt.model.messages import Message, of_headers, unpack
 from qflow.mqtt.model.searching import Search
 from qflow.mqtt.model.sessions import Flight, Subscribed
@@ -65,8 +65,10 @@ class Source(Protocol):
 class _Searching:
     """Retained messages that a subscription is still to get."""
 
-    def __init__(self, subscribed: Subscribed, passed: int) -> None:
+    def __init__(self, subscribed: Subscribed, passed: Passed, before: int | None) -> None:
         self.subscribed = subscribed
+        self.before = before
+        """What is in the stream from there on the subscription gets as such; None: it gets what comes live."""
         self._behind = (subscribed.retained_from or "").encode()
         """The last topic that was sent before."""
         self.passed = passed
@@ -100,14 +102,17 @@ class Feeding:
         self._is_reading = False
         self._is_ended = False
 
-    def search(self, subscribed: Subscribed, behind: str = "") -> None:
+    def search(self, subscribed: Subscribed, behind: str = "", before: int | None = None) -> None:
         """Send the retained messages that a subscription matches, of topics behind one; `pump` begins with it.
 
         Again: once more, at most.
+
+        Args:
+            before: leave out what is in the stream from there on.
         """
         self.forget(subscribed)
         subscribed.retained_from = behind
-        self._searches[subscribed.name] = _Searching(subscribed, self._source.marks.passed)
+        self._searches[subscribed.name] = _Searching(subscribed, self._source.marks.passed, before)
 
     def forget(self, subscribed: Subscribed) -> None:
         """Send no retained messages, where that has not begun."""
@@ -186,7 +191,9 @@ class Feeding:
             except CorruptionError as error:
                 _warn(str(error))
                 return None
-            return None if kept is None else unpack(flight.topic, kept)
+            message = None if kept is None else unpack(flight.topic, kept)
+            is_other = message is not None and flight.qos == 2 and flight.mark not in ("", message.mark)
+            return None if is_other else message
         read = self._source.stream.query(start=flight.offset, end=flight.offset + 1)
         return next(map(message_of, read), None)
 
@@ -212,7 +219,10 @@ class Feeding:
                 report=_warn,
             )
             page = await in_thread(self._source.broker, work)
-            one.found.extend(unpack(topic, data) for topic, data in page.facts)
+            found = [unpack(topic, data) for topic, data in page.facts]
+            if one.before is not None and any(message.mark for message in found):
+                found = await in_thread(self._source.broker, partial(self._not_coming, found, one.before))
+            one.found.extend(found)
             out.given = partial(_give_up, one)
             for topic in one.given:
                 _give_up(one, topic)
@@ -233,6 +243,12 @@ class Feeding:
                 one.subscribed.retained_from = None
             self._searching = None
             out.given = None
+
+    def _not_coming(self, found: list[Message], start: int) -> list[Message]:
+        """Return the retained messages that are not in the stream from an offset on; in a thread."""
+        query = self._source.stream.query
+        there = {message_of(one).mark for message in found for one in query(message.topic, start=start)}
+        return [message for message in found if not message.mark or message.mark not in there]
 
     # What was missed -------------------------------------------------------------------------------------------------
 

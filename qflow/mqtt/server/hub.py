@@ -211,8 +211,7 @@ class Hub:
         """Give a message with QoS 0 to those who are there; return what tells when it is retained, if it is to be."""
         retained: asyncio.Future[Any] | None = None
         if message.retain and (not message.payload or self.retained.has_room()):
-            self.marks.give(message)
-            self.marks.passes(message)
+            self.marks.give_at_once(message)
             self.retained.add(message)
             packed = message.pack() if message.payload else None
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from qflow.mqtt.server.groups import Groups
 from qflow.mqtt.server.hub import Hub
 from qflow.mqtt.server.storing import SESSIONS, WILLS, Rooms
 
-LOOK_MS = 60_000
+LOOK_S = 60.0
 """Between two looks at all sessions, at the least."""
 LATER_MS = 60_000
 """When a will that the log does not take is tried again."""
@@ -35,7 +36,10 @@ class Leaving:
         """When the wills of clients are due, the latest of each; the log has the wills themselves."""
         self._heap: list[tuple[int, str]] = []
         """The same by time, with some that are not the latest."""
-        self._next_look_ms = 0
+        self._next_look_s = 0.0
+        """On the monotonic clock: the other one may be set back."""
+        self._overdue: set[str] = set()
+        """Clients whose wills were to be published, which the log did not take."""
         self._next_end_ms: int | None = 0
         """When the next session ends, or before, milliseconds since the epoch; None: none does, as far as is known."""
         self.is_looking = False
@@ -64,6 +68,24 @@ class Leaving:
         if len(self._heap) > 2 * len(self._due) + STALE:
             self._heap = [(due, client) for client, due in self._due.items()]
             heapq.heapify(self._heap)
+
+    def is_overdue(self, client_id: str) -> bool:
+        """Tell whether a client's will was to be published, and was not for want of room on the disk."""
+        return client_id in self._overdue
+
+    async def publish_now(self, client_id: str, will: Will, rooms: Rooms) -> None:
+        """`publish` for a client that is gone; a will that the log does not take now is published later.
+
+        Raises StorageError: so it is, and nothing was kept.
+        """
+        try:
+            await self.publish(will, rooms)
+        except StorageError as error:
+            self._overdue.add(client_id)
+            self.wait_for(self._hub.now_ms() + LATER_MS, client_id)
+            _logger.warning("the will of %r is published later: %s", client_id, error)
+            raise
+        self._overdue.discard(client_id)
 
     async def publish(self, will: Will, rooms: Rooms) -> None:
         """Publish a will, and keep facts with it in one commit."""
@@ -96,10 +118,11 @@ class Leaving:
                 self._hub.tasks.spawn(self._publish_due(client_id))
         if (
             self._next_end_ms is not None
-            and now_ms >= max(self._next_end_ms, self._next_look_ms)
+            and now_ms >= self._next_end_ms
+            and self._hub.monotonic() >= self._next_look_s
             and not self.is_looking
         ):
-            self._next_look_ms = now_ms + LOOK_MS
+            self._next_look_s = self._hub.monotonic() + LOOK_S
             self.is_looking = True
             self._hub.tasks.spawn(self._look())
 
@@ -111,11 +134,8 @@ class Leaving:
             if will is None or client_id in hub.sessions:
                 return
             if (will.due_ms or hub.started_ms + will.delay_s * 1000) <= hub.now_ms():
-                try:
-                    await self.publish(will, {WILLS: {client_id: None}})
-                except StorageError as error:
-                    self.wait_for(hub.now_ms() + LATER_MS, client_id)
-                    _logger.warning("the will of %r is published later: %s", client_id, error)
+                with suppress(StorageError):
+                    await self.publish_now(client_id, will, {WILLS: {client_id: None}})
 
     async def _look(self) -> None:
         """Look through all sessions that are kept: end what has expired, note when those left that a kill cut off."""

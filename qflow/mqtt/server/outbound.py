@@ -88,6 +88,8 @@ class Outbound:
         """Tells whether what was in flight once may still be sent."""
         self.pump: Callable[[], object] = lambda: None
         """Goes on with what waits for room."""
+        self.is_draining = False
+        """What is not sent by now comes when the client is back."""
         self.given: Callable[[str], object] | None = None
         """Is told topics whose retained message was just given with QoS 0."""
         self._line = line
@@ -110,7 +112,7 @@ class Outbound:
     @property
     def room(self) -> int:
         """How many messages with QoS 1 or 2 may be sent now."""
-        if self.is_congested:
+        if self.is_congested or self.is_draining:
             return 0
         return max(0, self._most - len(self.state.flights) + len(self.resends))
 
@@ -118,6 +120,11 @@ class Outbound:
     def is_late(self) -> bool:
         """Subscriptions are behind that are no replays."""
         return not all(one.is_replaying for one in self.behind)
+
+    def drain(self) -> bool:
+        """Have nothing more sent with QoS 1 and 2; return whether the client is to acknowledge something."""
+        self.is_draining = True
+        return len(self.state.flights) > len(self.resends)
 
     # Messages --------------------------------------------------------------------------------------------------------
 
@@ -188,6 +195,8 @@ class Outbound:
         packet_id = state.next_id()
         flight = Flight(qos, message.offset, "" if message.offset >= 0 else message.topic)
         flight.retain = retain
+        if message.offset < 0:
+            flight.mark = message.mark
         if extra:
             flight.identifiers = extra.get("subscription_identifiers", [])[:MOST_IDENTIFIERS]
         state.flights[packet_id] = flight

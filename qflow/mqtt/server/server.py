@@ -232,12 +232,17 @@ class Server:
             client.fail(error)
 
     async def drain(self, grace_s: float) -> None:
-        """Take no more clients, tell those there are, and return when all sessions sleep, or after `grace_s`."""
+        """Take no more clients, and return when all sessions sleep, or after `grace_s`.
+
+        Clients get no more messages with QoS 1 and 2; each is told to go when it has acknowledged those it has.
+        """
         if self._listening is not None:
             self._listening.close()
-        self._end_all(MqttError(ReasonCode.SERVER_SHUTTING_DOWN, "the server shuts down"))
+        ends = MqttError(ReasonCode.SERVER_SHUTTING_DOWN, "the server shuts down")
         end_s = self._clock.monotonic() + grace_s
         while self._clients and self._clock.monotonic() < end_s:
+            for client in list(self._clients):
+                client.drain(ends)
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:

@@ -87,7 +87,7 @@ class Session:
             if not one.qos:
                 one.cursor = one.retained_from = None  # what has QoS 0 does not wait for who is away
             if one.retained_from is not None:
-                self.feeding.search(one, one.retained_from)
+                self.feeding.search(one, one.retained_from, one.cursor)
         self._hub.wake([one for one in own if one.qos])
         for one in own:
             self._attach(one)
@@ -358,7 +358,7 @@ class Session:
             rooms[WILLS] = {state.client_id: None}
             is_due = self._line.will_is_due and self._access.may_publish(will.topic)
             if is_due and not delay_s:
-                await self._leaving.publish(will, rooms)
+                await self._leaving.publish_now(state.client_id, will, rooms)
                 return ends_ms
             if is_due:
                 will.due_ms = hub.now_ms() + delay_s * 1000
