@@ -313,6 +313,8 @@ def test_opening_a_spool_imports_nothing_that_only_some_need() -> None:
         "tempfile",
         "urllib.parse",
     }
+    if sys.version_info >= (3, 14):
+        needless.remove("dataclasses")  # the standard library's `traceback` imports it
     assert needless & set(said.split()) == set()
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, again
 from qflow.memory.line import FOREVER, WORK, Wake
-from qflow.memory.waiting import in_place
+from qflow.memory.waiting import StraightLock, in_place
 
 THREADS = 2
 """Threads for the disk: one may wait for a commit or a large spill while the other restores messages for a get."""
@@ -162,7 +161,7 @@ class Homes:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
-        self._lock = threading.Lock()
+        self._lock = StraightLock()
         self._latest: Home | None = None
 
     def here(self) -> Home:
@@ -229,7 +228,7 @@ class Worker:
         self._name = name
         self._process = os.getpid()
         self._executor: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._lock = StraightLock()
         self._ended = False
         self._begun: set[Future[object]] = set()
         self._spilling: set[Any] = set()
@@ -265,7 +264,7 @@ class Worker:
         waiter = Waiter(home)
         outcome: list[T] = []
         given_up = False
-        lock = threading.Lock()
+        lock = StraightLock()
 
         def job() -> None:
             try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
@@ -14,7 +13,7 @@ from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.aio.queue import AsyncQueue
 from qflow.durations import Duration
-from qflow.memory.waiting import in_place
+from qflow.memory.waiting import StraightLock, in_place
 from qflow.message import Headers, Message
 from qflow.options import Body, Key, Moment, PutOptions
 from qflow.queues.assembly import Assembly, Waiting
@@ -156,8 +155,10 @@ class AsyncTransaction:
     _together: AsyncTogether
     _homes: Homes
     _worker: Worker
-    _lock: threading.Lock
+    _lock: Any
     """Held by each step: one whose task was cancelled may still run in a thread."""
+    _in_thread: bool
+    """That one does: it may be at work on the disk."""
 
     async def put(
         self,
@@ -240,15 +241,19 @@ class AsyncTransaction:
 
         Cancelled while a thread runs it, it is done all the same; then `undo(result)` is called.
         """
-        if not takes_disk and not self._lock.locked():
+        if not takes_disk and not self._in_thread:
             with self._lock:  # not by a call: a signal handler that raises when that returns would leave it taken
                 self._gathering.adopt()
                 return in_place(work)
 
         def job() -> T:
             with self._lock:
-                self._gathering.adopt()
-                return work()
+                self._in_thread = True
+                try:
+                    self._gathering.adopt()
+                    return work()
+                finally:
+                    self._in_thread = False
 
         return await self._worker.run(self._homes.here(), job, undo)
 
@@ -278,7 +283,8 @@ def transaction_of(transaction: Transaction, together: AsyncTogether, homes: Hom
     """Return a transaction for tasks."""
     made = AsyncTransaction()
     made._transaction, made._together, made._homes, made._worker = transaction, together, homes, worker
-    made._gathering, made._lock = gathering_of(transaction), threading.Lock()
+    made._gathering, made._lock = gathering_of(transaction), StraightLock()
+    made._in_thread = False
     return made
 
 

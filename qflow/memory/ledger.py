@@ -15,11 +15,12 @@ line, or the ranking, until something of it changes. So each question is paid fo
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 from sortedcontainers import SortedList
+
+from qflow.memory.waiting import StraightLock
 
 CHUNK_BYTES = 256 * 1024
 SPARED_CHUNKS = 32
@@ -69,7 +70,7 @@ class Ledger:
         self.chunk = max(1, min(CHUNK_BYTES, capacity // 64))
         """What is borrowed at once, at least, where there is room for it and few borrow."""
         self.borrowed = 0
-        self._lock = threading.Lock()
+        self._lock = StraightLock()
         self._accounts: dict[int, Account] = {}
         self._caches: list[Account] = []
         self._spare: OrderedDict[Account, None] = OrderedDict()  # that may have something unused, the idlest first

@@ -21,7 +21,7 @@ from typing import Any
 from qflow.config import parse_timeout
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, ProducerBusy
-from qflow.memory.waiting import sheltered
+from qflow.memory.waiting import StraightLock, sheltered
 from qflow.message import Record
 from qflow.queues.puts import Puts
 from qflow.queues.together import Insert, Together
@@ -119,7 +119,7 @@ class Keys:
         self._log = log
         self._clock = clock
         self._known_at_once = known_at_once
-        self._lock = threading.Lock()  # never held while something is read
+        self._lock = StraightLock()  # never held while something is read
         self._reading = threading.Lock()
         self._open: dict[tuple[int, str], Claim] = {}
         self._known: OrderedDict[tuple[int, str], tuple[int, int]] = OrderedDict()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from uuid import uuid4
 
 from qflow.errors import CorruptionError
 from qflow.memory.ledger import Ledger
-from qflow.memory.waiting import shelter
+from qflow.memory.waiting import StraightLock, shelter
 from qflow.message import Record, charge
 from qflow.queues.together import Insert
 from qflow.storage.spill.store import Slots, SpillStore
@@ -24,7 +23,7 @@ class Desk:
         self.ledger = ledger
         self._account = ledger.open(TRANSACTIONS, "transactions", None)
         self._area = store.area("transactions", TRANSACTIONS, uuid4().int >> 64)
-        self._lock = threading.Lock()
+        self._lock = StraightLock()
         self._position = 0
         self.tabs: dict[Tab, weakref.ref[object]] = {}
         """What transactions have that are not ended, and who has it."""

@@ -6,7 +6,6 @@ one thread at a time, which holds `Spool.changing`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -27,6 +26,7 @@ from qflow.errors import (
 from qflow.events import Teller
 from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
+from qflow.memory.waiting import StraightLock
 from qflow.queues.checking import problems
 from qflow.queues.context import Context, Shared, Tick
 from qflow.queues.dead_letter_router import DeadLetterRouter
@@ -65,7 +65,7 @@ class Queues:
         self._spool = spool
         self._ledger = ledger
         self._bindings = bindings
-        self._lock = threading.Lock()  # held to change `_queues`, beside `Spool.changing`, and to copy it
+        self._lock = StraightLock()  # held to change `_queues`, beside `Spool.changing`, and to copy it
         self._queues: dict[str, Queue] = {}
         self._sources: dict[str, dict[str, None]] = {}  # which queues name it for their dead letters
         self._broken: dict[str, QueueRecord] = {}

@@ -6,10 +6,10 @@ which are few, and with the cursors that wait, which are woken: not with the sub
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from typing import Protocol
 
+from qflow.memory.waiting import StraightLock
 from qflow.streams.part import Hints
 from qflow.streams.topic_filter import FilterTrie
 
@@ -41,7 +41,7 @@ class Feeds:
     def __init__(self) -> None:
         self._trie: FilterTrie[Feed] = FilterTrie()
         self._feeds: dict[str, Feed] = {}
-        self._lock = threading.Lock()
+        self._lock = StraightLock()
         """It comes after those of cursors."""
 
     def join(self, topic_filter: str, cursor: Waiting, partitions: int) -> Feed:

@@ -6,13 +6,13 @@ filter that matches, and wakes the cursors that wait with one of those: see `fee
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from qflow.config import StreamSettings
 from qflow.errors import MessageTooLarge, QflowError, TransactionTooLarge
 from qflow.memory.line import Wake
+from qflow.memory.waiting import StraightLock
 from qflow.message import OVERHEAD_BYTES, Message, Record, text_bytes
 from qflow.storage.log.bodies import SHARED_BYTES
 from qflow.storage.log.rows import Row
@@ -48,7 +48,7 @@ class Partition:
         self.number = number
         self.owner = owner
         self.lane = Lane(owner, number, row, self)
-        self.lock = threading.Lock()
+        self.lock = StraightLock()
         self.tail = Tail()
         self.next = row.next
         """The sequence of the next message to become visible."""

@@ -45,7 +45,7 @@ from typing import Any
 
 from qflow.errors import CorruptionError, InvalidArgument, ProducerBusy
 from qflow.memory.line import FOREVER
-from qflow.memory.waiting import attend, sheltered
+from qflow.memory.waiting import StraightLock, attend, sheltered
 from qflow.storage.log.transaction_log import Unit
 from qflow.storage.streams import producers as table
 from qflow.storage.streams.producers import WINDOW, Window, with_number
@@ -214,7 +214,7 @@ class Producers:
         self._read = read
         self._clock = clock
         self._known_at_once = known_at_once
-        self._lock = threading.Lock()  # never held while something is read
+        self._lock = StraightLock()  # never held while something is read
         self._reading = threading.Lock()
         self._busy: dict[str, _Known] = {}
         self._idle: OrderedDict[str, _Known] = OrderedDict()

@@ -6,7 +6,6 @@ In the log a durable cursor has a record and rows as a queue has, under a number
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -22,7 +21,7 @@ from qflow.errors import (
     SettingsConflict,
     StreamDeleted,
 )
-from qflow.memory.waiting import sheltered
+from qflow.memory.waiting import StraightLock, sheltered
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.log import recovery
 from qflow.storage.log.ending import Piece, of_row
@@ -90,7 +89,7 @@ class Sessions:
         self._new_owner = new_owner
         self._deleted = deleted
         self._facts: dict[Cursor, _Facts] = {}
-        self._lock = threading.Lock()
+        self._lock = StraightLock()
         """Held while subscriptions come and go. It comes before that of retention, and those of cursors."""
 
     def recover(self, stream: StreamLog, record: QueueRecord, *, clean: bool) -> str | None:

@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from qflow.config import StreamSettings, parse_count
 from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QflowError, StreamDeleted
-from qflow.memory.waiting import sheltered
+from qflow.memory.waiting import StraightLock, sheltered
 from qflow.message import offset_of
 from qflow.rates import Meter
 from qflow.stats import Rates, StreamStats
@@ -51,7 +51,7 @@ class StreamLog(Stream):
         self._log = shared.log
         self._monotonic = shared.monotonic
         self._meter = Meter(shared.monotonic())
-        self._meter_lock = threading.Lock()
+        self._meter_lock = StraightLock()
 
     @property
     def lanes(self) -> list[Lane]:

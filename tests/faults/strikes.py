@@ -1,7 +1,7 @@
 """Signal handlers at every place where CPython runs them: at the n-th one in the broker's code, something happens.
 
 Handlers run in the main thread: where a function begins or a generator goes on, when a C function has returned, and at
-a jump backwards; in CPython 3.11, 3.12 and 3.13. A *place* is such a moment in a function of qflow, or in one that
+a jump backwards; in CPython 3.11 to 3.15. A *place* is such a moment in a function of qflow, or in one that
 qflow calls, of the calling thread.
 """
 
@@ -21,6 +21,18 @@ from thorough import TORTURE
 
 ROOT = str(Path(qflow.__file__).parent) + os.sep
 BACK = {code for name, code in dis.opmap.items() if name == "JUMP_BACKWARD" or name.startswith("POP_JUMP_BACKWARD")}
+
+
+def _jumps(code: CodeType) -> set[int]:
+    """Return where a function jumps backwards, but for jumps that CPython 3.12 to 3.14 compile wrong.
+
+    Those are at the end of an `if` in a loop in a `with`, or in a `try`, and an exception there does not leave that.
+    """
+    bytecode: Any = dis.Bytecode(code)
+    entries = [(one.start, one.end) for one in bytecode.exception_entries]
+    first, last = min(entries, default=(0, 0))[0], max((end for _, end in entries), default=0)
+    jumps = {at.offset for at in bytecode if at.opcode in BACK}
+    return {at for at in jumps if not first <= at < last or any(start <= at < end for start, end in entries)}
 
 
 class Struck(BaseException):
@@ -78,7 +90,7 @@ class Strike:
         elif event == "opcode":
             jumps = self._jumps.get(frame.f_code)
             if jumps is None:
-                jumps = {at.offset for at in dis.get_instructions(frame.f_code) if at.opcode in BACK}
+                jumps = _jumps(frame.f_code)
                 self._jumps[frame.f_code] = jumps
             if frame.f_lasti in jumps:
                 self._pass(frame)
