@@ -83,6 +83,8 @@ def _blocked(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
         at += f" ({limit:,})" if on == "limit_messages" else f" ({size(limit)})"
     takers = queue.get("consumers_total", 0)
     taking = f"{counted(takers, 'consumer')} take{'s' if takers == 1 else ''}" if takers else "nobody takes"
+    if not takers and (queue["acquired_messages"] or (queue.get("rates") or {}).get("delivered_60s")):
+        taking = "somebody takes now and then"  # by gets: none waits just now
     path, queue_name = argument(look.path), argument(name)
     raised = (
         ""

@@ -13,6 +13,7 @@ from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument
 from qflow.flight.trust import Trust
 from qflow.flight.tunnel import Outlet
+from qflow.handlers import is_of_handler
 from qflow.memory.waiting import shelter_made
 from qflow.remote.client import requests
 from qflow.remote.client.broker import RemoteBroker, broker_of
@@ -40,8 +41,10 @@ def connect(
     connection = shelter_made(lambda: Connection(tunnel.socket, url, tunnel.reason))
     try:
         return broker_of(connection, connection.call(requests.hello(), timeout=timeout))
-    except TimeoutError:
+    except TimeoutError as error:
         connection.close()
+        if is_of_handler(error):
+            raise
         raise silent(url, timeout) from None
     except BaseException as error:
         connection.close()

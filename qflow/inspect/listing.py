@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -45,7 +46,7 @@ class Listing:
 
 
 def list_spool(path: str | os.PathLike[str]) -> Listing:
-    """Return the queues and streams of a spool, as the log has them; queues as their owner told last, if it has one.
+    """Return the queues and streams of a spool, as the log has them; queues as their owner told within 15 s, if it did.
 
     Raises:
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
@@ -56,10 +57,14 @@ def list_spool(path: str | os.PathLike[str]) -> Listing:
     owner = owner_pid(spool) if os.path.isdir(spool) else None
     entries, problems = in_child(spool, lambda: _logged(spool))
     if owner is not None:
-        from qflow.inspect.live import read_live  # not loaded where nobody owns it: that takes a tenth of the time
+        from qflow.inspect.live import (  # not loaded where nobody owns it: that takes a tenth of the time
+            LATEST_S,
+            read_live,
+        )
 
         live = read_live(spool)
-        if live is not None and owner in (0, live["pid"]):
+        is_new = live is not None and abs(time.time() - live["time_s"]) <= LATEST_S
+        if live is not None and is_new and owner in (0, live["pid"]):
             entries.update(_told(live["queues"]))
     return Listing(path=spool, owner_pid=owner, entries=[entries[key] for key in sorted(entries)], problems=problems)
 

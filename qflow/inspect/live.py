@@ -17,6 +17,10 @@ _OF_QUEUE = {field.name for field in attrs.fields(QueueStats) if field.default i
 """Fields that owners of earlier versions tell, too."""
 
 
+LATEST_S = 15.0
+"""Figures that are older are not of now: an owner writes them each ten seconds at least, but not on a full disk."""
+
+
 def read_live(spool: str) -> dict[str, Any] | None:
     """Return what the owner of a spool wrote last to `stats.json`; None if there is nothing, or not of an owner's."""
     try:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from qflow import inspect
-from qflow.errors import QflowError
+from qflow.errors import QflowError, StorageError
+from qflow.inspect.live import LATEST_S
 from qflow.metrics.sources import Source
 from qflow.metrics.told import Told, told_by, told_in
 from qflow.remote.client.connecting import connect
@@ -18,23 +20,32 @@ def source_of_spool(path: str | os.PathLike[str]) -> Source:
     Its `look` raises `NotFound`, `CorruptionError` or `StorageError` if there is no spool, or it cannot be read.
     """
     spool = os.fspath(path)
-    return Source(lambda: spool, lambda: _asked(spool) or _read(spool))
+    return Source(lambda: spool, lambda: _look(spool))
 
 
-def _asked(spool: str) -> Told | None:
-    """Return what the owner tells; None if there is none, or it does not let this process in."""
+def _look(spool: str) -> Told:
+    """Return what the owner tells; or what there is to read, if there is none, or it lets nobody in, or hangs."""
+    is_silent = False
     try:
         with connect(spool) as broker:
             return told_by(broker.stats())
+    except StorageError:
+        is_silent = True
     except QflowError:
-        return None
+        pass
+    return _read(spool, is_silent)
 
 
-def _read(spool: str) -> Told:
-    """Return what the owner wrote last, or what the log has if there is no owner."""
+def _read(spool: str, is_silent: bool) -> Told:
+    """Return what the owner wrote last, or what the log has if there is no owner.
+
+    Args:
+        is_silent: it does not answer.
+    """
     found = inspect.read_spool(spool)
     if found.owner_pid is not None and found.live is not None:
-        return told_in(found.live)
+        is_old = abs(time.time() - found.live["time_s"]) > LATEST_S
+        return told_in(found.live, has_owner=not (is_silent or is_old))
     streams: dict[str, Any] = {
         stream.name: {
             "messages": stream.messages,
@@ -51,4 +62,4 @@ def _read(spool: str) -> Told:
         "queues": queues,
         "streams": streams,
     }
-    return told_in(facts, has_owner=found.owner_pid is not None)
+    return told_in(facts, has_owner=found.owner_pid is not None and not is_silent)

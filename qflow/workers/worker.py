@@ -22,7 +22,7 @@ from typing import Any
 from qflow.config import parse_span
 from qflow.delivery import Deliveries, Delivery, Settler, reason_of
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, QflowError
+from qflow.errors import AlreadySettled, BrokerClosed, NotFound, QflowError, StorageError
 from qflow.takers import cut_name
 from qflow.workers.desk import Desk, Slot
 from qflow.workers.job import AWAY, READY, REFUSED, Job, Order, report
@@ -112,14 +112,18 @@ class Worker:
         """Work for one owner after the other."""
         pause_s = FIRST_PAUSE_S
         while not self._stops:
+            broker: Any = None
             try:
                 with self._connect(self._job.spool) as broker:
                     queue = broker.queue(self._job.queue)
                     self._report(READY, "")
                     self._has_worked, pause_s = True, FIRST_PAUSE_S
                     self._work(queue)
-            except QflowError as error:
-                if not self._has_worked:
+            except QflowError as error:  # the supervisor has seen an owner: it is about to come back, perhaps
+                is_away = isinstance(error, BrokerClosed) or (
+                    broker is None and isinstance(error, NotFound | StorageError)
+                )
+                if not (self._has_worked or is_away):
                     return self._refuse(error)
                 if not self._stops:
                     self._report(AWAY, str(error))
@@ -206,8 +210,17 @@ def main() -> int:
         slot=slot,
         is_told=lambda: has_ended(control),
     )
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: setattr(worker, "stop", True))
+    me = os.getpid()
+
+    def stop(number: int, _: object) -> None:
+        if os.getpid() == me:
+            worker.stop = True
+        else:  # the function has forked, and ends what it has: `Process.terminate`, the end of a pool
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+        signal.signal(number, stop)
     threading.Thread(target=_attend, args=(control, slot), name="qflow-worker-control", daemon=True).start()
     return worker.run()
 

@@ -90,12 +90,17 @@ def test_beside_an_owner_its_figures_are_listed(spool: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         found = list_spool(spool)
+        told = json.loads((spool / "stats.json").read_text())
+        (spool / "stats.json").write_text(json.dumps({**told, "time_s": told["time_s"] - 60}))
+        old = list_spool(spool)
         process.communicate()
     by_name = {entry.name: entry for entry in found.entries}
     assert found.owner_pid == process.pid
     assert (by_name["fleeting"].durable, by_name["fleeting"].messages) == (False, 1)
     assert by_name["mail-slow"].held_messages == 10
     assert by_name["plant"].kind == "stream"
+    assert "fleeting" not in {entry.name for entry in old.entries}, "its figures are not of now"
+    assert {entry.held_messages for entry in old.entries} == {None}
 
 
 def test_who_misspells_a_name_is_told_the_nearest(spool: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import qflow
 from doors.command_line import CommandLine
+from qflow.metrics.spools import source_of_spool
 
 
 def scraped(text: bytes) -> dict[str, float]:
@@ -52,6 +56,26 @@ def test_an_owner_that_lets_nobody_in_has_written_what_is_told(cli: CommandLine)
         broker.engine.figures.write()
         found = scraped(cli.run("metrics", cli.spool).stdout)
     assert (found["qflow_up"], found["qflow_queue_put_messages_total jobs"]) == (1, 4)
+
+
+def test_an_owner_that_hangs_is_not_up(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it told last is told all the same."""
+
+    def silent(_: str) -> Any:
+        raise qflow.StorageError("the owner has not answered within 10 s")
+
+    monkeypatch.setattr("qflow.metrics.spools.connect", silent)
+    owner = (
+        f"import sys, qflow\nbroker = qflow.open({str(cli.spool)!r})\njobs = broker.declare_queue('jobs')\njobs.put(b'abc')\n"
+        "broker.engine.figures.note_changed([jobs])\nbroker.engine.figures.write()\nprint(flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", owner], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        told = source_of_spool(cli.spool).look()
+        process.communicate()
+    assert not told.has_owner
+    assert told.queues.keys() == {"jobs"}
 
 
 def test_names_do_not_reach_the_terminal_as_they_are(cli: CommandLine) -> None:

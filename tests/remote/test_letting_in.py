@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from door_raw import RawDoor, until
 from qflow import NotFound
 from qflow.door import Door
 from qflow.remote.client import requests
+from qflow.remote.client.threads import Connection
 from qflow.remote.server import serving
 from qflow.remote.wire.frames import PREAMBLE_BYTES, VERSION, read_preamble
 
@@ -156,6 +158,22 @@ def test_a_client_that_is_never_let_in_is_told_that_the_owner_has_ended(
         calling(monkeypatch, listening.close)
         with pytest.raises(qflow.BrokerClosed, match=f"the owner of {re.escape(str(tmp_path))} has ended$"):
             qflow.connect(tmp_path)
+
+
+def test_a_time_out_of_a_signal_handler_is_raised_as_it_is(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program has its own deadlines: the owner is not said to hang."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError("the program's own deadline")
+
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        with qflow.open(spool):
+            monkeypatch.setattr(Connection, "call", lambda *_, **__: signal.raise_signal(signal.SIGALRM))
+            with pytest.raises(TimeoutError, match="the program's own deadline"):
+                qflow.connect(spool)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def calling(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:

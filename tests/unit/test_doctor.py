@@ -72,6 +72,9 @@ def test_blocked_producers_are_counted(empty: dict[str, Any]) -> None:
     assert (
         only(Look(path="spool", stats=told(stats, **{**stats["queues"]["q"], **growing}))).kind == "blocked-producers"
     )
+    for by_gets in ({"acquired_messages": 1}, {"rates": {**RATES, "delivered_60s": 0.1}}):
+        found = only(Look(path="spool", stats=told(stats, **{**stats["queues"]["q"], **by_gets})))
+        assert found.sentence.endswith("; somebody takes now and then from it")
     by_memory = told(empty, blocked_putters=1, blocked_longest_s=2.0, blocked_on="capacity", consumers_total=2)
     found = only(Look(path="spool", stats=by_memory))
     assert found.sentence.startswith("1 producer blocked for up to 2.0 s at the capacity of memory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -46,3 +47,16 @@ def note(delivery: qflow.Delivery) -> None:
     file = os.open("done", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, delivery.body + b"\n")
     os.close(file)
+
+
+def fork(delivery: qflow.Delivery) -> None:
+    """End a process that it has forked, and say how that ended."""
+    context = multiprocessing.get_context("fork")
+    begun = context.Event()
+    child = context.Process(target=lambda: (begun.set(), threading.Event().wait()))
+    child.start()
+    begun.wait()
+    child.terminate()
+    child.join(10)
+    os.write(1, f"it ended with {child.exitcode}\n".encode())
+    child.kill()

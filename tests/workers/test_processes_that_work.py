@@ -43,6 +43,14 @@ def test_several_processes_share_a_queue_until_a_signal(cli: CommandLine) -> Non
     assert left(cli.spool) == []
 
 
+def test_a_process_that_a_function_forks_ends_by_a_signal(cli: CommandLine) -> None:
+    put(cli.spool, b"")
+    working = Working(cli, "fork", "--processes", 1)
+    assert working.until(r"it ended with (.*)")[1] == str(-signal.SIGTERM)
+    working.signal()
+    assert working.end() == 128 + signal.SIGTERM
+
+
 def test_a_drain_finishes_what_is_at_hand_and_takes_nothing_more(cli: CommandLine, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "one")
     put(cli.spool, b"one", b"two")

@@ -254,14 +254,17 @@ class Kept:
         """It stays open."""
 
 
-def test_a_queue_or_an_owner_that_is_not_there_is_refused_before_the_first_message(broker: Any) -> None:
+def test_a_queue_that_is_not_there_is_refused_before_the_first_message(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner is waited for: the supervisor has seen one, which is being started again."""
     scene = Scene(Kept(broker))
+    monkeypatch.setattr("qflow.workers.worker.FIRST_PAUSE_S", 0.0)
+    scene.tries = [qflow.NotFound("nobody owns the spool"), qflow.StorageError("the owner has not answered")]
     assert scene.run(print, messages=1) == 2
-    scene.tries = [qflow.NotFound("nobody owns the spool")]
-    assert scene.run(print, messages=1) == 2
-    assert [kind for kind, _ in scene.reported] == [REFUSED, REFUSED]
-    assert "'jobs'" in scene.reported[0][1]
-    assert scene.reported[1][1] == "nobody owns the spool"
+    assert [kind for kind, _ in scene.reported] == [AWAY, AWAY, REFUSED]
+    assert scene.reported[0][1] == "nobody owns the spool"
+    assert "'jobs'" in scene.reported[2][1]
     broker.close()
 
 

@@ -13,6 +13,7 @@ from qflow.config import is_url, parse_timeout, spool_path
 from qflow.door import NAME, address
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, NotFound, PermissionDenied, QflowError, StorageError
+from qflow.handlers import is_of_handler
 from qflow.memory.waiting import shelter_made
 from qflow.remote.client import requests
 from qflow.remote.client.broker import RemoteBroker, broker_of
@@ -65,8 +66,10 @@ def connect(
         welcome: dict[str, Any] = connection.call(requests.hello(os.getpid()), timeout=left)
         connection.open_lone(lambda: make_line(open_socket(path), path, welcome["uuid"]))
         return broker_of(connection, welcome)
-    except TimeoutError:
+    except TimeoutError as error:
         connection.close()
+        if is_of_handler(error):
+            raise
         raise silent(path, timeout) from None
     except BaseException:
         connection.close()
