@@ -27,6 +27,7 @@ from qflow.message import Message, Record
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import ahead, bodies, writer
+from qflow.storage.log.gates import Gate
 from qflow.storage.log.rows import new_row, read_row
 from qflow.storage.log.transaction_log import TransactionLog, Unit
 from unit.clocks import until
@@ -320,23 +321,15 @@ def test_who_waits_is_not_woken_by_parts(log, faults, monkeypatch):
     waits: list[int] = []
     real = TransactionLog.wait
 
-    class Gate:
+    class Counting(Gate):
         """A gate that counts who passes it."""
 
-        def __init__(self, gate: Any) -> None:
-            self.gate = gate
-
-        def __enter__(self) -> None:
-            self.gate.__enter__()
+        @property
+        def taken(self) -> bool:  # type: ignore[override]
             waits.append(1)
+            return super().taken
 
-        def __exit__(self, *error: object) -> None:
-            self.gate.__exit__(*error)
-
-        def release(self) -> None:
-            self.gate.release()
-
-    monkeypatch.setattr(writer, "_closed", lambda made=writer._closed: Gate(made()))
+    monkeypatch.setattr(writer, "Gate", Counting)
     log.commit(log.put(line.put(b"renews the gate")))
     waits.clear()
     put = log.put(line.put(*many(50)))

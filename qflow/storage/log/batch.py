@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -25,6 +24,7 @@ from qflow.storage.blocks import Reference
 from qflow.storage.log import removal
 from qflow.storage.log.bodies import SHARED_BYTES, shared_among
 from qflow.storage.log.calls import Calls
+from qflow.storage.log.gates import Gate
 from qflow.storage.log.hollowing import Hollowed
 from qflow.storage.log.lane import Lane, Turn
 from qflow.storage.log.notes import Note, put_note, settle_note
@@ -326,7 +326,7 @@ class Step(NamedTuple):
 class Batch:
     """What one transaction will hold; see the module. Of the writer alone."""
 
-    gate: Lock
+    gate: Gate
     """Held until it is done, if it holds requests. A thread that waits for it opens it for the next when it passes."""
     saved = 0
     """How many bytes less it is that records are stored once, or ahead."""

@@ -252,8 +252,9 @@ class TransactionLog:
             while not request.done:
                 gate = writer.gate  # first: if it has joined no batch after this, it is in this one, or in one before
                 batch = request.batch
-                with gate if batch is None else batch.gate:
-                    pass
+                gate = gate if batch is None else batch.gate
+                if gate.taken:
+                    gate.release()
         except BaseException:
             turn.leave(request)
             raise

@@ -31,6 +31,7 @@ from qflow.storage.log.batch_writing import BatchWriting
 from qflow.storage.log.committing import Committing, conclude
 from qflow.storage.log.confirming import SOON_S, Confirming
 from qflow.storage.log.futures import Teller, mark_done
+from qflow.storage.log.gates import Gate
 from qflow.storage.log.handing import Handing
 from qflow.storage.log.placing import is_in_place
 
@@ -76,9 +77,9 @@ class Writer:
         """Batches to come that wait for nobody."""
         self._working = False
         """Requests were taken that are not done."""
-        self.gate = _closed()
+        self.gate = Gate()
         """Of the batch that is gathered next."""
-        self._done: list[threading.Lock] = []
+        self._done: list[Gate] = []
         """Gates of batches that are done: opened as the last thing before this thread waits itself."""
         self._waiting = 0
         """Threads that wait at those."""
@@ -209,7 +210,7 @@ class Writer:
         if request is None:
             return
         batch = Batch()
-        batch.gate = _closed()
+        batch.gate = Gate()
         self._working = True
         try:
             if not turn.go_on(batch, request):
@@ -262,7 +263,7 @@ class Writer:
         ahead = self._ahead
         is_over = ahead.is_active and part is None and ahead.is_over
         batch = Batch()
-        batch.gate = self.gate if part is None else _closed()
+        batch.gate = self.gate if part is None else Gate()
         self._working = True
         try:
             if part is not None:
@@ -275,7 +276,7 @@ class Writer:
                         batch.requests.append(self.requests.popleft())  # else it would be the first again
                     raise
                 finally:
-                    self.gate = _closed()  # after they joined; see `TransactionLog.wait`
+                    self.gate = Gate()  # after they joined; see `TransactionLog.wait`
             if self.handing.failure is not None:
                 batch.error = self.handing.refusal()
             elif (work := _alone(batch.requests)) is not None:
@@ -382,12 +383,6 @@ class Writer:
             while self.requests:
                 batch.requests.append(self.requests.popleft())
         self._finish(batch)
-
-
-def _closed() -> threading.Lock:
-    gate = threading.Lock()
-    gate.acquire()
-    return gate
 
 
 def _alone(requests: Sequence[Request]) -> Work | None:
