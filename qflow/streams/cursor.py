@@ -51,8 +51,8 @@ class Getting:
     """One call of get: `Cursor.try_get` is called with it until it is done. Only its cursor changes it."""
 
     __slots__ = (
-        "ahead", "batch", "deadline", "follow", "given_up", "is_full", "member", "most", "number", "skip_gaps",
-        "taker", "watcher",
+        "ahead", "batch", "deadline", "follow", "given_up", "is_full", "is_over", "member", "most", "number",
+        "skip_gaps", "taker", "watcher",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,8 @@ class Getting:
         self.follow = follow
         self.skip_gaps = skip_gaps
         self.given_up = False
+        self.is_over = False
+        """All of that was done: a handler that raises may come in its middle."""
         self.ahead = ahead
         """It is for an iteration, which returns one message after the other."""
         self.is_full = False
@@ -244,13 +246,14 @@ class Cursor:
     def give_up_get(self, getting: Getting) -> None:
         """End a get: what it has goes back uncounted, and a wake-up it had goes to the next one. Twice is fine."""
         with self._line:
-            if getting.given_up:
+            if getting.is_over:
                 return
             getting.given_up = True
             self._unwatch(getting)
             if getting.batch is not None:
                 self.claims.give_back(getting.batch)
             self._line.notify_first()
+            getting.is_over = True
 
     def _unwatch(self, getting: Getting) -> None:
         if getting.watcher is not None:

@@ -19,10 +19,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from qflow.config import parse_span
+from qflow import inspect
+from qflow.config import is_url, parse_span
 from qflow.delivery import Deliveries, Delivery, Settler, reason_of
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, BrokerClosed, NotFound, QflowError, StorageError
+from qflow.errors import (
+    AlreadySettled,
+    BrokerClosed,
+    FormatTooNew,
+    NotFound,
+    PermissionDenied,
+    QflowError,
+    StorageError,
+)
 from qflow.takers import cut_name
 from qflow.workers.desk import Desk, Slot
 from qflow.workers.job import AWAY, READY, REFUSED, Job, Order, report
@@ -32,6 +41,8 @@ PATIENCE_S = 0.5
 """How long a worker waits for a message before it looks whether it is to end."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 """Between two looks for an owner of the spool."""
+OPENING_S = 60.0
+"""An owner has a door within that, or lets nobody in."""
 LONGEST_DELAY_S = 3600.0
 """A message that fails waits no longer for its next try."""
 REFUSED_CODE = 2
@@ -84,6 +95,8 @@ class Worker:
         self._wait: Callable[[Callable[[], Any]], Any] = lambda work: work()
         """Returns what a function returns that waits for a message."""
         self._has_worked = False
+        self._shut_since = math.inf
+        """When it was first seen that there is an owner without a door, on the monotonic clock."""
         self.stop = False
         """It finishes what is at hand, and ends. Set by signals."""
 
@@ -119,17 +132,29 @@ class Worker:
                     self._report(READY, "")
                     self._has_worked, pause_s = True, FIRST_PAUSE_S
                     self._work(queue)
-            except QflowError as error:  # the supervisor has seen an owner: it is about to come back, perhaps
-                is_away = isinstance(error, BrokerClosed) or (
-                    broker is None and isinstance(error, NotFound | StorageError)
-                )
-                if not (self._has_worked or is_away):
+            except QflowError as error:
+                if not (self._has_worked or self._is_away(error, broker is None)):
                     return self._refuse(error)
                 if not self._stops:
                     self._report(AWAY, str(error))
                 self._rest(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return 0
+
+    def _is_away(self, error: QflowError, has_no_door: bool) -> bool:
+        """Tell whether the owner, whom the supervisor has seen, is perhaps being started again."""
+        if isinstance(error, BrokerClosed):
+            return True
+        if not has_no_door or isinstance(error, PermissionDenied | FormatTooNew):
+            return False
+        if not isinstance(error, NotFound | StorageError):
+            return False
+        if is_url(self._job.spool) or inspect.owner_of(self._job.spool) is None:
+            self._shut_since = math.inf
+            return True
+        now = time.monotonic()
+        self._shut_since = min(self._shut_since, now)  # it is opening the spool; or it lets nobody in, for good
+        return now - self._shut_since < OPENING_S
 
     def _refuse(self, error: QflowError) -> int:
         self._report(REFUSED, str(error))

@@ -79,6 +79,31 @@ async def _overdue(is_back: bool, spool: Path, monkeypatch: pytest.MonkeyPatch) 
         await watcher.nothing()
 
 
+def test_a_will_that_the_log_does_not_take_keeps_nobody_out(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it cost the session: what is smaller may have room."""
+    run(_let_in(spool, monkeypatch))
+
+
+async def _let_in(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SetClock()
+    async with serving_at(clock, spool) as server:
+        will: dict[str, Any] = {"topic": "w", "payload": b"gone", "qos": 1}
+        raw = await client(server, "c", will=will, SessionExpiryInterval=1000)
+        await raw.subscribe("x")
+
+        def full(*_: Any) -> Any:
+            raise DiskFull("no space")
+
+        clock.now_s += 2000
+        with monkeypatch.context() as patch:
+            patch.setattr(server.house.hub, "store", full)
+            await raw.cut()
+            await slept(server)
+            raw = await client(server, "c", clean=False, SessionExpiryInterval=1000)
+        assert list(server.house.hub.sessions["c"].state.subscriptions) == ["x"]
+        assert not server.house.leaving.is_overdue("c")
+
+
 def test_a_session_ends_in_time_after_the_clock_was_set_back(spool: Path) -> None:
     run(_set_back(spool))
 

@@ -268,6 +268,21 @@ def test_a_queue_that_is_not_there_is_refused_before_the_first_message(
     broker.close()
 
 
+@pytest.mark.parametrize("error", [qflow.NotFound("its owner lets nobody in"), qflow.FormatTooNew("upgrade it")])
+def test_an_owner_that_lets_nobody_in_is_not_waited_for_for_good(
+    error: qflow.QflowError, broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be opening the spool just now; but not for long."""
+    monkeypatch.setattr("qflow.workers.worker.OPENING_S", 0.0)
+    monkeypatch.setattr("qflow.inspect.owner_of", lambda spool: 1)
+    broker.declare_queue("jobs")
+    scene = Scene(Kept(broker))
+    scene.tries = [error]
+    assert scene.run(print, messages=1) == 2
+    assert scene.reported == [(REFUSED, str(error))]
+    broker.close()
+
+
 def test_an_owner_that_goes_away_is_waited_for(spool: Path, broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message at hand then is done again; nothing else is lost but the connection."""
     monkeypatch.setattr("qflow.workers.worker.FIRST_PAUSE_S", 0.0)

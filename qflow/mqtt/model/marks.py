@@ -57,5 +57,21 @@ class Marks:
 
     def _number(self, message: Message) -> int:
         """Return the number of a message; 0 if it is of another run, or has none."""
-        run, number = message.mark[: 2 * _RUN_BYTES], message.mark[2 * _RUN_BYTES :]
-        return int(number) if run == self._run and number.removeprefix("-").isdecimal() else 0
+        run, number = _taken_apart(message.mark)
+        return number if run == self._run else 0
+
+
+def is_stored(mark: str) -> bool:
+    """Tell whether a message with a mark is, or was, in the stream."""
+    return _taken_apart(mark)[1] > 0
+
+
+def comes_behind(mark: str, other: str) -> bool | None:
+    """Tell whether a message that is stored comes behind another, or is it; None: they are of different runs."""
+    (run, number), (other_run, other_number) = _taken_apart(mark), _taken_apart(other)
+    return number >= other_number if run == other_run else None
+
+
+def _taken_apart(mark: str) -> tuple[str, int]:
+    run, number = mark[: 2 * _RUN_BYTES], mark[2 * _RUN_BYTES :]
+    return run, int(number) if number.removeprefix("-").isdecimal() else 0

@@ -113,8 +113,7 @@ class Flight:
 
     def as_record(self) -> list[Any]:
         """Return it as JSON."""
-        record = [self.qos, self.offset, self.topic, self.retain, self.released, self.identifiers]
-        return [*record, self.mark] if self.mark else record
+        return [self.qos, self.offset, self.topic, self.retain, self.released, self.identifiers]
 
 
 class SessionState:
@@ -187,6 +186,7 @@ class SessionState:
                     for packet_id, flight in self.flights.items()
                     if flight.group is None  # else the group's record has it
                 ],
+                "marks": {packet_id: flight.mark for packet_id, flight in self.flights.items() if flight.mark},
             },
             ensure_ascii=False,
             separators=(",", ":"),
@@ -202,10 +202,11 @@ class SessionState:
         for one in map(Subscribed.of_record, fields["subscriptions"]):
             state.subscriptions[one.name] = one
             state._filter_bytes += one.size
-        for packet_id, qos, offset, topic, retain, released, identifiers, *mark in fields["flights"]:
+        marks = fields.get("marks", {})
+        for packet_id, qos, offset, topic, retain, released, identifiers in fields["flights"]:
             flight = state.flights[packet_id] = Flight(qos, offset, topic)
             flight.retain, flight.released, flight.identifiers = retain, released, identifiers
-            flight.mark = mark[0] if mark else ""
+            flight.mark = marks.get(str(packet_id), "")
         return state
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import secrets
+from contextlib import suppress
 
 import attrs
 
 from qflow.aio.broker import keep
-from qflow.errors import QflowError
+from qflow.errors import QflowError, StorageError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.sessions import SessionState
 from qflow.mqtt.model.wills import Will
@@ -87,8 +88,10 @@ class Reception:
         rooms: Rooms = {}
         is_present = state is not None
         if kept.will is not None and self._house.leaving.is_overdue(client_id):
-            await self._house.leaving.publish_now(client_id, kept.will, {WILLS: {client_id: None}})
-            kept = kept._replace(will=None)
+            with suppress(StorageError):  # it is told of; the client is back, and is not kept out for that
+                await self._house.leaving.publish_now(client_id, kept.will, {WILLS: {client_id: None}})
+                kept = kept._replace(will=None)
+        self._house.leaving.is_back(client_id)
         if is_present:
             rooms = {} if kept.will is None else {WILLS: {client_id: None}}
         else:

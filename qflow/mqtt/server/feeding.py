@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.errors import CorruptionError, QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
-from qflow.mqtt.model.marks import Marks, Passed
+from qflow.mqtt.model.marks import Marks, Passed, comes_behind, is_stored
 from qflow.mqtt.model.messages import Message, of_headers, unpack
 from qflow.mqtt.model.searching import Search
 from qflow.mqtt.model.sessions import Flight, Subscribed
@@ -36,6 +36,8 @@ _logger = logging.getLogger("qflow.mqtt")
 MOST_READ = 100
 MOST_READ_BYTES = 256 * 1024
 """At once from the log."""
+MOST_LOOKED = 1_000
+"""Messages of a topic that are looked at for one that is retained."""
 MOST_LOOKED = 2_000
 """Messages that are looked at, at once, where a client has many filters."""
 FEW_FILTERS = 8
@@ -192,8 +194,8 @@ class Feeding:
                 _warn(str(error))
                 return None
             message = None if kept is None else unpack(flight.topic, kept)
-            is_other = message is not None and flight.qos == 2 and flight.mark not in ("", message.mark)
-            return None if is_other else message
+            is_other = message is not None and flight.mark not in ("", message.mark)
+            return None if message is not None and is_other and is_stored(message.mark) else message
         read = self._source.stream.query(start=flight.offset, end=flight.offset + 1)
         return next(map(message_of, read), None)
 
@@ -220,7 +222,7 @@ class Feeding:
             )
             page = await in_thread(self._source.broker, work)
             found = [unpack(topic, data) for topic, data in page.facts]
-            if one.before is not None and any(message.mark for message in found):
+            if one.before is not None and any(is_stored(message.mark) for message in found):
                 found = await in_thread(self._source.broker, partial(self._not_coming, found, one.before))
             one.found.extend(found)
             out.given = partial(_give_up, one)
@@ -246,9 +248,18 @@ class Feeding:
 
     def _not_coming(self, found: list[Message], start: int) -> list[Message]:
         """Return the retained messages that are not in the stream from an offset on; in a thread."""
-        query = self._source.stream.query
-        there = {message_of(one).mark for message in found for one in query(message.topic, start=start)}
-        return [message for message in found if not message.mark or message.mark not in there]
+        return [message for message in found if not (is_stored(message.mark) and self._comes(message, start))]
+
+    def _comes(self, message: Message, start: int) -> bool:
+        """Tell whether a retained message is in the stream from an offset on.
+
+        The first one of its topic and run says so, for they are stored in the order of their marks. What lies behind
+        more than `MOST_LOOKED` that are not retained is taken for one that is not there, and comes twice.
+        """
+        for one in islice(map(message_of, self._source.stream.query(message.topic, start=start)), MOST_LOOKED):
+            if one.mark and (comes := comes_behind(message.mark, one.mark)) is not None:
+                return comes
+        return False
 
     # What was missed -------------------------------------------------------------------------------------------------
 

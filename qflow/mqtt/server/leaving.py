@@ -73,6 +73,10 @@ class Leaving:
         """Tell whether a client's will was to be published, and was not for want of room on the disk."""
         return client_id in self._overdue
 
+    def is_back(self, client_id: str) -> None:
+        """A client has come again: what was to be published for it is no more."""
+        self._overdue.discard(client_id)
+
     async def publish_now(self, client_id: str, will: Will, rooms: Rooms) -> None:
         """`publish` for a client that is gone; a will that the log does not take now is published later.
 
@@ -133,7 +137,8 @@ class Leaving:
             will = kept.will
             if will is None or client_id in hub.sessions:
                 return
-            if (will.due_ms or hub.started_ms + will.delay_s * 1000) <= hub.now_ms():
+            due_ms = will.due_ms or hub.started_ms + will.delay_s * 1000
+            if due_ms <= hub.now_ms() or client_id in self._overdue:
                 with suppress(StorageError):
                     await self.publish_now(client_id, will, {WILLS: {client_id: None}})
 
@@ -193,6 +198,7 @@ class Leaving:
             await keep(hub.broker, rooms)
         else:
             await self.publish(kept.will, {**rooms, WILLS: {client_id: None}})
+            self._overdue.discard(client_id)
 
 
 def _warn(problem: str) -> None:

@@ -195,7 +195,7 @@ class Outbound:
         packet_id = state.next_id()
         flight = Flight(qos, message.offset, "" if message.offset >= 0 else message.topic)
         flight.retain = retain
-        if message.offset < 0:
+        if message.offset < 0 and qos == 2:
             flight.mark = message.mark
         if extra:
             flight.identifiers = extra.get("subscription_identifiers", [])[:MOST_IDENTIFIERS]

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 
 from qflow.aio.broker import keep
-from qflow.errors import BrokerClosed, QflowError
+from qflow.errors import BrokerClosed, QflowError, StorageError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.filters import Wish, wish_of
 from qflow.mqtt.model.sessions import Options, SessionState, Subscribed, expires_ms
@@ -358,8 +358,12 @@ class Session:
             rooms[WILLS] = {state.client_id: None}
             is_due = self._line.will_is_due and self._access.may_publish(will.topic)
             if is_due and not delay_s:
-                await self._leaving.publish_now(state.client_id, will, rooms)
-                return ends_ms
+                try:
+                    await self._leaving.publish_now(state.client_id, will, rooms)
+                    return ends_ms
+                except StorageError:  # there may be room for what is smaller; the log has the will as it is
+                    del rooms[WILLS]
+                    is_due = False
             if is_due:
                 will.due_ms = hub.now_ms() + delay_s * 1000
                 rooms[WILLS] = {state.client_id: will.pack()}
