@@ -86,7 +86,7 @@ def retried(callback: Callable[[Any], object], retry: Backoff | None) -> Callabl
             callback(delivery)
         except (BrokerClosed, QueueDeleted):
             raise
-        except Exception as error:
+        except BaseException as error:
             with suppress(AlreadySettled):  # the callback settled it itself
                 delivery.nack(**wait.terms(delivery, error))
             raise

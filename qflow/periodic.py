@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
@@ -33,6 +34,8 @@ from qflow.spool import Spool
 ROOM = "periodic"
 SHORTEST_S = 1.0
 """Maintenance looks once a second."""
+SET_BACK_S = 1.0
+"""A clock that goes back by less is being adjusted."""
 
 _logger = logging.getLogger("qflow")
 
@@ -79,6 +82,8 @@ class Periodic:
         self._together = together
         self._changing = threading.RLock()
         """Held while a schedule is stored, or its message put."""
+        self._latest_s = math.inf
+        """The time when it was looked at last; at first any is earlier."""
         self._schedules: dict[str, Schedule] = {}
         for name, value in spool.log.facts(ROOM, _logger.warning).items():
             try:
@@ -122,12 +127,21 @@ class Periodic:
         """Put what is due; return False: nothing more is to be done at once."""
         now_s = self._spool.clock()
         if self._schedules and not self._spool.log.failed:
+            if now_s < self._latest_s - SET_BACK_S:
+                self._bring_forward(now_s)
+            self._latest_s = now_s
             for name in [one.name for one in self._schedules.values() if one.next_s <= now_s]:
                 with self._changing:
                     one = self._schedules.get(name)
                     if one is not None and one.next_s <= now_s:
                         self._schedules[name] = self._put(one, now_s)
         return False
+
+    def _bring_forward(self, now_s: float) -> None:
+        """The clock was set back: have nothing wait longer than its terms say."""
+        with self._changing:
+            for name, one in self._schedules.items():
+                self._schedules[name] = attrs.evolve(one, next_s=min(one.next_s, _soonest(one, now_s)))
 
     def _put(self, one: Schedule, now_s: float) -> Schedule:
         """Put a message, and keep when the next is due; if there is no room or no queue, it stays due."""
@@ -241,6 +255,16 @@ def following(one: Schedule, now_s: float) -> float:
         raise InvalidArgument(
             f"cron must be five fields as in crontab that a moment matches, such as '0 3 * * *', got {one.cron!r:.80}"
         ) from None
+
+
+def _soonest(one: Schedule, now_s: float) -> float:
+    """Return the first moment after now that a schedule could have, whatever the clock said before."""
+    if one.every_s is None:
+        try:
+            return following(one, now_s)
+        except QflowError:  # told of when it is due
+            return one.next_s
+    return one.next_s - one.every_s * max(0, math.ceil((one.next_s - now_s) / one.every_s) - 1)
 
 
 def _zone(name: object) -> tzinfo:

@@ -174,7 +174,7 @@ class Consuming:
                 self._callback(delivery)
         except (BrokerClosed, QueueDeleted):
             raise
-        except Exception as error:
+        except BaseException as error:  # `SystemExit`, too, and `CancelledError`: nobody else would hear of it
             self._queue.tell_failure(delivery.sequence, error)
         finally:
             self._current = None

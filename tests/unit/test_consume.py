@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import threading
 from collections.abc import Callable
@@ -151,20 +152,20 @@ def test_a_consumer_that_rests_is_closed_at_once(spool: Path, monkeypatch: pytes
         assert second.close(LONG_S)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_callback_that_ends_its_thread_leaves_nothing_held(queue: qflow.Queue) -> None:
-    """SystemExit in a callback: the message and what was prefetched are in their places."""
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError, KeyboardInterrupt])
+def test_a_callback_that_would_end_its_thread_has_failed(queue: qflow.Queue, kind: type[BaseException]) -> None:
+    """As with any other error: the message goes back, somebody is told, and the consumer goes on."""
+    found: list[tuple[bytes, int]] = []
 
-    def leave(_: qflow.Delivery) -> None:
-        raise SystemExit
+    def leave(delivery: qflow.Delivery) -> None:
+        found.append((delivery.body, delivery.delivery_count))
+        if len(found) == 1:
+            raise kind
 
-    consumer = queue.consume(leave, prefetch=4)
-    until(lambda: not consumer.running)
-    assert consumer.close(LONG_S)
-    assert queue.stats().acquired_messages == 0
-    batch = queue.get_many(20)
-    assert batch.bodies == [b"%d" % number for number in range(10)]
-    assert [delivery.delivery_count for delivery in batch] == [2] + [1] * 9
+    with queue.consume(leave, prefetch=4) as consumer:
+        until(lambda: len(found) == 11)
+        assert consumer.running
+    assert sorted(found) == sorted([(b"0", 2), *((b"%d" % number, 1) for number in range(10))])
 
 
 @pytest.mark.owner_only

@@ -24,6 +24,31 @@ def pass_time(broker: qflow.Broker, clock: Clock, seconds: float) -> None:
     broker.engine.upkeep.tick()
 
 
+@pytest.mark.parametrize("terms", [{"every_s": "1m"}, {"cron": "* * * * *"}], ids=["every", "cron"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_clock_that_was_ahead_holds_nothing_up(
+    spool: Path, clock: Clock, is_open: bool, terms: dict[str, Any]
+) -> None:
+    """Nor does it where the spool was opened anew."""
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        clock.wall_s += 86_400
+        broker.schedule("poll", jobs, b"look", **terms)
+        pass_time(broker, clock, 60)
+        assert jobs.purge() == 1
+        if is_open:
+            clock.wall_s -= 86_400
+            pass_time(broker, clock, 1)
+            pass_time(broker, clock, 60)
+            assert len(jobs) == 1
+    if not is_open:
+        clock.wall_s -= 86_400
+        with open_still(spool, clock) as broker:
+            pass_time(broker, clock, 1)
+            pass_time(broker, clock, 60)
+            assert len(broker.queue("jobs")) == 1
+
+
 def test_a_message_comes_each_time_and_missed_ones_come_together(spool: Path, clock: Clock) -> None:
     """On the grid of the first moment, also after the spool was closed."""
     start = clock.wall_s
