@@ -143,8 +143,14 @@ class AsyncQueue(asyncio.Queue[T]):
         self._putters.wake_all()
 
     def close(self) -> None:
-        """Let go of the spool; what was not kept is gone. Done by itself when nothing refers to the queue any more."""
+        """Let go of the spool; what was not kept is gone. Done by itself when nothing refers to the queue any more.
+
+        It is shut down then: who waits in `put` or `get` gets QueueShutDown, and so does who comes later; `join`
+        returns.
+        """
         self._items.close()
+        self.shutdown()
+        self._count_done(self._unfinished_tasks)
 
     def _count_done(self, items: int) -> None:
         self._unfinished_tasks = max(0, self._unfinished_tasks - items)

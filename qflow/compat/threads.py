@@ -112,8 +112,15 @@ class Queue(_Base[T]):
         self.unfinished_tasks = len(self._items)
 
     def close(self) -> None:
-        """Let go of the spool; what was not kept is gone. Done by itself when nothing refers to the queue any more."""
+        """Let go of the spool; what was not kept is gone. Done by itself when nothing refers to the queue any more.
+
+        It is shut down then: who waits in `put` or `get` gets ShutDown, and so does who comes later; `join` returns.
+        """
         self._items.close()
+        self.shutdown()
+        with self.all_tasks_done:
+            self.unfinished_tasks = 0
+            self.all_tasks_done.notify_all()
 
     def _init(self, maxsize: int) -> None:
         """Nothing: the items are there."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import unittest
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,6 +187,45 @@ def test_shutdown_ends_those_who_wait() -> None:
     getter.join(LONG_S)
     assert ended[2:] == [compat.ShutDown]
     assert other.empty()
+
+
+def test_closing_ends_those_who_wait_and_who_come_later() -> None:
+    items: compat.Queue[int] = compat.Queue(maxsize=1)
+    ended: list[str] = []
+
+    def wait(call: Callable[[], object], error: type[Exception] | None) -> None:
+        if error is None:
+            call()
+        else:
+            with pytest.raises(error):
+                call()
+        ended.append(call.__name__)
+
+    items.put(1)
+    threads = [threading.Thread(target=wait, args=(items.join, None), daemon=True)]
+    empty: compat.Queue[int] = compat.Queue()
+    threads.append(threading.Thread(target=wait, args=(empty.get, compat.ShutDown), daemon=True))
+    for thread in threads:
+        thread.start()
+    for one in (items, empty):
+        one.close()
+        for call in (one.get, lambda one=one: one.put(1)):
+            with pytest.raises(compat.ShutDown):
+                call()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert sorted(ended) == ["get", "join"]
+
+    async def scenario() -> None:
+        queue: compat.AsyncQueue[int] = compat.AsyncQueue()
+        getter = asyncio.create_task(queue.get())
+        await asyncio.sleep(0)
+        queue.close()
+        with pytest.raises(compat.QueueShutDown):
+            await getter
+        await queue.join()
+
+    asyncio.run(scenario())
 
 
 def test_a_queue_is_shown_with_the_number_of_its_items() -> None:
