@@ -715,6 +715,7 @@ def test_a_map_that_is_full_is_grown_under_what_the_journal_holds(tmp_path: Path
         assert there(broker) == list(range(24))
 
 
+@pytest.mark.usefixtures("never_idle")
 def test_a_record_that_is_refused_and_a_map_that_is_full_lose_nothing(tmp_path: Path, faults: Faults) -> None:
     """What the journal has confirmed before is brought back, though nothing more is written to it."""
     with faulty_broker(tmp_path, faults, journal="auto") as broker:
