@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -57,15 +56,11 @@ def list_spool(path: str | os.PathLike[str]) -> Listing:
     owner = owner_pid(spool) if os.path.isdir(spool) else None
     entries, problems = in_child(spool, lambda: _logged(spool))
     if owner is not None:
-        from qflow.inspect.live import (  # not loaded where nobody owns it: that takes a tenth of the time
-            LATEST_S,
-            read_live,
-        )
+        from qflow.inspect import live  # not loaded where nobody owns it: that takes a tenth of the time
 
-        live = read_live(spool)
-        is_new = live is not None and abs(time.time() - live["time_s"]) <= LATEST_S
-        if live is not None and is_new and owner in (0, live["pid"]):
-            entries.update(_told(live["queues"]))
+        told = live.read_live(spool)
+        if told is not None and live.is_of_now(told) and owner in (0, told["pid"]):
+            entries.update(_told(told["queues"]))
     return Listing(path=spool, owner_pid=owner, entries=[entries[key] for key in sorted(entries)], problems=problems)
 
 

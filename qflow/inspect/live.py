@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -15,8 +17,6 @@ from qflow.storage.files import Files, read_whole
 _OF_BROKER = {field.name for field in attrs.fields(BrokerStats) if field.default is attrs.NOTHING}
 _OF_QUEUE = {field.name for field in attrs.fields(QueueStats) if field.default is attrs.NOTHING}
 """Fields that owners of earlier versions tell, too."""
-
-
 LATEST_S = 15.0
 """Figures that are older are not of now: an owner writes them each ten seconds at least, but not on a full disk."""
 
@@ -32,6 +32,11 @@ def read_live(spool: str) -> dict[str, Any] | None:
             return None
         raise
     return facts if _is_live(facts) else None
+
+
+def is_of_now(live: Mapping[str, Any]) -> bool:
+    """Tell whether what an owner wrote last is no older than `LATEST_S`."""
+    return abs(time.time() - float(live["time_s"])) <= LATEST_S
 
 
 def _is_live(facts: Any) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 from qflow import inspect
 from qflow.errors import QflowError, StorageError
-from qflow.inspect.live import LATEST_S
+from qflow.inspect.live import is_of_now
 from qflow.metrics.sources import Source
 from qflow.metrics.told import Told, told_by, told_in
 from qflow.remote.client.connecting import connect
@@ -44,8 +43,7 @@ def _read(spool: str, is_silent: bool) -> Told:
     """
     found = inspect.read_spool(spool)
     if found.owner_pid is not None and found.live is not None:
-        is_old = abs(time.time() - found.live["time_s"]) > LATEST_S
-        return told_in(found.live, has_owner=not (is_silent or is_old))
+        return told_in(found.live, has_owner=is_of_now(found.live) and not is_silent)
     streams: dict[str, Any] = {
         stream.name: {
             "messages": stream.messages,

@@ -40,6 +40,8 @@ PUBLISH = 60, 40
 """Numbers of class and method."""
 FEW = 8
 """Up to so many queues take a message each on its own."""
+_REFUSES_NOTHING = type(None), QueueDeleted, StreamDeleted
+"""How a put may end whose message is in all its queues that are there."""
 DELAY = "x-delay"
 LONGEST_DELAY_S = 365 * 86_400.0
 FILTER_FIELD = bytes([len(FILTER_VALUE)]) + FILTER_VALUE.encode()
@@ -253,7 +255,7 @@ class Publishing:
         """Look how a put ended: one that nobody confirms ends its channel where its message could not be kept."""
         self.pending -= 1
         if publish is not None and self._channel.confirms is not None:
-            publish.refused |= put.cancelled() or not isinstance(put.exception(), None | QueueDeleted | StreamDeleted)
+            publish.refused |= put.cancelled() or not isinstance(put.exception(), _REFUSES_NOTHING)
             self._channel.confirms.end(publish)
         if not self.pending and self._all_done is not None and not self._all_done.done():
             self._all_done.set_result(None)

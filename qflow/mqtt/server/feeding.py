@@ -194,8 +194,9 @@ class Feeding:
                 _warn(str(error))
                 return None
             message = None if kept is None else unpack(flight.topic, kept)
-            is_other = message is not None and flight.mark not in ("", message.mark)
-            return None if message is not None and is_other and is_stored(message.mark) else message
+            if message is not None and flight.mark not in ("", message.mark) and is_stored(message.mark):
+                return None  # another one, which comes by itself
+            return message
         read = self._source.stream.query(start=flight.offset, end=flight.offset + 1)
         return next(map(message_of, read), None)
 
