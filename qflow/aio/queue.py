@@ -120,7 +120,10 @@ class AsyncQueue(Generic[Placed]):
                         return put.first
                 return await self._wait_for_room(putting)  # type: ignore[return-value]
             except BaseException:
-                in_place(putting.give_up)
+                try:
+                    in_place(putting.give_up)
+                finally:  # see `attend`
+                    in_place(putting.give_up)
                 raise
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)

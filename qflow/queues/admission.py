@@ -21,6 +21,7 @@ from qflow.memory.gate import ALWAYS, LINE
 from qflow.memory.line import Wake
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Decision, Depth, decide, may_resume, room
+from qflow.storage.log.transaction_log import Put
 
 RETRY_S = 0.5
 """A spill that failed is tried again after so long, while somebody waits for it."""
@@ -110,13 +111,17 @@ class Admission:
             self.count_places()
         return True
 
-    def take_back(self, messages: int, size: int, charged: int) -> None:
-        """Give back the room of a put that is on its way in."""
-        self.pending -= 1
-        self.pending_messages -= messages
-        self.pending_bytes -= size
-        self._gate.incoming -= charged
-        self.rebalance(charged)
+    def take_back(self, put: Put) -> None:
+        """Give back the room of a put that is on its way in; twice is fine."""
+        gate, messages, charged = self._gate, len(put.records), put.charged
+        if not put.refused:
+            put.refused = True  # no calls from here on: a handler that raises finds all of it done, or none
+            self.pending -= 1
+            self.pending_messages -= messages
+            self.pending_bytes -= put.size
+            gate.incoming -= charged
+            gate.used -= charged
+        self.rebalance()
 
     # Limits ----------------------------------------------------------------------------------------------------------
 

@@ -108,8 +108,9 @@ class Fanned:
             queue: Any = spread.lanes[done].publisher
             with queue.context.lock:
                 if spread.returned == done:
+                    queue.admission.take_back(spread)
+                    spread.refused = False  # in the next lane
                     spread.returned = done + 1
-                    queue.admission.take_back(len(spread.records), spread.size, spread.charged)
 
 
 _fanned = Fanned()

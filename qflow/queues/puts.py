@@ -380,10 +380,7 @@ class Puts:
     def refused(self, put: Put) -> None:
         """Give back the room of a put that was not confirmed; callers who are interrupted at that may do it again."""
         with self.context.lock:
-            if put.refused:
-                return
-            put.refused = True
-            self.admission.take_back(len(put.records), put.size, put.charged)
+            self.admission.take_back(put)
 
     @property
     def exceeds(self) -> bool:

@@ -45,8 +45,8 @@ class Putting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_dead", "_deadline", "_done", "_queue", "_turn", "_watcher", "alone", "charged", "count", "depth", "given_up",
-        "in_turn", "passed", "puts", "size", "wake",
+        "_dead", "_deadline", "_done", "_is_over", "_queue", "_turn", "_watcher", "alone", "charged", "count", "depth",
+        "given_up", "in_turn", "passed", "puts", "size", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,7 @@ class Putting:
         self._dead = dead
         self._done = False  # it has what it takes
         self.given_up = False
+        self._is_over = False  # all of that was done: a handler that raises may come in its middle
         self._watcher: Watcher | None = None
         self._turn: int | None = None  # its place among those that wait for memory
         self.alone = False
@@ -198,7 +199,7 @@ class Putting:
     def give_up(self) -> None:
         """Ask for room no more, and give back what puts had that did not join a batch; twice is fine."""
         with self._queue.context.lock:
-            if self.given_up:
+            if self._is_over:
                 return
             self.given_up = True
             self.wake = None
@@ -211,6 +212,7 @@ class Putting:
             self._queue.admission.leave_line(self)
             if self._queue.gate.room.watching:
                 self._queue.gate.room.notify()  # it may have been woken for room that is another's now
+            self._is_over = True
 
     def _unwatch(self, watcher: Watcher) -> None:
         self._queue.gate.room.unwatch(watcher)

@@ -58,12 +58,14 @@ class Tail:
 class Asking:
     """One call that reserves memory, and may have to wait for it. Only `Room` changes it."""
 
-    __slots__ = ("amount", "given_up", "granted", "in_line", "is_first", "wake")
+    __slots__ = ("amount", "given_up", "granted", "in_line", "is_first", "is_over", "wake")
 
     def __init__(self, amount: int) -> None:
         self.amount = amount
         self.granted = False
         self.given_up = False
+        self.is_over = False
+        """All that giving up takes was done: a handler that raises may come in its middle."""
         self.in_line = False
         self.is_first = False
         """It was the first in line when it last looked: it looks for memory, the others need not."""
@@ -137,15 +139,17 @@ class Room:
     def give_up(self, asking: Asking) -> None:
         """End a reservation, and give back what it has; twice is fine."""
         with self._lock:
-            if asking.given_up:
+            if asking.is_over:
                 return
-            asking.given_up = True
-            if asking.granted:
+            if asking.granted and not asking.given_up:
                 self._incoming -= asking.amount
-                self._settle_slack()
-            elif asking.in_line:
+            asking.given_up = True
+            self._settle_slack()
+            if asking.in_line and not asking.granted:
+                asking.in_line = False
                 self._line.remove(asking)
             self._serve()
+            asking.is_over = True
 
     def arrived(self, amount: int) -> None:
         """Give back what `reserve` took: the messages are in the log."""
@@ -277,17 +281,18 @@ class Room:
         line = self._line
         while line:
             asking = line[0]
-            if not self._take(asking.amount, evict=True):
-                if self._incoming or not without_room:
-                    if not (self._incoming and asking.is_first):
-                        _wake(asking)
-                    return
-                self._slack += asking.amount
-                without_room = False
-            self._incoming += asking.amount
-            line.popleft()
-            asking.granted = True
+            if not asking.granted:  # a handler that raises may come before it is woken, or has left the line
+                if not self._take(asking.amount, evict=True):
+                    if self._incoming or not without_room:
+                        if not (self._incoming and asking.is_first):
+                            _wake(asking)
+                        return
+                    self._slack += asking.amount
+                    without_room = False
+                self._incoming += asking.amount
+                asking.granted = True
             _wake(asking)
+            line.popleft()
 
     def _take(self, amount: int, *, evict: bool) -> bool:
         """Borrow from the ledger until so many bytes are free; return whether they are."""
@@ -324,9 +329,9 @@ class Room:
 
 def _wake(asking: Asking) -> None:
     """Wake a reservation once: it looks again, and registers anew."""
-    wake, asking.wake = asking.wake, None
-    if wake is not None:
-        wake()
+    if asking.wake is not None:
+        asking.wake()
+        asking.wake = None
 
 
 def charge_for(messages: int, weight: int) -> int:

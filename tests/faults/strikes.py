@@ -1,6 +1,6 @@
 """Signal handlers at every place where CPython runs them: at the n-th one in the broker's code, something happens.
 
-Handlers run in the main thread: where a function begins or a generator goes on, when a C function has returned, and at
+Handlers run in the main thread: where a function begins or a generator goes on after a `yield`, when a C function has returned, and at
 a jump backwards; in CPython 3.11 to 3.15. A *place* is such a moment in a function of qflow, or in one that
 qflow calls, of the calling thread.
 """
@@ -20,6 +20,7 @@ import qflow
 from thorough import TORTURE
 
 ROOT = str(Path(qflow.__file__).parent) + os.sep
+RESUME = dis.opmap["RESUME"]
 BACK = {code for name, code in dis.opmap.items() if name == "JUMP_BACKWARD" or name.startswith("POP_JUMP_BACKWARD")}
 
 
@@ -33,6 +34,12 @@ def _jumps(code: CodeType) -> set[int]:
     first, last = min(entries, default=(0, 0))[0], max((end for _, end in entries), default=0)
     jumps = {at.offset for at in bytecode if at.opcode in BACK}
     return {at for at in jumps if not first <= at < last or any(start <= at < end for start, end in entries)}
+
+
+def _begins(frame: FrameType) -> bool:
+    """A function begins, or a generator goes on after a `yield`: not after an `await`, or where an exception comes in."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    return code[at] == RESUME and code[at + 1] & 3 < 2
 
 
 class Struck(BaseException):
@@ -78,7 +85,7 @@ class Strike:
         return False
 
     def _profile(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and self._is_inside(frame):
+        if (event == "c_return" or (event == "call" and _begins(frame))) and self._is_inside(frame):
             self._pass(frame)
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:

@@ -11,6 +11,7 @@ import gc
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ import qflow.aio
 from faults.seams import in_thread
 from faults.strikes import TORTURE, Strike, places, reach
 from faults.test_strikes_queues import Round, World
+from qflow.memory.waiting import in_place
 from qflow.queues.queue import parts_of
+from qflow.streams.room import Asking
 
 MOST = 2
 """Places of each call, on each kind of queue, that are struck in a normal run."""
@@ -268,3 +271,70 @@ def verify(world: World, here: Round, struck: bool) -> None:
         here.base = here.acked = here.bodies = []
     world.check_contents(here, struck)
     world.check_books()
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_put_that_is_cancelled_leaves_its_place_in_line(tmp_path: Path, which: int) -> None:
+    """As a get does: the others are admitted in its place."""
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = broker.declare_queue("q", durable=False, limit_messages=1)
+        tasks, gate, admission = (
+            qflow.aio.AsyncBroker(broker).queue("q"),
+            parts_of(queue).gate,
+            parts_of(queue).admission,
+        )
+
+        def struck(at: int) -> Strike:
+            strike, loop = Strike(at, leave), asyncio.new_event_loop()
+            queue.put(b"1", timeout_s=0)
+            putters = [loop.create_task(tasks.put(b"2", timeout_s=timeout_s)) for timeout_s in (None, None, 60)]
+            for _ in range(3):
+                loop.run_until_complete(asyncio.sleep(0))
+            assert len(admission.blocked) == 3
+            leaving = putters.pop(which)
+            leaving.cancel()
+            with suppress(asyncio.CancelledError, Exit):
+                strike.run(lambda: loop.run_until_complete(leaving))
+            for putter in putters:
+                queue.get(timeout_s=0).ack()
+                with suppress(TimeoutError, Exit):  # again, of the task that was struck
+                    loop.run_until_complete(asyncio.wait_for(asyncio.shield(putter), 10))
+                assert putter.done(), f"struck at place {at}: {strike.where}"
+            queue.get(timeout_s=0).ack()
+            end(loop, str(strike.where))
+            return strike
+
+        number = struck(NEVER).seen
+        assert number > 1
+        for at in range(number):
+            strike = struck(at)
+            left = (len(admission.line), len(admission.blocked), gate.room.watching, gate.incoming)
+            assert left == (0, 0, 0, 0), f"struck at place {at}: {strike.where}"
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_publish_that_gives_up_leaves_its_place_in_line(tmp_path: Path, which: int) -> None:
+    """The first has what all of memory is, and the others wait for it: at whatever place of that a handler exits."""
+    with qflow.open(tmp_path / "spool", capacity_bytes=2**20) as broker:
+        broker.declare_stream("s", topics=["#"])
+        room = broker.engine.streams.room
+
+        def struck(at: int) -> Strike:
+            strike, woken = Strike(at, leave), []
+            asked = [Asking(2**20) for _ in range(3)]
+            for asking in asked:
+                in_place(partial(room.try_reserve, asking, partial(woken.append, asking), may_work=False))
+            assert asked[0].granted
+            leaving = asked.pop(which)
+            with suppress(Exit):
+                strike.run(lambda: in_place(partial(room.give_up, leaving)))
+            in_place(partial(room.give_up, leaving))
+            for asking in asked:
+                in_place(partial(room.try_reserve, asking, partial(woken.append, asking), may_work=True))
+                assert asking.granted, f"struck at place {at}: {strike.where}"
+                in_place(partial(room.give_up, asking))
+            return strike
+
+        for at in range(struck(NEVER).seen):
+            strike = struck(at)
+            assert (room.used, room.problems()) == (0, []), f"struck at place {at}: {strike.where}"
