@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from qflow.callbacks import check_ran
 from qflow.config import parse_count, parse_span
 from qflow.delivery import reason_of
 from qflow.durations import Duration
@@ -83,7 +84,7 @@ def retried(callback: Callable[[Any], object], retry: Backoff | None) -> Callabl
 
     def call(delivery: Any) -> None:
         try:
-            callback(delivery)
+            check_ran(callback(delivery))
         except (BrokerClosed, QueueDeleted):
             raise
         except BaseException as error:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from qflow.errors import InvalidArgument
+from qflow.callbacks import check_callback
 from qflow.events import Event, EventKind
 
 EVENTS_KEPT = 10_000
@@ -54,8 +54,7 @@ class Listeners:
 
     def add(self, callback: Callable[[Event], object]) -> None:
         """Tell `callback` of each event from now on."""
-        if not callable(callback):
-            raise InvalidArgument(f"an event callback must be callable, not {type(callback).__name__}")
+        check_callback(callback, "an event callback")
         self._listeners.append(callback)
 
     def tell(self, kind: EventKind, queue: str, detail: str = "") -> None:

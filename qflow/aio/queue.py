@@ -15,10 +15,11 @@ from qflow.aio.loops import Home, Homes, Log, Promise, Waiter, Worker, attend
 from qflow.aio.queue_work import QueueWork
 from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
+from qflow.callbacks import check_callback
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.delivery import Entry
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, InvalidArgument
+from qflow.errors import AlreadySettled
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record, is_logged
 from qflow.options import Body, Moment, Placed, PutOnceOptions, PutOptions
@@ -317,8 +318,7 @@ class AsyncQueue(Generic[Placed]):
         Returns:
             The running consumer: `async with` it, or `await close()`, which waits for the callbacks that are running.
         """
-        if not callable(callback):
-            raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
+        check_callback(callback, awaited=True)
         config.parse_count(prefetch, "prefetch")
         config.parse_count(concurrency, "concurrency")
         return consumer_of(self._work, self._homes.here(), retried_task(callback, retry), prefetch, concurrency, name)

@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from qflow.backoff import retried
+from qflow.callbacks import check_callback, check_ran
 from qflow.config import parse_count, parse_timeout
 from qflow.delivery import Deliveries, Delivery
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueDeleted
+from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
 from qflow.events import EventKind
 from qflow.memory.line import Alarm
 from qflow.memory.waiting import shelter, sheltered
@@ -171,7 +172,7 @@ class Consuming:
         self._current = delivery
         try:
             with delivery:
-                self._callback(delivery)
+                check_ran(self._callback(delivery))
         except (BrokerClosed, QueueDeleted):
             raise
         except BaseException as error:  # `SystemExit`, too, and `CancelledError`: nobody else would hear of it
@@ -227,10 +228,9 @@ def begin_consumer(
     """Return a running consumer; `take_from` gives what a thread takes from, `start` begins it.
 
     Raises:
-        InvalidArgument: an option makes no sense.
+        InvalidArgument: an option makes no sense, or the callback would not run.
     """
-    if not callable(callback):
-        raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
+    check_callback(callback)
     prefetch = parse_count(how.get("prefetch", PREFETCH), "prefetch")
     threads = parse_count(how.get("concurrency", 1), "concurrency")
     name, called = how.get("name"), retried(callback, how.get("retry"))

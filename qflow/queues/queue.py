@@ -382,7 +382,8 @@ class Queue(Generic[Placed]):
     def consume(self, callback: Callable[[Delivery], object], **options: Unpack[ConsumeOptions]) -> Consumer:
         """Have a thread of its own, or several, call `callback(delivery)` for each message, until it is closed.
 
-        The delivery is acked when the callback returns and goes back when it raises, unless it settled it itself.
+        The delivery is acked when the callback returns and goes back when it raises, unless it settled it itself. An
+        async function, which nobody would await here, and a generator function are refused.
 
         Args:
             options: `prefetch=100`, `concurrency=1`, `name` and `retry=Backoff(...)`; see `qflow.ConsumeOptions`.

@@ -8,9 +8,10 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from types import FunctionType, MethodType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
+from qflow.callbacks import check_callback
 from qflow.delivery import reason_of
 from qflow.errors import InvalidArgument
 
@@ -89,6 +90,7 @@ def load(target: Target) -> Function:
             raise InvalidArgument(f"{target}: there is no {target.name!r} in {target.where}") from None
     if not callable(found):
         raise InvalidArgument(f"{target} is not a function but {type(found).__name__}")
+    check_callback(found, str(target), awaited=True)
     try:
         inspect.signature(found).bind(None)
     except TypeError as error:
@@ -120,10 +122,3 @@ def _import_file(path: str) -> ModuleType:
     module = sys.modules[_AS_MODULE] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def is_async(function: Function) -> bool:
-    """Tell whether a call of it is to be awaited."""
-    if isinstance(function, FunctionType | MethodType | type):
-        return inspect.iscoroutinefunction(function)
-    return inspect.iscoroutinefunction(vars(type(function)).get("__call__", function))

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from qflow import inspect
+from qflow.callbacks import check_ran, is_async
 from qflow.config import is_url, parse_span
 from qflow.delivery import Deliveries, Delivery, Settler, reason_of
 from qflow.durations import Duration
@@ -35,7 +36,7 @@ from qflow.errors import (
 from qflow.takers import cut_name
 from qflow.workers.desk import Desk, Slot
 from qflow.workers.job import AWAY, READY, REFUSED, Job, Order, report
-from qflow.workers.targets import Function, is_async, load
+from qflow.workers.targets import Function, load
 
 PATIENCE_S = 0.5
 """How long a worker waits for a message before it looks whether it is to end."""
@@ -198,7 +199,7 @@ class Worker:
         assert self._function is not None
         try:
             try:
-                self._function(delivery)
+                check_ran(self._function(delivery))
             except BaseException as error:
                 self._failed(delivery, error)
                 if not isinstance(error, Exception):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +291,49 @@ def test_a_bad_consumer_is_refused(queue: qflow.Queue, arguments: Any, options: 
         queue.consume(*arguments, **options)
     assert len(queue) == 10
     assert not parts_of(queue).consumers.listed
+
+
+async def awaits(delivery: qflow.Delivery) -> None:
+    """Nobody awaits it."""
+
+
+async def yields_later(delivery: qflow.Delivery) -> AsyncIterator[int]:
+    yield 1
+
+
+def yields(delivery: qflow.Delivery) -> Iterator[int]:
+    yield 1
+
+
+class Awaits:
+    async def __call__(self, delivery: qflow.Delivery) -> None:
+        """Nor this."""
+
+
+@pytest.mark.parametrize("callback", [awaits, partial(awaits), Awaits(), yields, partial(yields), yields_later])
+def test_a_callback_that_would_not_run_is_refused(queue: qflow.Queue, callback: Any) -> None:
+    """A call of it does nothing; the message would be acked all the same."""
+    with pytest.raises(qflow.InvalidArgument, match="callback must not be "):
+        queue.consume(callback)
+    assert len(queue) == 10
+
+
+@pytest.mark.parametrize("retry", [None, qflow.Backoff(first_s=0, max_attempts=2)])
+@pytest.mark.parametrize("inner", [awaits, yields, yields_later])
+def test_a_callback_that_has_not_run_when_it_returns_has_failed(
+    open_spool: Open, inner: Any, retry: qflow.Backoff | None
+) -> None:
+    """A decorator hides what it is; nothing is acked."""
+    broker = open_spool()
+    queue, dead = broker.declare_queue("q", max_deliveries=2, dead_letter="dead"), broker.declare_queue("dead")
+    queue.put(b"x")
+    with queue.consume(lambda delivery: inner(delivery), retry=retry):
+        letter = dead.get(LONG_S)
+    assert letter.body == b"x"
+    if retry is not None:
+        assert "has not run" in str(letter.headers["dead_letter_nack_reason"])
+
+
+def test_a_callback_for_events_that_would_not_run_is_refused(open_spool: Open) -> None:
+    with pytest.raises(qflow.InvalidArgument, match="an event callback must not be async"):
+        open_spool().on_event(awaits)

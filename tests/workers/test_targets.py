@@ -16,11 +16,13 @@ from qflow.workers.job import Job, Order
 from qflow.workers.targets import Target
 
 PROGRAM = """
-import sys
+import functools, sys
 def work(delivery): return delivery * 2
 def two(delivery, other): ...
 def optional(delivery, other=1): ...
 async def waits(delivery): ...
+waits_too = functools.partial(waits)
+def yields(delivery): yield
 class Works:
     @staticmethod
     def inside(delivery): return delivery
@@ -40,13 +42,16 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", ["work", "optional", "waits", "Works.inside", "works", "two"])
+@pytest.mark.parametrize("name", ["work", "optional", "waits", "waits_too", "Works.inside", "works", "two", "yields"])
 @pytest.mark.parametrize("is_file", [True, False])
 def test_a_function_is_found_by_its_name(modules: Path, name: str, is_file: bool) -> None:
     (modules / "found_here.py").write_text(PROGRAM)
     target = targets.parse(f"{modules / 'found_here.py' if is_file else 'found_here'}:{name}")
     if name == "two":
         with pytest.raises(qflow.InvalidArgument, match="cannot be called with a delivery alone: .*'other'"):
+            targets.load(target)
+    elif name == "yields":
+        with pytest.raises(qflow.InvalidArgument, match="yields must not be a generator function"):
             targets.load(target)
     else:
         assert callable(targets.load(target))

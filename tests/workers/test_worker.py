@@ -104,6 +104,20 @@ def test_an_exception_is_the_reason_of_the_dead_letter(
     assert letters(spool) == [(b"twelve", "ValueError: invalid literal for int() with base 10: b'twelve'")]
 
 
+async def later(delivery: qflow.Delivery) -> None:
+    """Nobody awaits it."""
+
+
+def test_a_function_that_has_not_run_when_it_returns_has_failed(spool: Path, broker: Any) -> None:
+    """An async one behind a decorator: its messages are not acked."""
+    queue = broker.declare_queue("jobs", max_deliveries=1, dead_letter="dead")
+    broker.declare_queue("dead")
+    queue.put(b"1")
+    assert Scene(broker).run(later, messages=1) == 0
+    reason = "InvalidArgument: the function returned a coroutine and has not run: nobody awaits or iterates that"
+    assert letters(spool) == [(b"1", reason)]
+
+
 def test_a_message_that_fails_waits_longer_each_time(broker: Any) -> None:
     """Others come before it; what is delayed is not handed out meanwhile."""
     queue = broker.declare_queue("jobs")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from qflow.errors import InvalidArgument
+from qflow.callbacks import check_callback
 from qflow.events import Event, EventKind
 from qflow.remote.client import requests
 from qflow.remote.client.threads import Connection
@@ -33,8 +33,7 @@ class Events:
 
     def add(self, callback: Callable[[Event], object]) -> None:
         """Tell `callback` of each event from now on."""
-        if not callable(callback):
-            raise InvalidArgument(f"an event callback must be callable, not {type(callback).__name__}")
+        check_callback(callback, "an event callback")
         with self._lock:
             self._callbacks.append(callback)
             if len(self._callbacks) > 1:

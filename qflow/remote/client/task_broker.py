@@ -12,9 +12,9 @@ from typing import Any, Unpack
 from uuid import UUID
 
 from qflow.aio.opening import Opening
+from qflow.callbacks import check_callback
 from qflow.config import BrokerSettings, QueueSettings, StreamSettings, parse_timeout
 from qflow.durations import Duration
-from qflow.errors import InvalidArgument
 from qflow.events import Event
 from qflow.message import Headers
 from qflow.options import (
@@ -217,8 +217,7 @@ class AsyncRemoteBroker:
 
         What it raises is logged by the logger `qflow`; see `qflow.Broker.on_event`.
         """
-        if not callable(callback):
-            raise InvalidArgument(f"an event callback must be callable, not {type(callback).__name__}")
+        check_callback(callback, "an event callback")
         self._callbacks.append(callback)
         if len(self._callbacks) == 1:
             self._connection.listen(self._tell)

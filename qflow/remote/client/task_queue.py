@@ -12,6 +12,7 @@ from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Home
 from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
+from qflow.callbacks import check_callback
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.delivery import Deliveries, Entry
 from qflow.durations import Duration
@@ -145,8 +146,7 @@ class AsyncRemoteQueue:
 
         What a callback raises is logged here, by the logger `qflow`; the owner tells no event of it.
         """
-        if not callable(callback):
-            raise InvalidArgument(f"callback must be callable, not {type(callback).__name__}")
+        check_callback(callback, awaited=True)
         config.parse_count(prefetch, "prefetch")
         config.parse_count(concurrency, "concurrency")
         self._connection.check_open()
