@@ -114,8 +114,8 @@ def test_a_function_that_has_not_run_when_it_returns_has_failed(spool: Path, bro
     broker.declare_queue("dead")
     queue.put(b"1")
     assert Scene(broker).run(later, messages=1) == 0
-    reason = "InvalidArgument: the function returned a coroutine and has not run: nobody awaits or iterates that"
-    assert letters(spool) == [(b"1", reason)]
+    [(body, reason)] = letters(spool)
+    assert (body, "the function returned a coroutine and has not run" in reason) == (b"1", True)
 
 
 def test_a_message_that_fails_waits_longer_each_time(broker: Any) -> None:
