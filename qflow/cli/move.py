@@ -32,7 +32,8 @@ def move(
     """Move the messages of QUEUE to the queue TO, in order, also while another process owns the spool.
 
     Each commit moves up to a hundred, so a message is always in one queue or in the other. What a consumer holds is not
-    moved. A message stays if TO is at its limit or takes none of that size. At a terminal it asks, without --yes.
+    moved. A message stays if TO is at its limit or takes none of that size. An owner is asked for some hundreds at a
+    time: after Ctrl-C it ends with those, which are printed as not known. At a terminal it asks, without --yes.
 
     \b
         qflow move SPOOL jobs jobs.later --dry-run

@@ -9,9 +9,14 @@ import click
 
 from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.spool import existing_queue, reached_if_there
+from qflow.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from qflow.cli.spool import AnyBroker
+    from qflow.broker import Broker
+    from qflow.remote.client.broker import RemoteBroker
+
+SLICE_MESSAGES = 500
+"""Asked of an owner at once: it goes on with so many when the command is interrupted."""
 
 
 @click.command(short_help="Move dead letters back to the queues they came from.")
@@ -39,7 +44,8 @@ def redrive(
     its body, topic, headers and `dead_letter_count`; its deliveries are counted anew.
 
     A message stays if it does not say where it came from, or if that queue is gone, is at its limit or
-    takes no message of that size. How many stay, and why, is printed whatever happens.
+    takes no message of that size. How many stay, and why, is printed whatever happens. An owner is asked for some
+    hundreds at a time: after Ctrl-C it ends with those, which are printed as not known.
 
     A dead letter that came by AMQP goes back to the queue that `x-first-death-queue` names, under the
     exchange and the routing key it had there, and keeps `x-death`.
@@ -69,43 +75,74 @@ def move_messages(
     spool: Path, queue_name: str, to: str | None, limit: int | None, capacity: int, as_json: bool
 ) -> None:
     """Move messages of a queue and print what became of them, whatever happens."""
-    moved: dict[str, int] = {}
-    kept: dict[str, int] = {}
+    from qflow.broker import Broker
+
+    outcome = _Outcome()
     with reached_if_there(spool, capacity) as broker:
         for name in filter(None, (queue_name, to)):
             existing_queue(broker, name)
+        if to == queue_name:
+            raise InvalidArgument(f"messages of queue {queue_name!r} cannot be moved to itself")
         try:
-            _move(broker, queue_name, to, limit, moved, kept)
+            if isinstance(broker, Broker):
+                _move(broker, queue_name, to, limit, outcome)
+            else:
+                _ask_to_move(broker, queue_name, to, limit, outcome)
         finally:
-            _print(queue_name, moved, kept, to, as_json)
+            _print(queue_name, outcome.moved, outcome.kept, to, as_json, in_doubt=outcome.in_doubt)
 
 
-def _move(
-    broker: AnyBroker, queue_name: str, to: str | None, limit: int | None, moved: dict[str, int], kept: dict[str, int]
-) -> None:
-    """Move messages, and add what was moved and kept, by queue and by reason."""
+class _Outcome:
+    """What became of the messages, as far as it is known."""
+
+    def __init__(self) -> None:
+        self.moved: dict[str, int] = {}
+        """How many went to each queue."""
+        self.kept: dict[str, int] = {}
+        """How many stay, by reason."""
+        self.in_doubt = 0
+        """As many more at most may have been moved."""
+
+
+def _move(broker: Broker, queue_name: str, to: str | None, limit: int | None, outcome: _Outcome) -> None:
+    """Move messages of a spool that this process owns."""
     from qflow.amqp.letters import reviving
-    from qflow.broker import Broker
     from qflow.queues.redrive import Redrive
 
-    if not isinstance(broker, Broker):
-        report = broker.redrive(queue_name, to=to, limit=limit)
-        moved.update(report.moved)
-        kept.update(report.kept)
-        return
     moving = Redrive(broker, queue_name, to=to, revive=reviving(queue_name, to))
     try:
         moving.run(limit)
     finally:
-        moved.update(moving.moved)
-        kept.update(moving.kept)
+        outcome.moved, outcome.kept = moving.moved, moving.kept
+
+
+def _ask_to_move(broker: RemoteBroker, queue_name: str, to: str | None, limit: int | None, outcome: _Outcome) -> None:
+    """Have the owner move messages, some at a time. Those that stay are looked at anew each time."""
+    there = len(broker.queue(queue_name))
+    left = there if limit is None else min(limit, there)
+    while left > 0:
+        asked = outcome.in_doubt = min(left, max(SLICE_MESSAGES, sum(outcome.kept.values())))
+        report = broker.redrive(queue_name, to=to, limit=asked)
+        for name, count in report.moved.items():
+            outcome.moved[name] = outcome.moved.get(name, 0) + count
+        outcome.kept, outcome.in_doubt = report.kept, 0
+        done = sum(report.moved.values())
+        left = left - done if done == asked else 0
 
 
 def _print(
-    queue_name: str, moved: dict[str, int], kept: dict[str, int], to: str | None, as_json: bool, would: bool = False
+    queue_name: str,
+    moved: dict[str, int],
+    kept: dict[str, int],
+    to: str | None,
+    as_json: bool,
+    *,
+    would: bool = False,
+    in_doubt: int = 0,
 ) -> None:
     if as_json:
-        facts.print_json({"queue": queue_name, "would_move" if would else "moved": moved, "kept": kept})
+        doubt = {"in_doubt": in_doubt} if in_doubt else {}
+        facts.print_json({"queue": queue_name, "would_move" if would else "moved": moved, "kept": kept, **doubt})
         return
     what = "messages that would be moved" if would else "messages moved"
     click.echo(f"{what} from {facts.readable(queue_name)}: {sum(moved.values()):,}")
@@ -117,3 +154,5 @@ def _print(
             click.echo(f"  {count:,}: {reason}")
         if to is None:
             click.echo("another queue gets them by --to QUEUE")
+    if in_doubt:
+        click.echo(f"not known of up to {in_doubt:,} more: the owner was asked to move them, and has not answered")

@@ -51,7 +51,7 @@ class Redrive:
         if to is not None:
             broker.queue(to)
             if to == name:
-                raise InvalidArgument(f"dead letters of queue {name!r} cannot be moved to itself")
+                raise InvalidArgument(f"messages of queue {name!r} cannot be moved to itself")
         self.moved: dict[str, int] = {}
         """How many went to each queue; of those, a commit holds."""
         self.kept: dict[str, int] = {}

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
 import qflow
 from doors.command_line import POLLS, CommandLine, error_line, numbers, text
+from qflow.cli.main import app
+from qflow.cli.redrive import SLICE_MESSAGES
+from qflow.remote.client.broker import RemoteBroker
 
 
 @pytest.fixture
@@ -175,6 +180,53 @@ def test_messages_move(cli: CommandLine, owner: qflow.Broker) -> None:
     assert (bodies(q), bodies(owner.queue("q"))) == ([b"1"], [b"2", b"3"])
     done = cli.run("move", cli.spool, "q", "q")
     assert (done.returncode, "itself" in error_line(done)) == (2, True)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_interrupt_ends_a_move_and_what_is_printed_is_true(
+    cli: CommandLine, owner: qflow.Broker, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner goes on with what it was asked for last and nothing else; of those messages it is said."""
+    owner.queue("q").put_many(numbers(0, 3 * SLICE_MESSAGES))
+    target, asked, real = owner.declare_queue("other"), [], RemoteBroker.redrive
+
+    def interrupted(broker: RemoteBroker, name: str, **given: int) -> qflow.RedriveReport:
+        asked.append(given["limit"])
+        report = real(broker, name, **given)  # type: ignore[arg-type]
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return report
+
+    monkeypatch.setattr(RemoteBroker, "redrive", interrupted)
+    done = CliRunner().invoke(app, ["move", str(cli.spool), "q", "other", *options])
+    assert (done.exit_code, asked) == (130, [SLICE_MESSAGES] * 2)
+    assert len(target) == 2 * SLICE_MESSAGES
+    if options:
+        assert json.loads(done.stdout) == {
+            "queue": "q",
+            "moved": {"other": SLICE_MESSAGES},
+            "kept": {},
+            "in_doubt": SLICE_MESSAGES,
+        }
+    else:
+        assert done.stdout.splitlines() == [
+            f"messages moved from q: {SLICE_MESSAGES:,}",
+            f"  {SLICE_MESSAGES:,} to other",
+            f"not known of up to {SLICE_MESSAGES:,} more: the owner was asked to move them, and has not answered",
+        ]
+
+
+def test_what_stays_is_counted_once_however_often_the_owner_is_asked(cli: CommandLine, owner: qflow.Broker) -> None:
+    """Those at the front are looked at each time; a limit is kept to."""
+    source = owner.declare_queue("source", dead_letter="dead")
+    owner.declare_queue("dead").put_many(numbers(0, 10))
+    source.put_many(numbers(0, 3 * SLICE_MESSAGES))
+    source.get_many(3 * SLICE_MESSAGES).nack(requeue=False)
+    said = cli.json("redrive", cli.spool, "dead", "--limit", 2 * SLICE_MESSAGES + 1)
+    assert said["moved"] == {"source": 2 * SLICE_MESSAGES + 1}
+    said = cli.json("redrive", cli.spool, "dead")
+    assert said["moved"] == {"source": SLICE_MESSAGES - 1}
+    assert said["kept"] == {"no dead letter: nothing says where it came from": 10}
 
 
 def test_the_log_is_compacted_by_its_owner(cli: CommandLine, owner: qflow.Broker) -> None:
