@@ -11,6 +11,8 @@ from qflow.errors import SpoolInUse
 from qflow.storage.files import FILE_MODE, READ, storage_error
 
 LOCK_NAME = "lock"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+"""Open a spool, which may be reached by a symbolic link; nothing inside may."""
 _LOCK_TRIES = 10
 _LOCK_PAUSE_S = 0.01
 
@@ -102,7 +104,7 @@ def acquire_lock(spool_path: str | os.PathLike[str]) -> SpoolLock:
     spool = os.fspath(spool_path)
     descriptors: list[int] = []
     try:
-        descriptors.append(os.open(spool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        descriptors.append(os.open(spool, _DIRECTORY))
         _lock(descriptors[0], spool)
         descriptors.append(_locked_file(spool))
         os.ftruncate(descriptors[1], 0)
@@ -173,9 +175,9 @@ def owner_pid(spool_path: str | os.PathLike[str]) -> int | None:
     Asks with shared locks that are given back at once and writes nothing; `acquire_lock` waits such a moment out.
     """
     spool = os.fspath(spool_path)
-    for path in (spool, os.path.join(spool, LOCK_NAME)):
+    for path, flags in ((spool, _DIRECTORY), (os.path.join(spool, LOCK_NAME), READ)):
         try:
-            fd = os.open(path, READ)
+            fd = os.open(path, flags)
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -260,3 +260,16 @@ def test_what_is_settled_while_it_is_looked_for_is_not_missed(
             page = look(path, "jobs")
             assert (page.problems, page.messages) == ([], [])
         owner.stdin.write(b"\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["doctor", "ls", "du", "stats", "streams", "sessions", "check", "compact", "export", "grep mail", "metrics"],
+)
+def test_a_spool_is_looked_at_through_a_link_to_it(spool: Path, words: str) -> None:
+    """As it is opened through one; the links that nobody may plant are those inside."""
+    link = spool.parent / "link"
+    link.symlink_to(spool)
+    command, *more = words.split()
+    done = run(command, link, *more)
+    assert (done.exit_code, done.stderr) == (0, ""), done.output

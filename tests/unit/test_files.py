@@ -96,6 +96,21 @@ def test_a_lock_file_deleted_under_the_owner_still_keeps_others_out(spool, other
     assert owner_pid(spool) == 0
 
 
+def test_the_owner_is_known_through_a_link_to_the_spool_and_no_link_inside_is_followed(spool, tmp_path, other_owner):
+    """Whoever names a spool may do so by a link; whoever plants one in it is told of."""
+    link = tmp_path.parent / f"{tmp_path.name}.link"
+    link.symlink_to(spool)
+    assert owner_pid(link) == other_owner.pid
+    other_owner.kill()
+    other_owner.wait()
+    assert owner_pid(link) is None
+    os.unlink(os.path.join(spool, "lock"))
+    os.symlink("elsewhere", os.path.join(spool, "lock"))
+    with pytest.raises(StorageError, match="symbolic link"):
+        owner_pid(link)
+    link.unlink()
+
+
 def test_the_directory_alone_does_not_admit_while_the_file_is_locked(spool, monkeypatch):
     """Both locks are needed: a holder of the file's lock alone keeps others out as well."""
     lock = acquire_lock(spool)
