@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
@@ -21,7 +21,7 @@ import attrs
 
 from qflow.config import check_name, parse_span
 from qflow.durations import Duration
-from qflow.errors import CorruptionError, InvalidArgument, NotFound, QflowError
+from qflow.errors import InvalidArgument, NotFound, QflowError
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Headers, body_bytes, decode_headers, encode_headers
 from qflow.options import Body
@@ -84,12 +84,10 @@ class Periodic:
         """Held while a schedule is stored, or its message put."""
         self._latest_s = math.inf
         """The time when it was looked at last; at first any is earlier."""
-        self._schedules: dict[str, Schedule] = {}
-        for name, value in spool.log.facts(ROOM, _logger.warning).items():
-            try:
-                self._schedules[name] = _decoded(name, value)
-            except CorruptionError as error:
-                _logger.warning("%s: %s; it is left as it is", spool.path, error)
+        kept = spool.log.facts(ROOM, _logger.warning)
+        self._schedules = read_schedules(
+            kept, lambda problem: _logger.warning("%s: %s; it is left as it is", spool.path, problem)
+        )
 
     def add(self, wanted: Schedule) -> Schedule:
         """Keep a schedule; one of the same terms stays as it is."""
@@ -278,6 +276,17 @@ def _zone(name: object) -> tzinfo:
         raise InvalidArgument(f"time_zone must be a name such as 'Europe/Berlin', got {name!r:.80}") from None
 
 
+def read_schedules(kept: Mapping[str, bytes], report: Callable[[str], object]) -> dict[str, Schedule]:
+    """Return the schedules that a log keeps, by name; `report` is told of those that cannot be read."""
+    found: dict[str, Schedule] = {}
+    for name, value in kept.items():
+        try:
+            found[name] = from_plain(json.loads(value))
+        except (ValueError, TypeError, KeyError) as error:
+            report(f"the schedule {name!r} cannot be read: {error}")
+    return found
+
+
 def plain(one: Schedule) -> dict[str, Any]:
     """Return a schedule as JSON has it; its body in base64."""
     return {**attrs.asdict(one), "body": base64.b64encode(one.body).decode()}
@@ -292,10 +301,3 @@ def from_plain(said: Mapping[str, Any]) -> Schedule:
 
 def _encoded(one: Schedule) -> bytes:
     return json.dumps({**plain(one), "trouble": ""}, separators=(",", ":")).encode()
-
-
-def _decoded(name: str, value: bytes) -> Schedule:
-    try:
-        return from_plain(json.loads(value))
-    except (ValueError, TypeError, KeyError) as error:
-        raise CorruptionError(f"the schedule {name!r} cannot be read: {error}") from error

@@ -10,7 +10,7 @@ import click
 from qflow.altering import dropped_by, keeps_less, parse_change
 from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.spool import existing_queue, existing_stream, reached_if_there
-from qflow.config import StreamSettings
+from qflow.config import QueueSettings, StreamSettings
 
 if TYPE_CHECKING:
     from qflow.cli.spool import AnyBroker
@@ -43,63 +43,61 @@ def alter(
     A queue with on_overflow=drop_oldest drops down to a lower limit with the next put: without --yes it asks then, at
     a terminal. So it does where a stream is to keep less.
 
-    With --stream, names and values are those of `Broker.alter_stream`; topics have commas between them.
+    With --stream, names and values are those of `Broker.alter_stream`; topics have commas between them. --dry-run asks
+    the owner; if none answers, it reads the log, which has durable queues alone.
 
     \b
         qflow alter SPOOL jobs limit_messages=1000 on_overflow=reject
         qflow alter SPOOL plant --stream retention_bytes=2GiB retention_s=7d
         qflow alter SPOOL latest limit_messages=100 --dry-run
     """
-    with reached_if_there(spool, capacity) as broker:
-        if is_stream:
-            settings = _alter_stream(broker, queue_name, changes, is_sure, dry_run)
-        else:
-            settings = _alter_queue(broker, queue_name, changes, is_sure, dry_run)
-    if settings is None:
+    if dry_run:
+        _foresee(spool, queue_name, changes, is_stream)
         return
+    with reached_if_there(spool, capacity) as broker:
+        change = _alter_stream if is_stream else _alter_queue
+        settings = change(broker, queue_name, changes, is_sure)
     if as_json:
         facts.print_json({"stream" if is_stream else "queue": queue_name, "settings": settings})
     else:
         facts.print_table(["setting", "value"], ([name, _shown(value)] for name, value in settings.items()))
 
 
-def _alter_queue(
-    broker: AnyBroker, queue_name: str, changes: tuple[str, ...], is_sure: bool, dry_run: bool
-) -> dict[str, Any] | None:
-    """Return the settings as they are then; None if nothing was to be done."""
+def _alter_queue(broker: AnyBroker, queue_name: str, changes: tuple[str, ...], is_sure: bool) -> dict[str, Any]:
+    """Return the settings as they are then."""
     wanted = dict(map(parse_change, changes))
     queue = existing_queue(broker, queue_name)
     depth = queue.stats()
     dropped = dropped_by(queue.settings, wanted, depth.messages, depth.bytes)
-    name = facts.readable(queue_name)
-    if dry_run:
-        _foresee(name, queue.settings.to_dict(), wanted, f"the next put would drop {dropped}" if dropped else "")
-        return None
     if dropped is not None:
-        asking.make_sure(is_sure, f"Alter {name}, so that the next put drops {dropped}?")
+        asking.make_sure(is_sure, f"Alter {facts.readable(queue_name)}, so that the next put drops {dropped}?")
     return broker.alter_queue(queue_name, **wanted).settings.to_dict()
 
 
-def _alter_stream(
-    broker: AnyBroker, stream_name: str, changes: tuple[str, ...], is_sure: bool, dry_run: bool
-) -> dict[str, Any] | None:
-    """Return the settings as they are then; None if nothing was to be done."""
+def _alter_stream(broker: AnyBroker, stream_name: str, changes: tuple[str, ...], is_sure: bool) -> dict[str, Any]:
+    """Return the settings as they are then."""
     wanted = dict(parse_change(change, StreamSettings) for change in changes)
     stream = existing_stream(broker, stream_name)
-    drops = keeps_less(stream.settings, wanted)
-    name = facts.readable(stream_name)
-    if dry_run:
-        _foresee(name, stream.settings.to_dict(), wanted, "would drop what is beyond that" if drops else "")
-        return None
-    if drops:
-        asking.make_sure(is_sure, f"Alter {name}, so that it drops what is beyond that?")
+    if keeps_less(stream.settings, wanted):
+        asking.make_sure(is_sure, f"Alter {facts.readable(stream_name)}, so that it drops what is beyond that?")
     return broker.alter_stream(stream_name, **wanted).settings.to_dict()
 
 
-def _foresee(name: str, before: dict[str, Any], wanted: dict[str, Any], drops: str) -> None:
+def _foresee(spool: Path, name: str, changes: tuple[str, ...], is_stream: bool) -> None:
     """Print what would change. A value that makes no sense is found when it is set."""
+    before: QueueSettings | StreamSettings
+    if is_stream:
+        wanted = dict(parse_change(change, StreamSettings) for change in changes)
+        before = foreseen.stream_settings(spool, name)
+        drops = "would drop what is beyond that" if keeps_less(before, wanted) else ""
+    else:
+        wanted = dict(map(parse_change, changes))
+        before, messages, size_bytes = foreseen.queue_settings(spool, name)
+        dropped = dropped_by(before, wanted, messages, size_bytes)
+        drops = f"the next put would drop {dropped}" if dropped else ""
+    now = before.to_dict()
     for setting, value in wanted.items():
-        click.echo(f"would set {setting} of {name} to {_shown(value)}; now {_shown(before[setting])}")
+        click.echo(f"would set {setting} of {facts.readable(name)} to {_shown(value)}; now {_shown(now[setting])}")
     click.echo(drops or "would drop no message")
 
 

@@ -48,6 +48,9 @@ def delete(
     With --sequence, that message of the queue alone, if it waits: what a consumer holds stays. Exits with 1 if one does
     not wait, and names it. `qflow peek` and `qflow grep` show sequences.
 
+    --dry-run asks the owner; if none answers, it reads the log, which has durable queues alone, and counts what
+    consumers hold as if it waited.
+
     \b
         qflow delete SPOOL jobs.old --dry-run
         qflow delete SPOOL plant --stream --yes
@@ -55,16 +58,15 @@ def delete(
     """
     if sequences and is_stream:
         raise click.UsageError("--sequence is for queues: what a stream retains goes by its retention")
+    if dry_run:
+        return _foresee(spool, name, "stream" if is_stream else "queue", list(dict.fromkeys(sequences)))
     with reached_if_there(spool, capacity) as broker:
         if sequences:
-            return _delete_messages(existing_queue(broker, name), list(dict.fromkeys(sequences)), is_sure, dry_run)
+            return _delete_messages(existing_queue(broker, name), list(dict.fromkeys(sequences)), is_sure)
         kind, count = (
             ("stream", _stream_depth(broker, name)) if is_stream else ("queue", len(existing_queue(broker, name)))
         )
         what = f"the {kind} {facts.readable(name)}"
-        if dry_run:
-            click.echo(f"would delete {what}, with {facts.counted(count, 'message')}")
-            return Exit.FINE
         asking.make_sure(is_sure, f"Delete {what} with {facts.counted(count, 'message')}?")
         if is_stream:
             broker.delete_stream(name)
@@ -74,23 +76,34 @@ def delete(
     return Exit.FINE
 
 
+def _foresee(spool: Path, name: str, kind: str, sequences: list[int]) -> int:
+    """Print what would be deleted."""
+    if sequences:
+        waiting = foreseen.waiting(spool, name, sequences)
+        click.echo(f"would delete {facts.counted(len(waiting), 'message')} of the queue {facts.readable(name)}")
+        return _tell_of_left(name, sequences, waiting)
+    count, _held = foreseen.depth(spool, name, kind)
+    click.echo(f"would delete the {kind} {facts.readable(name)}, with {facts.counted(count, 'message')}")
+    return Exit.FINE
+
+
 def _stream_depth(broker: AnyBroker, name: str) -> int:
     """Return how many messages a stream has. Raises: NotFound, with the names of those that exist."""
     return existing_stream(broker, name).stats().messages
 
 
-def _delete_messages(queue: AnyQueue, sequences: list[int], is_sure: bool, dry_run: bool) -> int:
+def _delete_messages(queue: AnyQueue, sequences: list[int], is_sure: bool) -> int:
     """Delete messages that wait, and name those that do not."""
     name = facts.readable(queue.name)
-    if dry_run:
-        waiting = {entry.sequence for entry in queue.browse()}
-        deleted = [sequence for sequence in sequences if sequence in waiting]
-        click.echo(f"would delete {facts.counted(len(deleted), 'message')} of the queue {name}")
-    else:
-        asking.make_sure(is_sure, f"Delete {facts.counted(len(sequences), 'message')} of the queue {name}?")
-        deleted = [sequence for sequence in sequences if queue.delete(sequence)]
-        click.echo(f"messages deleted from {name}: {len(deleted):,}")
-    left = list(map(str, filterfalse(set(deleted).__contains__, sequences)))
+    asking.make_sure(is_sure, f"Delete {facts.counted(len(sequences), 'message')} of the queue {name}?")
+    deleted = {sequence for sequence in sequences if queue.delete(sequence)}
+    click.echo(f"messages deleted from {name}: {len(deleted):,}")
+    return _tell_of_left(queue.name, sequences, deleted)
+
+
+def _tell_of_left(name: str, sequences: list[int], gone: set[int]) -> int:
+    """Name the messages that did not wait; return the exit code."""
+    left = list(map(str, filterfalse(gone.__contains__, sequences)))
     if left:
-        click.echo(f"not waiting in {name}, and left alone: {', '.join(left)}", err=True)
+        click.echo(f"not waiting in {facts.readable(name)}, and left alone: {', '.join(left)}", err=True)
     return Exit.DIFFERS if left else Exit.FINE

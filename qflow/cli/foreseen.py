@@ -1,20 +1,27 @@
-"""What a command would do, for `--dry-run`: nothing is taken for it, and nothing is changed."""
+"""What a command would do, for `--dry-run`: nothing is taken for it, and nothing is changed.
+
+An owner that answers is asked; else the log is read, which has what is durable, and which nobody opens for that.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from qflow.config import parse_size
-from qflow.errors import InvalidArgument, NotFound
+from qflow.cli.spool import asked_if_there, existing_queue, existing_stream
+from qflow.config import QueueSettings, StreamSettings, parse_size
+from qflow.errors import CorruptionError, InvalidArgument, NotFound
 from qflow.names import choices
 
 if TYPE_CHECKING:
     from qflow.inspect import MessageFacts, QueueFacts
     from qflow.message import Record
+
+Found = TypeVar("Found")
 
 dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; say what would happen.")
 
@@ -56,6 +63,76 @@ def redrive(spool: Path, name: str, to: str | None, limit: int | None) -> tuple[
         if not page.more:
             break
     return dict(moved), dict(kept)
+
+
+def depth(spool: Path, name: str, kind: str = "queue") -> tuple[int, int | None]:
+    """Return how many messages are in a queue or stream, and how many of them consumers hold; None: nobody tells.
+
+    Raises:
+        NotFound: there is no such queue, or stream.
+    """
+    from qflow import inspect
+
+    with asked_if_there(spool) as owner:
+        if owner is not None and kind == "queue":
+            queue = existing_queue(owner, name)
+            return len(queue), queue.stats().acquired_messages
+        if owner is not None:
+            return existing_stream(owner, name).stats().messages, 0
+    listing = inspect.list_spool(spool)
+    entries = {entry.name: entry for entry in listing.entries if entry.kind == kind}
+    found = _named(spool, name, kind, entries)
+    if found.messages is None:
+        raise CorruptionError(f"a row of {kind} {name!r} is damaged: `qflow check {spool}` tells more")
+    return found.messages, 0 if listing.owner_pid is None else found.held_messages
+
+
+def waiting(spool: Path, name: str, sequences: Iterable[int]) -> set[int]:
+    """Return which of some messages wait in a queue; from the log, those that a consumer holds are among them."""
+    from qflow import inspect
+
+    wanted = set(sequences)
+    with asked_if_there(spool) as owner:
+        if owner is not None:
+            return wanted & {entry.sequence for entry in existing_queue(owner, name).browse()}
+    there: set[int] = set()
+    positions: dict[int, int] | None = None
+    while True:
+        page = inspect.read_page(spool, name, positions, keep=lambda one: one.sequence in wanted, body_bytes=0)
+        there |= {message.sequence for message in page.messages}
+        positions = page.positions
+        if not page.more:
+            return there
+
+
+def queue_settings(spool: Path, name: str) -> tuple[QueueSettings, int, int]:
+    """Return the settings of a queue, how many messages it has, and their bytes."""
+    from qflow import inspect
+
+    with asked_if_there(spool) as owner:
+        if owner is not None:
+            queue = existing_queue(owner, name)
+            stats = queue.stats()
+            return queue.settings, stats.messages, stats.bytes
+    found = _named(spool, name, "queue", {queue.name: queue for queue in inspect.read_spool(spool).queues})
+    return QueueSettings.from_dict(found.settings), found.messages, found.bytes
+
+
+def stream_settings(spool: Path, name: str) -> StreamSettings:
+    """Return the settings of a stream."""
+    from qflow import inspect
+
+    with asked_if_there(spool) as owner:
+        if owner is not None:
+            return existing_stream(owner, name).settings
+    found = _named(spool, name, "stream", {stream.name: stream for stream in inspect.read_spool(spool).streams})
+    return StreamSettings.from_dict(found.settings)
+
+
+def _named(spool: Path, name: str, kind: str, found: Mapping[str, Found]) -> Found:
+    if name not in found:
+        raise NotFound(f"there is no {kind} {name!r} in {spool}; {choices(name, found)}")
+    return found[name]
 
 
 def _record(message: MessageFacts) -> Record:

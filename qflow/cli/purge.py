@@ -20,24 +20,31 @@ from qflow.cli.spool import existing_queue, reached_if_there
 def purge(spool: Path, queue_name: str, is_sure: bool, dry_run: bool, capacity: int, as_json: bool) -> None:
     """Delete all messages of QUEUE, also those that consumers hold, whose acks do nothing then. Prints how many.
 
-    Another process may own the spool. Without --yes it asks, at a terminal.
+    Another process may own the spool. Without --yes it asks, at a terminal. --dry-run asks the owner; if none answers,
+    it reads the log, which has durable queues alone.
 
     \b
         qflow purge SPOOL jobs.dead --dry-run
         qflow purge SPOOL jobs.dead --yes
     """
+    if dry_run:
+        _foresee(spool, queue_name, as_json)
+        return
     with reached_if_there(spool, capacity) as broker:
         queue = existing_queue(broker, queue_name)
-        if dry_run:
-            would, held = len(queue), queue.stats().acquired_messages
-            if as_json:
-                facts.print_json({"queue": queue_name, "would_purge": would, "held": held})
-            else:
-                click.echo(f"would delete {facts.counted(would, 'message')}, of which consumers hold {held:,}")
-            return
         asking.make_sure(is_sure, f"Delete {facts.counted(len(queue), 'message')} of {facts.readable(queue_name)}?")
         count = queue.purge()
     if as_json:
         facts.print_json({"queue": queue_name, "purged": count})
     else:
         click.echo(f"messages deleted from {facts.readable(queue_name)}: {count:,}")
+
+
+def _foresee(spool: Path, queue_name: str, as_json: bool) -> None:
+    """Print what would be deleted."""
+    would, held = foreseen.depth(spool, queue_name)
+    if as_json:
+        facts.print_json({"queue": queue_name, "would_purge": would, "held": held})
+        return
+    of_consumers = f"of which consumers hold {held:,}" if held is not None else "those that consumers hold among them"
+    click.echo(f"would delete {facts.counted(would, 'message')}, {of_consumers}")

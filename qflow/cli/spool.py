@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from qflow.cli import damage
 from qflow.cli.stop import Stop
-from qflow.errors import NotFound, SpoolInUse
+from qflow.errors import NotFound, QflowError, SpoolInUse
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     AnyQueue: TypeAlias = Queue | RemoteQueue
 
 
+ANSWERS_S = 5.0
+"""Seconds that an owner may take to answer a command that can do without."""
 WIPING_S = 0.1
 """Seconds a command spends on removing spill files of an earlier owner: it may end before maintenance does that."""
 
@@ -56,6 +58,24 @@ def owned_if_there(spool: Path, capacity: int, stop: Stop | None) -> Iterator[Br
     inspect.check_there(spool)
     with owned(spool, capacity, stop) as broker:
         yield broker
+
+
+@contextmanager
+def asked_if_there(spool: Path) -> Iterator[RemoteBroker | None]:
+    """Reach the owner of a spool that must exist; None if there is none that answers: then its log may be read.
+
+    Raises:
+        NotFound: there is no spool.
+    """
+    import qflow
+    from qflow import inspect
+
+    inspect.check_there(spool)
+    with ExitStack() as stack:
+        owner = None
+        with suppress(QflowError, OSError):
+            owner = stack.enter_context(qflow.connect(spool, timeout_s=ANSWERS_S))
+        yield owner
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import qflow
+from doors.command_line import CommandLine, error_line
 from layout import commands
 from qflow.cli import asking
 from qflow.cli.main import app
@@ -88,6 +89,61 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(spool: Path, words
     assert (done.exit_code, done.stdout.splitlines()) == (0, said)
     assert depths(spool) == before
     assert qflow.inspect.read_spool(spool).streams[0].messages == 6
+
+
+FORESEEN = [
+    ["schedules"],
+    ["purge", "ring", "--dry-run"],
+    ["delete", "ring", "--dry-run"],
+    ["delete", "ring", "--sequence", "1", "--dry-run"],
+    ["delete", "plant", "--stream", "--dry-run"],
+    ["alter", "ring", "limit_messages=2", "--dry-run"],
+    ["alter", "plant", "retention_messages=2", "--stream", "--dry-run"],
+]
+"""What changes nothing."""
+
+
+def test_what_changes_nothing_opens_no_spool(spool: Path) -> None:
+    """One that an owner was killed over stays as it is: what it spilled, and that it was not closed."""
+    left = spool.parent / "left"
+    with qflow.open(spool, capacity_bytes=0) as broker:
+        broker.declare_queue("passing", durable=False).put(b"spilled")
+        broker.schedule("nightly", "jobs", b"report", every_s=60)
+        shutil.copytree(spool, left, ignore=shutil.ignore_patterns("door"))
+    before = {path: path.read_bytes() for path in left.rglob("*") if path.is_file() and path.name != "lock.mdb"}
+    for words in FORESEEN:
+        done = run(words[0], left, *words[1:])
+        assert (done.exit_code, done.stderr) == (0, ""), words
+        assert done.stdout == run(words[0], spool, *words[1:]).stdout
+    assert {path: path.read_bytes() for path in left.rglob("*") if path.is_file() and path.name != "lock.mdb"} == before
+    assert not qflow.inspect.read_spool(left).clean
+    for words in (["purge", "jbos"], ["delete", "plan", "--stream"], ["alter", "rign", "limit_messages=2"]):
+        done = run(words[0], left, *words[1:], "--dry-run")
+        assert (done.exit_code, "did you mean" in done.stderr) == (2, True), done.stderr
+
+
+def test_what_changes_nothing_needs_no_owner_that_lets_others_in(cli: CommandLine) -> None:
+    """The log tells; and what consumers hold, if the owner wrote it."""
+    with qflow.open(cli.spool, door=False) as broker:
+        broker.declare_queue("ring").put_many([b"1", b"2", b"3"])
+        broker.declare_stream("plant", topics=["plant/#"])
+        for words in FORESEEN:
+            done = cli.run(words[0], cli.spool, *words[1:])
+            assert (done.returncode, done.stderr) == (0, b""), words
+        assert cli.json("purge", cli.spool, "ring", "--dry-run")["would_purge"] == 3
+
+
+def test_schedules_are_shown_as_their_owner_has_them_and_one_that_is_damaged_is_told(cli: CommandLine) -> None:
+    """A dash is where there is no trouble."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("jobs")
+        broker.schedule("nightly", "jobs", b"report", every_s=60)
+        living = cli.run("schedules", cli.spool).stdout.decode().splitlines()
+        assert [line.split()[-1] for line in living] == ["trouble", "-"]
+        broker.engine.spool.log.keep_facts("periodic", {"broken": b"{}"})
+    done = cli.run("schedules", cli.spool)
+    assert done.stdout.decode().splitlines() == living
+    assert (done.returncode, "the schedule 'broken' cannot be read" in error_line(done)) == (1, True)
 
 
 def test_what_was_foreseen_of_a_redrive_happens(spool: Path) -> None:
