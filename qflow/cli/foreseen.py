@@ -5,6 +5,7 @@ An owner that answers is asked; else the log is read, which has what is durable,
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,14 +30,16 @@ dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; say what
 def redrive(spool: Path, name: str, to: str | None, limit: int | None) -> tuple[dict[str, int], dict[str, int]]:
     """Return how many messages of a durable queue would go to which queue, and how many stay for which reason.
 
-    As the log has it: what a consumer holds is counted in, though it stays.
+    As the log has it: what a consumer holds is counted in, though it stays. What has expired is neither.
 
     Raises:
         NotFound: one of the queues is not there.
     """
     from qflow import inspect
     from qflow.amqp.letters import reviving
+    from qflow.queues.redrive import NOT_DUE
 
+    now_ms = time.time() * 1000
     queues = {queue.name: queue for queue in inspect.read_spool(spool).queues}
     for needed in (name, *([] if to is None else [to])):
         if needed not in queues:
@@ -51,7 +54,13 @@ def redrive(spool: Path, name: str, to: str | None, limit: int | None) -> tuple[
         page = inspect.read_page(spool, name, positions)
         for message in page.messages:
             if limit is not None and sum(moved.values()) >= limit:
+                kept.pop(NOT_DUE, None)  # nobody looks whether there are
                 break
+            if 0 < message.expires_ms <= now_ms:
+                continue
+            if message.due_ms > now_ms:
+                kept[NOT_DUE] += 1
+                continue
             origin, record = revive(_record(message))
             target = to or origin
             reason = _obstacle(name, target, record, queues, moved)

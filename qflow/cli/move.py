@@ -31,9 +31,13 @@ def move(
 ) -> None:
     """Move the messages of QUEUE to the queue TO, in order, also while another process owns the spool.
 
-    Each commit moves up to a hundred, so a message is always in one queue or in the other. What a consumer holds is not
-    moved. A message stays if TO is at its limit or takes none of that size. An owner is asked for some hundreds at a
-    time: after Ctrl-C it ends with those, which are printed as not known. At a terminal it asks, without --yes.
+    Each commit moves up to a hundred, so a message is always in one queue or in the other. It keeps its body, topic,
+    key, headers, priority (the highest of TO at most) and the moment at which it expires, unless it expires in TO
+    before; its deliveries are counted anew. A dead letter is put as `qflow redrive` does.
+
+    What a consumer holds is not moved. A message stays if it is not due yet, or if TO is at its limit or takes none of
+    that size; how many stay, and why, is printed. An owner is asked for some hundreds at a time: after Ctrl-C it ends
+    with those, which are printed as not known. At a terminal it asks, without --yes.
 
     \b
         qflow move SPOOL jobs jobs.later --dry-run

@@ -41,11 +41,12 @@ def redrive(
     """Move the messages of the dead-letter queue DLQ back to the queues they came from, in order.
 
     Each commit moves up to a hundred, so a message is always in one queue or in the other. It keeps
-    its body, topic, headers and `dead_letter_count`; its deliveries are counted anew.
+    its body, topic, headers and `dead_letter_count`; priority and times are those of a new put, and its deliveries are
+    counted anew. With --to, what is no dead letter keeps its key, priority and expiry, too.
 
-    A message stays if it does not say where it came from, or if that queue is gone, is at its limit or
-    takes no message of that size. How many stay, and why, is printed whatever happens. An owner is asked for some
-    hundreds at a time: after Ctrl-C it ends with those, which are printed as not known.
+    A message stays if it does not say where it came from, if that queue is gone, is at its limit or takes no message
+    of that size, or if it is not due yet. How many stay, and why, is printed whatever happens. An owner is asked for
+    some hundreds at a time: after Ctrl-C it ends with those, which are printed as not known.
 
     A dead letter that came by AMQP goes back to the queue that `x-first-death-queue` names, under the
     exchange and the routing key it had there, and keeps `x-death`.
@@ -140,6 +141,8 @@ def _print(
     would: bool = False,
     in_doubt: int = 0,
 ) -> None:
+    from qflow.queues.redrive import NOT_DUE
+
     if as_json:
         doubt = {"in_doubt": in_doubt} if in_doubt else {}
         facts.print_json({"queue": queue_name, "would_move" if would else "moved": moved, "kept": kept, **doubt})
@@ -152,7 +155,7 @@ def _print(
         click.echo(f"messages kept: {sum(kept.values()):,}")
         for reason, count in sorted(kept.items()):
             click.echo(f"  {count:,}: {reason}")
-        if to is None:
+        if to is None and not kept.keys() <= {NOT_DUE}:
             click.echo("another queue gets them by --to QUEUE")
     if in_doubt:
         click.echo(f"not known of up to {in_doubt:,} more: the owner was asked to move them, and has not answered")

@@ -24,6 +24,8 @@ from qflow.queues.together import Insert, Receipt, Together
 
 RUN_BYTES = 64 * 1024
 """Charged at once for puts that follow each other."""
+_SHORTEST_S = 0.001
+"""What a message has left that has just expired."""
 
 
 class Router(Protocol):
@@ -108,11 +110,29 @@ class Gathering:
         self.check_open()
         self._add("publish", inserts)
 
-    def put_published(self, queue: Queue, topic: str, body: bytes, headers: Headers | None) -> None:
-        """Put a message with the topic it was published under, into one queue; the rest as `put`."""
+    def put_published(
+        self,
+        queue: Queue,
+        published: tuple[str, bytes | None],
+        body: bytes,
+        headers: Headers | None,
+        *,
+        priority: int = 0,
+        expires_ms: int = 0,
+    ) -> None:
+        """Put a message with the topic and key it was published under, into one queue; the rest as `put`.
+
+        Args:
+            priority: that of the queue at most.
+            expires_ms: milliseconds since the epoch, unless it expires there before; 0 = as the queue has it.
+        """
         self.check_open()
         puts = parts_of(self._router.own(queue)).puts
-        envelope = puts.envelope(headers, None, 0, None, None, None, (topic, None))
+        left_s = None
+        if expires_ms:  # half a millisecond more: the envelope cuts to a whole one
+            left_s = max(_SHORTEST_S, expires_ms / 1000 - puts.context.clock()) + _SHORTEST_S / 2
+        most = queue.settings.priorities - 1
+        envelope = puts.envelope(headers, None, min(priority, most), left_s, None, None, published)
         self._add("puts", [Insert(puts, envelope.number, [envelope.record(body)])])
 
     def ack_many(self, deliveries: Deliveries | Iterable[Delivery]) -> None:

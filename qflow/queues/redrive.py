@@ -9,13 +9,15 @@ from qflow.config import parse_count
 from qflow.delivery import Deliveries, Delivery
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, NotFound, TransactionTooLarge
-from qflow.message import Message, Record, body_of
+from qflow.message import DELAYED, Message, Record, body_of, expires_of, lane_of
 from qflow.queues.dead_letters import headers_of, revived
+from qflow.queues.looking import not_due
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.transaction import Transaction, gathering_of
 from qflow.stats import RedriveReport
 
 BATCH_MESSAGES = 100
+NOT_DUE = "not due yet"
 Revive = Callable[[Record], tuple[str | None, Record]]
 
 
@@ -29,9 +31,11 @@ class Owner(Protocol):
 class Redrive:
     """Moves the messages of a dead-letter queue back.
 
-    A message keeps its body, topic, headers and the count of its deaths; priority and times are those of a new put.
+    A dead letter keeps its body, topic, headers and the count of its deaths; priority and times are those of a new put.
+    What is none goes `to` a queue as it is, with its key, its priority (the highest there at most), and the moment at
+    which it expires, unless it expires there before.
     One is kept that has no origin, whose queue is gone, or has no room for it; it goes back to its place, and the
-    delivery is not counted. What others put into that queue meanwhile is not looked at.
+    delivery is not counted. So is one that is not due yet. What others put into that queue meanwhile is not looked at.
 
     Args:
         broker: that has both queues.
@@ -73,8 +77,12 @@ class Redrive:
         try:
             while left > 0:
                 room = BATCH_MESSAGES if limit is None else limit - (sum(self.moved.values()) - before)
-                batch = self._dead.get_many(min(BATCH_MESSAGES, left, room), timeout_s=0) if room > 0 else None
+                if room <= 0:
+                    break
+                batch = self._dead.get_many(min(BATCH_MESSAGES, left, room), timeout_s=0)
                 if not batch:
+                    if waiting := not_due(parts_of(self._dead)):
+                        self.kept[NOT_DUE] = waiting
                     break
                 looked_at.append(batch)
                 left -= len(batch)
@@ -94,19 +102,27 @@ class Redrive:
         target = self._to or name
         reason = self._obstacle(target, record)
         if reason is None and target is not None:
+            priority = lane_of(delivery.sequence) % DELAYED if name is None else 0
             try:
-                self._put(target, record)
+                self._put(target, record, priority)
             except TransactionTooLarge:
                 self._commit()
-                self._put(target, record)
+                self._put(target, record, priority)
             self._tx.ack_many([delivery])
             self._going.setdefault(target, []).append(len(record))
         else:
             self.kept[reason or ""] = self.kept.get(reason or "", 0) + 1
 
-    def _put(self, target: str, record: Record) -> None:
-        topic = record.topic if isinstance(record, Message) else ""
-        self._tx.put_published(self._broker.queue(target), topic, body_of(record), headers_of(record))
+    def _put(self, target: str, record: Record, priority: int) -> None:
+        published = (record.topic, record.key or None) if isinstance(record, Message) else ("", None)
+        self._tx.put_published(
+            self._broker.queue(target),
+            published,
+            body_of(record),
+            headers_of(record),
+            priority=priority,
+            expires_ms=expires_of(record),
+        )
 
     def _obstacle(self, target: str | None, record: Record) -> str | None:
         """Return why a message stays; None if it can go."""

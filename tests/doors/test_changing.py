@@ -17,6 +17,7 @@ from doors.command_line import CommandLine, error_line
 from layout import commands
 from qflow.cli import asking
 from qflow.cli.main import app
+from unit.clocks import Clock, open_still
 
 
 @pytest.fixture
@@ -151,6 +152,23 @@ def test_what_was_foreseen_of_a_redrive_happens(spool: Path) -> None:
     foreseen = json.loads(run("redrive", spool, "dead", "--dry-run", "--json").stdout)
     done = json.loads(run("redrive", spool, "dead", "--json").stdout)
     assert (foreseen["would_move"], foreseen["kept"]) == (done["moved"], done["kept"])
+
+
+def test_what_was_foreseen_of_a_move_happens(spool: Path) -> None:
+    """What is not due yet stays, and is told; what has expired is gone."""
+    clock = Clock()
+    with open_still(spool, clock) as broker:
+        waiting = broker.declare_queue("waiting", priorities=2)
+        waiting.put_many([b"%d" % number for number in range(3)], priority=1)
+        waiting.put_many([b"later"] * 2000, delay_s=10 * 365 * 86_400)
+        waiting.put(b"soon", delay_s=1)
+        waiting.put(b"brief", ttl_s=1)
+    foreseen = json.loads(run("move", spool, "waiting", "jobs", "--dry-run", "--json").stdout)
+    assert (foreseen["would_move"], foreseen["kept"]) == ({"jobs": 4}, {"not due yet": 2000})
+    done = json.loads(run("move", spool, "waiting", "jobs", "--json").stdout)
+    assert (done["moved"], done["kept"]) == (foreseen["would_move"], foreseen["kept"])
+    said = run("redrive", spool, "waiting").stdout.splitlines()
+    assert said == ["messages moved from waiting: 0", "messages kept: 2,000", "  2,000: not due yet"]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 import qflow
-from qflow import Overflow
+from qflow import Overflow, inspect
+from qflow.inspect import MessageFacts
 from qflow.queues.redrive import Redrive
 from unit.clocks import until
 
@@ -32,6 +34,12 @@ def kill(broker: qflow.Broker, name: str, *bodies: bytes, **settings: Any) -> qf
         queue.put_many(bodies)
         die(broker, queue.get_many(len(bodies)))
     return queue
+
+
+def page(broker: Any, name: str) -> list[MessageFacts]:
+    """Return the messages of a queue as its log has them, read from a copy: a process opens a log once."""
+    with TemporaryDirectory() as directory:
+        return inspect.read_page(broker.snapshot(f"{directory}/copy").path, name).messages
 
 
 def die(broker: Any, held: Any) -> None:
@@ -109,6 +117,51 @@ def test_another_queue_and_a_limit(open_spool: Open) -> None:
         assert broker.redrive("dead", to="other", limit=1).moved == {"other": 1}
     assert broker.redrive("dead", to="other").moved == {"other": 1}
     assert bodies_of(broker.queue("other")) == [b"1", b"2", b"3"]
+
+
+def test_what_is_no_dead_letter_goes_as_it_is(open_spool: Open) -> None:
+    """Priority and expiry, as far as the other queue has them; topic and key; what is not due yet stays, and is told."""
+    broker = open_spool()
+    source = broker.declare_queue("source", priorities=3)
+    broker.bind(source, "t")
+    source.put(b"plain")
+    source.put(b"urgent", priority=2)
+    source.put(b"brief", ttl_s=3600, headers={"kept": 1})
+    broker.publish("t", b"published", key=b"k")
+    source.put_many([b"later", b"later still"], delay_s=3600)
+    wanted = {one.body: one for one in page(broker, "source")}
+    other = broker.declare_queue("other", priorities=2)
+    short = broker.declare_queue("short", ttl_s=60)
+    for _ in range(2):
+        report = broker.redrive("source", to="other")
+        assert report.kept == {"not due yet": 2}
+    assert broker.redrive("source", to="short", limit=1).kept == {"not due yet": 2}
+    there = page(broker, "other")
+    assert [(one.body, one.priority) for one in there] == [
+        (b"urgent", 1),
+        (b"plain", 0),
+        (b"brief", 0),
+        (b"published", 0),
+    ]
+    for one in there:
+        before = wanted[one.body]
+        assert (one.topic, one.key, one.headers) == (before.topic, before.key, before.headers)
+        assert abs(one.expires_ms - before.expires_ms) <= 1
+    assert wanted[b"brief"].expires_ms
+    assert broker.redrive("other", to="short").moved == {"short": 4}
+    assert all(0 < one.expires_ms < wanted[b"brief"].expires_ms for one in page(broker, "short"))
+    assert (len(source), len(other), len(short)) == (2, 0, 4)
+
+
+def test_a_dead_letter_is_put_anew(open_spool: Open) -> None:
+    """Whatever time the queue of dead letters gave it."""
+    broker = open_spool()
+    dead, queue = broker.declare_queue("dead", ttl_s=3600), broker.declare_queue("q", dead_letter="dead")
+    queue.put(b"1")
+    queue.get().nack(requeue=False)
+    until(lambda: len(dead) == 1)
+    assert broker.redrive("dead").moved == {"q": 1}
+    assert [one.expires_ms for one in page(broker, "q")] == [0]
 
 
 def test_bad_names_are_refused(open_spool: Open) -> None:
