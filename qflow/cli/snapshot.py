@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 import click
@@ -11,13 +13,20 @@ from qflow.cli import facts, options
 from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
 from qflow.cli.progress import working
+from qflow.cli.stop import interrupting
+from qflow.errors import CorruptionError
+
+if TYPE_CHECKING:
+    from qflow.inspect import Examination
+    from qflow.stats import SnapshotReport
 
 
 @click.group(short_help="Copy a spool, also while it is used; bring a copy back.")
 def snapshot() -> None:
     """Copy the log of a spool, as of one moment, to a directory that is a spool of its own.
 
-    The copy is checked as by `qflow check`. Damaged data is copied as it is, and the exit code is 1.
+    The copy is checked as by `qflow check`. Damaged data is copied as it is, and the exit code is 1. A signal that
+    comes before the end of the check has the copy removed.
     """
 
 
@@ -52,12 +61,8 @@ def load(source: Path, spool: Path, as_json: bool) -> int:
 
 
 def _copy(source: Path, destination: Path, as_json: bool) -> int:
-    from qflow import inspect
-
-    with working("copying the log"):
-        report = inspect.copy_spool(source, destination)
-    with working("checking the copy"):
-        found = inspect.examine(destination)
+    with interrupting():
+        report, found = _copied(source, destination)
     problems = [*report.problems, *(problem for problem in found.problems if problem not in report.problems)]
     if as_json:
         facts.print_json({**attrs.asdict(found), **attrs.asdict(report), "problems": problems})
@@ -69,3 +74,21 @@ def _copy(source: Path, destination: Path, as_json: bool) -> int:
         )
     tell_of_examination(source if report.problems else destination, problems, found.lost)
     return Exit.DIFFERS if problems else Exit.FINE
+
+
+def _copied(source: Path, destination: Path) -> tuple[SnapshotReport, Examination]:
+    """Copy a spool and check the copy. One whose check does not come to its end is removed, unless it is damaged."""
+    from qflow import inspect
+    from qflow.inspect.copying import remove_copy
+
+    existed = os.path.lexists(destination)
+    with working("copying the log"):
+        report = inspect.copy_spool(source, destination)
+    try:
+        with working("checking the copy"):
+            return report, inspect.examine(destination)
+    except CorruptionError:
+        raise
+    except BaseException:
+        remove_copy(report, existed=existed)
+        raise

@@ -9,7 +9,7 @@ from qflow.inspect.child import in_child
 from qflow.inspect.logs import opened_log
 from qflow.stats import SnapshotReport
 from qflow.storage.files import Files
-from qflow.storage.log.snapshots import make_snapshot
+from qflow.storage.log.snapshots import make_snapshot, remove_snapshot
 
 
 def copy_spool(
@@ -29,3 +29,15 @@ def copy_spool(
             return make_snapshot(env, spool, to, Files(), unsafe_filesystem=unsafe_filesystem)
 
     return in_child(spool, copy)
+
+
+def remove_copy(report: SnapshotReport, *, existed: bool) -> None:
+    """Remove what `copy_spool` made.
+
+    Args:
+        existed: the directory was there before, and stays.
+
+    Raises:
+        SpoolInUse: somebody has opened it. StorageError: it could not be removed.
+    """
+    remove_snapshot(report.path, Files(), existed=existed)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import qflow
 import qflow.aio
 from doors.command_line import NOT_READING, CommandLine, error_line, numbers, python, text
 from doors.event_loop import run
 from qflow import inspect
+from qflow.cli.main import app
 
 
 def test_a_snapshot_of_a_spool_that_nobody_owns(cli: CommandLine) -> None:
@@ -73,6 +76,34 @@ def test_bad_input_to_a_snapshot(cli: CommandLine, command: str) -> None:
         assert b"Traceback" not in done.stderr
     assert sorted(os.listdir(cli.directory)) == there
     assert os.listdir(cli.directory / "full") == ["file"]
+
+
+@pytest.mark.parametrize("command", ["create", "load"])
+@pytest.mark.parametrize("existed", [False, True], ids=["new", "empty"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_copy_that_is_ended_in_its_check_is_removed(
+    spool: Path, monkeypatch: pytest.MonkeyPatch, command: str, existed: bool, number: signal.Signals
+) -> None:
+    """The same command may be given again; an empty directory that was there stays."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q").put(b"x")
+    target = spool.parent / "taken"
+    if existed:
+        target.mkdir()
+
+    def ended(path: Path) -> inspect.Examination:
+        found = inspect.read_spool(path)
+        assert found.queues[0].messages == 1
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal was not heard")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("qflow.inspect.examining.examine", ended)
+        done = CliRunner().invoke(app, ["snapshot", command, str(spool), str(target)])
+    assert done.exit_code == 128 + number, done.output
+    assert (target.exists(), target.exists() and (target / "log").exists()) == (existed, False)
+    done = CliRunner().invoke(app, ["snapshot", command, str(spool), str(target)])
+    assert done.exit_code == 0, done.output
 
 
 def test_what_is_no_snapshot_any_more_is_not_loaded(cli: CommandLine) -> None:

@@ -92,6 +92,26 @@ def make_snapshot(
         lock.release()
 
 
+def remove_snapshot(target: str, files: Files, *, existed: bool) -> None:
+    """Remove a snapshot that nobody has opened.
+
+    Args:
+        existed: its directory was there before, and stays.
+
+    Raises:
+        SpoolInUse: somebody has it open. StorageError: it could not be removed.
+    """
+    lock = acquire_lock(target)
+    try:
+        _remove_begun(target, files)
+        if not existed:
+            _forget(target, files)
+    except OSError as error:
+        raise storage_error(error, "remove a snapshot", target) from error
+    finally:
+        lock.release()
+
+
 def _checked_target(spool: str, path: str | os.PathLike[str]) -> str:
     target = spool_path(path, "snapshot")
     inside = os.path.realpath(spool)
@@ -159,7 +179,7 @@ def _read(log: str, files: Files) -> Recovery:
 
 
 def _remove_begun(target: str, files: Files) -> None:
-    """Remove what a snapshot that failed has made of a log; its directory is locked, so nobody has opened it."""
+    """Remove what a snapshot has made of a log; its directory is locked, so nobody has opened it."""
     staged, path = os.path.join(target, STAGED), os.path.join(target, LOG)
     if files.exists(path):
         files.rename(path, staged)
