@@ -11,8 +11,11 @@ Only messages synced in the log are read: readers of LMDB see no others.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -26,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 
 from qflow.arrow.ranges import Span
 from qflow.arrow.schema import Column
-from qflow.errors import InvalidArgument, StorageError
+from qflow.errors import InvalidArgument, QflowError, StorageError
 from qflow.spark.log_query import LogQuery, ends_of, start_of, waiting
 from qflow.spark.offsets import LogPosition, Position, Progress
 from qflow.spark.options import ReadOptions
@@ -35,6 +38,8 @@ from qflow.spark.ranges import Seen, cut, look_at
 from qflow.spark.reading import RangeReader
 from qflow.spark.spools import other_log
 from qflow.spark.words import Away, plainly
+
+_logger = logging.getLogger("qflow.spark")
 
 Ends = dict[str, dict[str, Progress]]
 """By the uuid of the log and the name of the stream."""
@@ -53,10 +58,14 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
 
     # The logs --------------------------------------------------------------------------------------------------------
 
-    def _look(self, known: Position | None) -> list[Seen]:
-        """Look at all logs; they must be those that the query knows, and may be more."""
+    def _look(self, known: Position | None, *, skip_away: bool = True) -> list[Seen]:
+        """Look at all logs; they must be those that the query knows, and may be more.
+
+        Args:
+            skip_away: one that is away is left out, if failOnDataLoss is false.
+        """
         options = self._options
-        seen = look_at(options.places, skip_away=known is not None and not options.fail_on_data_loss)
+        seen = look_at(options.places, skip_away=skip_away and not options.fail_on_data_loss)
         there = {one.uuid: one for one in seen}
         logs = {} if known is None else known.logs
         missing = sorted(logs.keys() - there.keys())
@@ -79,6 +88,16 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             self._look(known)
         return self._queries.get(uuid)
 
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Go on without a log whose broker goes away after it was looked at, if failOnDataLoss is false."""
+        try:
+            yield
+        except Away as error:
+            if self._options.fail_on_data_loss:
+                raise
+            _logger.warning("%s; it goes on without it for now, for failOnDataLoss is false", error)
+
     # Where to begin, and how far to go -------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
@@ -87,7 +106,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             return self._initial().to_json()
 
     def _initial(self) -> Position:
-        return Position.of([self._queries[seen.uuid].initial(seen) for seen in self._look(None)])
+        return Position.of([self._queries[seen.uuid].initial(seen) for seen in self._look(None, skip_away=False)])
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Return the end of the next batch; `start` if there is nothing. All messages before `start` are done."""
@@ -96,12 +115,18 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             self._acknowledge(begin)
             if self._waits(begin, limit):
                 return begin.to_json() if start is None else start
-            end = self._next(begin, limit)
-            while self._acknowledge(begin, end):  # new streams are held from here on: retention may have been faster
-                end = self._next(begin, limit)
+            end = self._held(begin, limit)
             if start is not None and _same_place(begin, end):
                 return start
             return end.to_json()
+
+    def _held(self, begin: Position, limit: Any) -> Position:
+        """Return the end of the next batch, whose streams the group holds."""
+        while True:
+            end = self._next(begin, limit)
+            is_new, away = self._acknowledge(begin, end)
+            if not is_new:  # else they are held from here on: retention may have been faster
+                return _beside(begin, [log for uuid, log in end.logs.items() if uuid not in away])
 
     def _waits(self, begin: Position, limit: Any) -> bool:
         """Tell whether a batch waits for more messages: there are too few, and it has time left."""
@@ -120,15 +145,23 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
     def _next(self, begin: Position, limit: Any) -> Position:
         """Return the end of the next batch. What is known of a log that is away stays as it is."""
         seen = self._look(begin)
+        if self._target is not None:  # one that was away when the end of the query was fixed is left as it is
+            seen = [one for one in seen if one.uuid in self._target.logs]
         self._check_query(begin)
         ends: Ends = {}
         for one in seen:
             target = None if self._target is None else self._target.in_log(one.uuid)
-            ends[one.uuid] = self._queries[one.uuid].until(one, begin.in_log(one.uuid), target)
+            with self._going_on():
+                ends[one.uuid] = self._queries[one.uuid].until(one, begin.in_log(one.uuid), target)
         if not isinstance(limit, ReadAllAvailable):
             self._limit(begin, ends)
-        reached = [self._queries[uuid].place.with_eras(uuid, streams) for uuid, streams in ends.items()]
-        return Position.of([*(_kept(log) for uuid, log in begin.logs.items() if uuid not in ends), *reached])
+        reached = []
+        for uuid, streams in ends.items():
+            with self._going_on():
+                reached.append(self._queries[uuid].place.with_eras(uuid, streams))
+        if seen and not reached:
+            raise Away(f"the brokers of {self._options.path} went away while a batch was planned: start one again")
+        return _beside(begin, reached)
 
     def _check_query(self, known: Position) -> None:
         """Check that the checkpoint belongs to a query with a stream that this one reads."""
@@ -157,7 +190,8 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             for (uuid, name, number), share in zip(waits, shares, strict=True):
                 ends[uuid][name].offsets[number] = lows[uuid, name, number] + share
         if options.max_bytes_per_trigger is not None:
-            for uuid, end in ends.items():
+            for uuid in list(ends):
+                end = ends.pop(uuid)
                 asked = {
                     (name, number): (
                         Span(name, end[name].number, number, lows[which, name, number], end[name].offsets[number]),
@@ -166,9 +200,11 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
                     for (which, name, number), count in waits.items()
                     if which == uuid and count
                 }
-                found = self._queries[uuid].place.offsets_after(uuid, list(asked.values())) if asked else []
-                for (name, number), most in zip(asked, found, strict=True):
-                    end[name].offsets[number] = most
+                with self._going_on():
+                    found = self._queries[uuid].place.offsets_after(uuid, list(asked.values())) if asked else []
+                    for (name, number), most in zip(asked, found, strict=True):
+                        end[name].offsets[number] = most
+                    ends[uuid] = end
 
     def getDefaultReadLimit(self) -> Any:
         """Return the limit of a batch that Spark knows; the other limits are applied here."""
@@ -186,29 +222,33 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             self._target = self._ends()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the end of the streams now, for the progress that Spark shows."""
-        with plainly():
+        """Return the end of the streams now, for the progress that Spark shows; None where it cannot be told."""
+        try:
             return self._ends().to_json()
+        except QflowError as error:  # a figure that is shown ends no query
+            _logger.warning("the end of the streams cannot be shown: %s", error)
+            return None
 
     def _ends(self) -> Position:
         return Position.of([ends_of(seen, self._options) for seen in self._look(None)])
 
-    def _acknowledge(self, done: Position, end: Position | None = None) -> bool:
+    def _acknowledge(self, done: Position, end: Position | None = None) -> tuple[bool, set[str]]:
         """Record for the group what is done, and where the batch up to `end` begins in streams that are new in it.
 
         Returns:
-            Whether the group did not hold one of those before.
+            Whether the group did not hold one of those before; the logs whose brokers went away.
         """
         group = self._options.group
-        if group is None:
-            return False
-        is_new = False
-        for uuid in done.logs if end is None else end.logs:
+        is_new, away = False, set[str]()
+        for uuid in () if group is None else done.logs if end is None else end.logs:
             query = self._query(uuid, done)
-            if query is not None:
-                its_end = None if end is None else end.logs[uuid]
-                is_new |= query.acknowledge(group, done.in_log(uuid), its_end)
-        return is_new
+            if query is not None and group is not None:
+                away.add(uuid)
+                with self._going_on():
+                    its_end = None if end is None else end.logs[uuid]
+                    is_new |= query.acknowledge(group, done.in_log(uuid), its_end)
+                    away.remove(uuid)
+        return is_new, away
 
     # A batch ---------------------------------------------------------------------------------------------------------
 
@@ -228,10 +268,12 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         seen = {one.uuid: one for one in self._look(end)}
         planned = []
         for uuid in sorted(end.logs):
+            is_read = any(waiting(begin.in_log(uuid), end.logs[uuid].streams).values())
             if uuid in seen:
-                ranges = self._queries[uuid].ranges(seen[uuid], begin.in_log(uuid), end.logs[uuid])
-                planned.append((seen[uuid].place, uuid, ranges))
-            elif any(waiting(begin.in_log(uuid), end.logs[uuid].streams).values()):
+                with nullcontext() if is_read else self._going_on():
+                    ranges = self._queries[uuid].ranges(seen[uuid], begin.in_log(uuid), end.logs[uuid])
+                    planned.append((seen[uuid].place, uuid, ranges))
+            elif is_read:
                 raise Away(f"a batch that is repeated reads from log {uuid}, and its broker is away: start it again")
         return list(cut(planned, options))
 
@@ -250,6 +292,12 @@ def _kept(known: LogPosition) -> LogPosition:
         known.uuid,
         {name: one if one.began == one.offsets else one._replace(began=None) for name, one in known.streams.items()},
     )
+
+
+def _beside(begin: Position, reached: Iterable[LogPosition]) -> Position:
+    """Return a position with these of logs that were seen; the others, which are away, stay where they were."""
+    there = {log.uuid: log for log in reached}
+    return Position.of([*(_kept(log) for uuid, log in begin.logs.items() if uuid not in there), *there.values()])
 
 
 def _shares(waiting: list[int], most: int) -> list[int]:

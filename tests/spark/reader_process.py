@@ -160,6 +160,28 @@ def latest(start: dict[str, Any]) -> dict[str, Any]:
     return end
 
 
+def report() -> dict[str, Any] | None:
+    """Return what the query has Spark show."""
+    shown: dict[str, Any] | None = _streaming[0].reportLatestOffset()
+    return shown
+
+
+def go_away_once(url: str, action: str) -> None:
+    """Have the broker there be away for the next action of this name, and answer again from then on."""
+    from qflow.spark.places.calls import Door
+    from qflow.spark.words import Away
+
+    asked = Door.action
+
+    def answer(door: Any, name: str, body: Any, **more: Any) -> Any:
+        if (door.url, name) == (url, action):
+            Door.action = asked  # type: ignore[method-assign]
+            raise Away(f"the broker at {url} is away")
+        return asked(door, name, body, **more)
+
+    Door.action = answer  # type: ignore[method-assign]
+
+
 def look_now(spool: str) -> None:
     """Have the next look of the query find what is there now."""
     from qflow.spark.places import local

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -113,6 +114,8 @@ def test_a_broker_that_is_away_is_waited_for_and_another_spool_in_its_place_is_r
         Told, match="StorageError: the broker at grpc://.* is away .*waited for .*see option brokerTimeout"
     ):
         process(there.latest, at)
+    with pytest.raises(Told, match="has been waited for before"):
+        process(there.latest, at)
     process(there.go_on, both, failOnDataLoss="false", **QUICK)
     end = process(there.latest, at)
     assert sorted(process(there.micro_batch, at, end)) == list(range(20, 25))
@@ -126,6 +129,98 @@ def test_a_broker_that_is_away_is_waited_for_and_another_spool_in_its_place_is_r
     served("third", port)
     with pytest.raises(Told, match="this query has read from log .*, and none of grpc.* holds it"):
         process(there.latest, end)
+
+
+def test_a_figure_that_cannot_be_shown_ends_no_query(served: Served, process: ReaderProcess) -> None:
+    """Whether the query would go on without the broker that is away, or not."""
+    (one, first), (other, second) = served("one"), served("other")
+    publish(one, 10)
+    at = process(there.begin, f"{first},{second}", failOnDataLoss="false", **EARLIEST, **QUICK)
+    assert process(there.report) == {"logs": [{**log, "streams": ANY} for log in at["logs"]]}
+    served.close(other)
+    assert process(there.report)["uuid"] == str(one.uuid)
+    process(there.go_on, f"{first},{second}", **QUICK)
+    assert process(there.report) is None
+    served.close(one)
+    assert process(there.report) is None
+
+
+@pytest.mark.parametrize("action", ["other_era", "offset_after", "eras", "lease", "commit_positions"])
+def test_a_broker_that_goes_away_in_the_midst_of_a_plan_is_left_out_of_it(
+    served: Served, process: ReaderProcess, action: str
+) -> None:
+    """With failOnDataLoss false; what it has comes in the next batch."""
+    (one, first), (other, second) = served("one"), served("other")
+    publish(one, 10)
+    publish(other, 10, start=10)
+    options = {"group": "g", "maxBytesPerTrigger": "1m", "failOnDataLoss": "false"}
+    at = process(there.begin, f"{first},{second}", **EARLIEST, **options)
+    end = process(there.latest, at)
+    assert sorted(process(there.micro_batch, at, end)) == list(range(20))
+    process(there.go_on, f"{first},{second}", **options)
+    publish(one, 5, start=20)
+    publish(other, 5, start=25)
+    process(there.go_away_once, second, action)
+    found, ends = [], [end]
+    for _ in range(2):
+        ends.append(process(there.latest, ends[-1]))
+        found.append(sorted(process(there.micro_batch, *ends[-2:])))
+    assert found[0] + found[1] == list(range(20, 30))
+    if action not in ("lease", "commit_positions"):  # those are done again in time
+        assert found[0] == list(range(20, 25))
+
+
+def test_a_new_stream_that_its_group_could_not_hold_waits_for_the_next_batch(
+    served: Served, process: ReaderProcess
+) -> None:
+    """Its broker goes away between the plan and the group's word; of the others the batch is whole."""
+    (one, first), (other, second) = served("one"), served("other")
+    publish(one, 10)
+    publish(other, 10, start=10)
+    options = {"group": "g", "failOnDataLoss": "false"}
+    at = process(there.begin, first, **EARLIEST, **options)
+    process(there.go_on, f"{first},{second}", **options)
+    process(there.go_away_once, second, "lease")
+    middle = process(there.latest, at)
+    assert sorted(process(there.micro_batch, at, middle)) == list(range(10))
+    end = process(there.latest, middle)
+    assert sorted(process(there.micro_batch, middle, end)) == list(range(10, 20))
+
+
+def test_brokers_that_all_go_away_in_the_midst_of_a_plan_end_the_query(served: Served, process: ReaderProcess) -> None:
+    """An empty batch would be the end of one that takes what there is."""
+    broker, url = served("one")
+    publish(broker, 10)
+    at = process(there.begin, url, failOnDataLoss="false", **EARLIEST)
+    process(there.go_away_once, url, "eras")
+    with pytest.raises(Told, match="StorageError: the brokers of grpc://.* went away while a batch was planned"):
+        process(there.latest, at)
+
+
+def test_a_query_that_takes_what_there_is_goes_on_without_a_broker_that_is_away(
+    served: Served, process: ReaderProcess
+) -> None:
+    """It keeps its place there, and takes it up in the next run; one that comes back meanwhile is for the next run."""
+    (one, first), (other, second) = served("one"), served("other")
+    both = f"{first},{second}"
+    publish(one, 10)
+    publish(other, 10, start=10)
+    at = process(there.begin, both, **EARLIEST, **QUICK)
+    end = process(there.latest, at)
+    assert sorted(process(there.micro_batch, at, end)) == list(range(20))
+    port = int(second.rpartition(":")[2])
+    served.close(other)
+    publish(one, 5, start=20)
+    process(there.go_on, both, failOnDataLoss="false", **QUICK)
+    process(there.until_now)
+    again, _ = served("other", port)
+    publish(again, 5, start=25)
+    at, end = end, process(there.latest, end)
+    assert sorted(process(there.micro_batch, at, end)) == list(range(20, 25))
+    process(there.go_on, both, failOnDataLoss="false", **QUICK)
+    process(there.until_now)
+    at, end = end, process(there.latest, end)
+    assert sorted(process(there.micro_batch, at, end)) == list(range(25, 30))
 
 
 @pytest.mark.parametrize("more", [0, 20])

@@ -82,8 +82,9 @@ class Door:
             except Away as error:
                 now = time.monotonic()
                 if now - begun > self.patience_s or self.url in _away:
+                    how = "has been waited for before" if self.url in _away else f"was waited for {now - begun:.0f} s"
                     _away.add(self.url)
-                    raise Away(f"{error}; it was waited for {now - begun:.0f} s (see option brokerTimeout)") from error
+                    raise Away(f"{error}; it {how} (see option brokerTimeout)") from error
                 if now - said > _SAY_EVERY_S or pause_s == _PAUSE_S:
                     said = now
                     _logger.warning("%s: it is waited for", error)
