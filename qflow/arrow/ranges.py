@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from qflow.arrow.states import StreamState
+from qflow.errors import InvalidArgument
 from qflow.message import LANE_SHIFT
 from qflow.storage import blocks
 from qflow.storage.log.keys import scan
@@ -14,6 +16,8 @@ from qflow.storage.log.keys import scan
 LEAST_TASK_BYTES, MOST_TASK_BYTES = 16 * 2**20, 2**30
 """About how many bytes a task reads, unless options say so: between those, so that all tasks run at once. Few large
 tasks are best: a task costs Spark as much as reading 50 MiB, and none keeps what it has read."""
+MOST_SPANS = 100_000
+"""Into how many tasks a read is cut at most: what asks for more is a mistake."""
 
 
 class Span(NamedTuple):
@@ -37,33 +41,59 @@ class Cutting(NamedTuple):
     """How many messages one of them is to read at most."""
 
 
-def cut(txn: Any, ranges: Sequence[tuple[StreamState, int, int, int]], cutting: Cutting) -> list[Span]:
+def cut(
+    transaction: Callable[[], AbstractContextManager[Any]],
+    ranges: Sequence[tuple[StreamState, int, int, int]],
+    cutting: Cutting,
+) -> list[Span]:
     """Cut (stream, partition, start, end) into spans for tasks, in order; empty ones are left out.
 
     By default there are about as many tasks as run at once, and they end where blocks do, so that no block is read
     twice; `cutting` may give their number or their length instead.
+
+    Args:
+        transaction: begins one on the log; it lasts as long as blocks are looked for.
+
+    Raises:
+        InvalidArgument: there would be too many spans.
     """
     ranges = [one for one in ranges if one[2] < one[3]]
-    sizes = [_bytes_in(*one) for one in ranges]
-    task_bytes = min(MOST_TASK_BYTES, max(LEAST_TASK_BYTES, sum(sizes) // cutting.parallelism + 1))
-    total = sum(end - start for _, _, start, end in ranges)
-    found: list[Span] = []
-    for (stream, number, start, end), size in zip(ranges, sizes, strict=True):
-        count = end - start
-        if cutting.most_messages is not None:
-            step = cutting.most_messages
-            cuts = list(range(start + step, end, step))
-        else:
-            tasks = max(1, round(size / task_bytes))
-            if cutting.least is not None:
-                tasks = max(1, -(-cutting.least * count // total))
-            tasks = min(tasks, count)
-            cuts = [start + count * task // tasks for task in range(1, tasks)]
-            if cutting.least is None:
-                cuts = sorted(set(_at_blocks(txn, stream, number, cuts, start)))
-        edges = [start, *cuts, end]
-        found += [Span(stream.name, stream.owner, number, low, high) for low, high in pairwise(edges)]
-    return found
+    planned = _cuts(ranges, cutting)
+    if cutting.least is None and cutting.most_messages is None and any(planned):
+        with transaction() as txn:
+            planned = [
+                sorted(set(_at_blocks(txn, stream, number, cuts, start)))
+                for (stream, number, start, _), cuts in zip(ranges, planned, strict=True)
+            ]
+    return [
+        Span(stream.name, stream.owner, number, low, high)
+        for (stream, number, start, end), cuts in zip(ranges, planned, strict=True)
+        for low, high in pairwise([start, *cuts, end])
+    ]
+
+
+def _cuts(ranges: Sequence[tuple[StreamState, int, int, int]], cutting: Cutting) -> list[list[int]]:
+    """Return the offsets at which ranges are cut, wherever blocks end."""
+    counts = [end - start for _, _, start, end in ranges]
+    if cutting.most_messages is not None:
+        tasks = [-(-count // cutting.most_messages) for count in counts]
+    elif cutting.least is not None:
+        tasks = [min(count, max(1, -(-cutting.least * count // sum(counts)))) for count in counts]
+    else:
+        sizes = [_bytes_in(*one) for one in ranges]
+        task_bytes = min(MOST_TASK_BYTES, max(LEAST_TASK_BYTES, sum(sizes) // cutting.parallelism + 1))
+        tasks = [min(count, max(1, round(size / task_bytes))) for count, size in zip(counts, sizes, strict=True)]
+    if sum(tasks) > MOST_SPANS:
+        raise InvalidArgument(
+            f"{sum(counts):,} messages would be cut into {sum(tasks):,} parts, and {MOST_SPANS:,} are the most: ask "
+            "for fewer of them, or for more messages in each"
+        )
+    if cutting.most_messages is not None:
+        return [list(range(start + cutting.most_messages, end, cutting.most_messages)) for _, _, start, end in ranges]
+    return [
+        [start + count * task // many for task in range(1, many)]
+        for (_, _, start, _), count, many in zip(ranges, counts, tasks, strict=True)
+    ]
 
 
 def _bytes_in(stream: StreamState, number: int, start: int, end: int) -> int:

@@ -95,11 +95,23 @@ def _known(streams: dict[int, StreamState], number: int, partition: int) -> Stre
     return found
 
 
+def _known_range(streams: dict[int, StreamState], number: int, partition: int, start: int, end: int) -> StreamState:
+    """Return the stream of a range. Raises NotFound: there is none. InvalidArgument: the range is not all in it."""
+    found = _known(streams, number, partition)
+    _, there = found.bounds(partition)
+    if not 0 <= min(start, end) <= max(start, end) <= there:
+        raise InvalidArgument(
+            f"stream {found.name!r}, partition {partition}, has offsets from 0 to its end {there}: a range from "
+            f"{start} to {end} is not in it"
+        )
+    return found
+
+
 def _cut(house: House, asked: Command) -> Any:
     """Ranges cut for tasks."""
     streams = _by_number(house)
     ranges = [
-        (_known(streams, number, partition), partition, start, end)
+        (_known_range(streams, number, partition, start, end), partition, start, end)
         for number, partition, start, end in asked.rows("ranges", int, int, int, int)
     ]
     said = asked.object("cutting")
@@ -108,16 +120,15 @@ def _cut(house: House, asked: Command) -> Any:
         said.maybe_number("least", least=1),
         said.maybe_number("most_messages", least=1),
     )
-    with house.owner.transaction() as txn:
-        return {"spans": [list(span) for span in cut(txn, ranges, cutting)]}
+    return {"spans": [list(span) for span in cut(house.owner.transaction, ranges, cutting)]}
 
 
 def _offset_after(house: House, asked: Command) -> Any:
     """The ends of the blocks that reach so many bytes."""
     streams = _by_number(house)
     rows = asked.rows("asked", int, int, int, int, int)
-    for number, partition, *_ in rows:
-        _known(streams, number, partition)
+    for number, partition, start, end, _ in rows:
+        _known_range(streams, number, partition, start, end)
     with house.owner.transaction() as txn:
         return {"offsets": [offset_after(txn, *row) for row in rows]}
 

@@ -12,7 +12,9 @@ pf = pytest.importorskip("pyarrow.flight")
 import qflow  # noqa: E402
 import qflow.flight  # noqa: E402
 from flight.test_flight_reading import fill, refused  # noqa: E402
+from qflow.arrow import ranges  # noqa: E402
 from qflow.flight.leases import Leases  # noqa: E402
+from qflow.flight.owner import Owner  # noqa: E402
 from qflow.storage.streams.groups import committed_of  # noqa: E402
 
 
@@ -50,6 +52,44 @@ def test_bounds_are_resolved_and_ranges_cut_beside_the_log(broker: qflow.Broker,
     asked = {"number": number, "offsets": {"0": ends[0]}}
     assert act("other_era", known=eras, **asked)["partition"] is None
     assert act("other_era", known={"0": "0" * 16}, **asked)["partition"] == 0
+
+
+@pytest.mark.parametrize(("start", "end"), [(-1, 5), (0, 2**62), (2**62, 0), (2**70, 2**71), (0, 101)])
+def test_ranges_that_are_not_in_the_stream_are_refused(broker: qflow.Broker, act: Any, start: int, end: int) -> None:
+    """None is cut, nor looked through for so many bytes."""
+    broker.declare_stream("logs", topics=["log/#"])
+    broker.publish_many(("log/a", b"x") for _ in range(100))
+    number = next(one["number"] for one in act("describe")["streams"] if one["name"] == "logs")
+    text = f"has offsets from 0 to its end 100: a range from {start} to {end} is not in it"
+    assert text in str(refused(lambda: act("offset_after", asked=[[number, 0, start, end, 1]])))
+    assert text in str(refused(lambda: act("cut", ranges=[[number, 0, start, end]], cutting={"most_messages": 2**61})))
+    assert act("cut", ranges=[[number, 0, 50, 5]], cutting={})["spans"] == []
+
+
+@pytest.mark.parametrize("cutting", [{"most_messages": 1}, {"least": 2**62}])
+def test_a_cut_into_too_many_parts_is_refused(
+    broker: qflow.Broker, act: Any, monkeypatch: pytest.MonkeyPatch, cutting: dict[str, int]
+) -> None:
+    """Before any of them is made."""
+    monkeypatch.setattr(ranges, "MOST_SPANS", 50)
+    fill(broker)
+    ends = broker.stream("plants").stats().next_offsets
+    number = act("describe")["streams"][0]["number"]
+    asked = [[number, part, 0, ends[part]] for part in (0, 1)]
+    error = refused(lambda: act("cut", ranges=asked, cutting=cutting))
+    assert isinstance(error, qflow.InvalidArgument)
+    assert "100 messages would be cut into 100 parts, and 50 are the most" in str(error)
+    assert len(act("cut", ranges=asked, cutting={"least": 50})["spans"]) <= 50
+
+
+def test_a_cut_that_looks_for_no_blocks_keeps_no_one_from_the_log(broker: qflow.Broker) -> None:
+    """Only blocks are looked for in a transaction."""
+    fill(broker)
+    stream = Owner(broker).state().streams["plants"]
+    asked = [(stream, number, *stream.bounds(number)) for number in (0, 1)]
+    for cutting in (ranges.Cutting(1, 4), ranges.Cutting(1, None, 10), ranges.Cutting(2)):
+        spans = ranges.cut(lambda: pytest.fail("a transaction"), asked, cutting)
+        assert sum(span.end - span.start for span in spans) == 100
 
 
 def test_topics_have_takers(broker: qflow.Broker, act: Any) -> None:

@@ -49,8 +49,7 @@ class LocalPlace:
 
     def cut(self, uuid: str, ranges: Sequence[tuple[StreamState, int, int, int]], cutting: Cutting) -> list[Span]:
         """Cut ranges into spans for tasks."""
-        with reading(self.where, uuid) as txn:
-            return cut(txn, ranges, cutting)
+        return cut(partial(reading, self.where, uuid), ranges, cutting)
 
     def with_eras(self, uuid: str, streams: Mapping[str, Progress]) -> LogPosition:
         """Return a position with eras."""
