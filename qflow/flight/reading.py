@@ -110,9 +110,9 @@ class Read:
         Raises:
             GapError, StreamDeleted, CorruptionError, StorageError, BrokerClosed.
         """
+        left = self._most_bytes
         for span in self._spans(leaves, check):
             request = Request(span, self._filter, self._columns)
-            left = self._most_bytes
             for batch in read_span(self._owner.transaction, request, self._losses):
                 check()
                 if leaves():

@@ -91,6 +91,20 @@ def test_a_stream_is_followed_until_the_client_leaves(broker: qflow.Broker, clie
     reader.cancel()
 
 
+def test_who_follows_up_to_so_many_bytes_is_let_go_with_them(broker: qflow.Broker) -> None:
+    """However few come at a time."""
+    broker.declare_stream("logs", topics=["log/#"])
+    asked = ticket(stream="logs", start=0, follow=True, max_bytes=1000, columns=["value"])
+    looks = iter(range(50))
+    read = Read(Owner(broker), Command.parse(asked.ticket, "the ticket"))
+    found = 0
+    broker.publish("log/a", bytes(400))
+    for batch in read.batches(lambda: next(looks, None) is None, lambda: None):
+        found += batch.num_rows
+        broker.publish("log/a", bytes(400))
+    assert found == 3
+
+
 def test_who_follows_is_told_that_the_door_closes(broker: qflow.Broker, client: Any, server: Any) -> None:
     """A sentence ends the read; closing the door does not hang."""
     broker.declare_stream("logs", topics=["log/#"])
