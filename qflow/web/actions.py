@@ -131,8 +131,12 @@ async def alter(broker: AsyncBroker, rights: Rights, given: Arguments) -> dict[s
     name = given.text("queue")
     rights.check("configure", name)
     queue = queue_of(broker, rights, name)
-    before, depth = queue.settings, await queue.stats()
     changes = {one: _setting(one, value) for one, value in given.fields.items() if one in CHANGES}
+    target = changes.get("dead_letter")
+    if isinstance(target, str):  # messages can be made to go there
+        rights.check("read", name)
+        rights.check("write", target)
+    before, depth = queue.settings, await queue.stats()
     unknown = set(given.fields) - set(CHANGES) - {"queue", "dropping"}
     if unknown:
         raise InvalidArgument(f"{min(unknown)!r} cannot be altered: those that can are {', '.join(CHANGES)}")

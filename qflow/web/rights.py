@@ -9,6 +9,7 @@
 | move to another queue | `read` here and `write` there |
 | redrive to where they came from, which the letters say | to be an administrator |
 | pause, alter, delete | `configure` |
+| name a dead-letter queue, as alter does | `configure` and `read` here, `write` there |
 | see connections of others | to be an administrator, or to have the tag `monitoring` |
 """
 

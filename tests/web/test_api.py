@@ -15,7 +15,7 @@ pytest.importorskip("httpx")
 from starlette.routing import Route
 
 from qflow.web.api import ENDPOINTS
-from web_served import run, served, users
+from web_served import run, served, token, users
 
 
 def test_openapi_describes_every_route_and_no_other(spool: Path) -> None:
@@ -167,6 +167,35 @@ def test_permissions_of_the_users_file_decide(spool: Path) -> None:
                 assert [one["name"] for one in (await api.get("/api/queues")).json()["queues"]] == ["jobs"]
                 own = {"topic": f"news/{name}", "body": ""}
                 assert (await api.post("/api/publish", json=own)).status_code == 200
+
+    run(test)
+
+
+def test_a_dead_letter_queue_is_named_by_who_may_read_here_and_write_there(spool: Path) -> None:
+    """Else whoever configures one queue would have messages forged into any other."""
+
+    async def test() -> None:
+        granted = users(
+            conrad=("^jobs$", "^jobs$", "^jobs$"), willi=("^jobs$", ".*", ""), olga=("^jobs$", ".*", "^jobs$")
+        )
+        async with served(spool, granted) as site:
+            jobs = await site.broker.declare_queue("jobs")
+            await site.broker.declare_queue("secret")
+            for name, words in (("conrad", "may not write 'secret'"), ("willi", "may not read 'jobs'")):
+                answer = await site.api(name).post("/api/queue/alter", json={"queue": "jobs", "dead_letter": "secret"})
+                assert (answer.status_code, words in answer.json()["error"]) == (403, True), answer.text
+                browser = await site.browser(name)
+                form = {"csrf": await token(browser), "queue": "jobs", "dead_letter": "secret"}
+                assert (await browser.post("/do/alter", data=form)).status_code == 403
+                assert jobs.settings.dead_letter is None
+            answer = await site.api("olga").post("/api/queue/alter", json={"queue": "jobs", "dead_letter": "secret"})
+            assert (answer.status_code, jobs.settings.dead_letter) == (200, "secret")
+            for nothing in (None, ""):
+                fields = {"queue": "jobs", "dead_letter": nothing}
+                assert (await site.api("conrad").post("/api/queue/alter", json=fields)).status_code == 200
+            assert jobs.settings.dead_letter is None
+            wrong = await site.api("conrad").post("/api/queue/alter", json={"queue": "jobs", "dead_letter": 7})
+            assert wrong.status_code == 400
 
     run(test)
 
