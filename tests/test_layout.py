@@ -23,6 +23,7 @@ WORDS = {
     "altering",
     "backoff",
     "callbacks",
+    "children",
     "errors",
     "message",
     "config",

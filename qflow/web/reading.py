@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 import sys
 from typing import Any
 
 import attrs
 
+from qflow import children
 from qflow.errors import NotFound, QflowError, StorageError
 from qflow.inspect import Health, LettersFacts, MessageFacts
 
@@ -23,6 +23,8 @@ KEPT_BYTES = 64 * 1024
 MOST_BYTES = 64 * 2**20
 """Of bodies; what comes behind so much is not read."""
 PATIENCE_S = 30.0
+_MOST_TOLD = 300
+"""Characters of what a process says that has failed."""
 
 
 def first_messages(path: str, queue: str, most: int) -> list[dict[str, Any]]:
@@ -50,18 +52,26 @@ def health(path: str) -> Health:
 
 def _told(*arguments: str) -> dict[str, Any]:
     """Return what the process says of a spool."""
-    command = [sys.executable, "-m", "qflow.web.reading", *arguments]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         said = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S, check=False
-        )
-        found: dict[str, Any] = json.loads(said.stdout)
+            children.command("qflow.web.reading", *arguments), env=children.environment(), stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise StorageError(f"the log of {arguments[0]} could not be read: {error}") from error
+    try:
+        found: dict[str, Any] = json.loads(said.stdout)
+    except ValueError as error:
+        raise StorageError(f"the log of {arguments[0]} could not be read: {_last_words(said)}") from error
     if "error" in found:
         raise (NotFound if found["kind"] == "NotFound" else StorageError)(found["error"])
     return found
+
+
+def _last_words(said: subprocess.CompletedProcess[bytes]) -> str:
+    """Return what a process that has failed said last, shortened."""
+    lines = said.stderr[-10 * _MOST_TOLD :].decode(errors="replace").strip().splitlines()
+    return lines[-1][:_MOST_TOLD] if lines else f"the process that reads it ended with {said.returncode}"
 
 
 def main(path: str, queue: str | None = None, most: str = "0") -> dict[str, Any]:

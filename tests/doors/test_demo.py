@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from doors.command_line import CommandLine, error_line
+from planted import plant
 from qflow.cli.demo import evidence, flights
 
 FLIGHTS = 20
@@ -46,6 +47,13 @@ def test_the_table_tells_the_same(cli: CommandLine) -> None:
     assert "peak RssAnon" in shown
     assert str(cli.directory / "memory.png") in shown
     assert shown.splitlines()[-1] == "all 200 flights arrived, in order, byte for byte"
+
+
+def test_no_file_of_the_current_directory_is_run(cli: CommandLine) -> None:
+    """Neither by the demo nor by its worker."""
+    plant(cli.directory)
+    done = cli.run("demo", "--rows", 200, "--png", "memory.png")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_spool_in_use_for_something_else_is_refused(cli: CommandLine) -> None:

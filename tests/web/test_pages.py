@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ pytest.importorskip("httpx")
 
 import httpx
 
-import qflow.aio
+import qflow
+from planted import plant
 from qflow.web import reading
 from qflow.web.figures import Figures
 from web_served import run, served, token, users
@@ -213,6 +215,33 @@ def test_a_finding_leads_to_its_remedy(spool: Path) -> None:
                     assert (f'<a href="{link}"' in page) == (who is not None)
 
     run(test)
+
+
+def test_reading_runs_no_file_of_the_current_directory(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever modules lie where a server was started, and though the program looks for its own there."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("jobs").put(b"x")
+        monkeypatch.chdir(plant(tmp_path))
+        monkeypatch.setattr(sys, "path", ["", *sys.path])
+        assert [one["size_bytes"] for one in reading.first_messages(broker.path, "jobs", 1)] == [1]
+        assert reading.health(broker.path).letters == []
+
+
+def test_a_process_that_cannot_read_is_told_by_its_last_words(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or by how it ended, where it had none."""
+    failing = tmp_path / "python"
+    failing.touch(0o700)
+    monkeypatch.setattr(sys, "executable", str(failing))
+    failing.write_text("#!/bin/sh\necho Traceback >&2; printf 'OSError: %01000d' 0 >&2; exit 1\n")
+    with pytest.raises(qflow.StorageError, match=r"could not be read: OSError: 0{291}$"):
+        reading.health(str(spool))
+    failing.write_text("#!/bin/sh\nexit 3\n")
+    with pytest.raises(qflow.StorageError, match="the process that reads it ended with 3"):
+        reading.health(str(spool))
 
 
 def test_what_is_gone_is_said(spool: Path) -> None:

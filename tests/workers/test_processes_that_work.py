@@ -16,6 +16,7 @@ import qflow
 import qflow.workers
 from doors.command_line import CommandLine
 from pages import blocks_of
+from planted import plant
 from workers.conftest import JOBS, Working, kill, owner
 
 
@@ -224,6 +225,7 @@ def test_the_module_and_the_program_of_the_page_run(cli: CommandLine, tmp_path: 
 
 
 PROGRAM = """
+import os
 import sys
 import qflow
 import qflow.workers
@@ -236,6 +238,21 @@ if __name__ == "__main__":
         broker.declare_queue("jobs").put(b"1", headers={"a": 1})
     print("ended by", qflow.workers.run(sys.argv[1], "jobs", work, processes=1))
 """
+
+
+def test_workers_run_no_file_of_the_current_directory(tmp_path: Path) -> None:
+    """They look for modules where their supervisor does; what a function starts has the environment of that."""
+    program, elsewhere = tmp_path / "program.py", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    program.write_text(PROGRAM.replace("delivery.headers", "sys.argv, os.environ.get('PYTHONPATH')"))
+    running = subprocess.Popen(
+        [sys.executable, program, tmp_path / "spool"], stdout=subprocess.PIPE, cwd=plant(elsewhere)
+    )
+    with running:
+        assert running.stdout is not None
+        assert running.stdout.readline().decode() == f"did 1 ['-c'] {os.environ.get('PYTHONPATH')}\n"
+        running.send_signal(signal.SIGINT)
+        assert running.stdout.read() == b"ended by 2\n"
 
 
 def test_a_program_gives_a_function_of_its_own(tmp_path: Path) -> None:

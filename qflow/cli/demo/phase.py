@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import attrs
 import click
 
+from qflow import children
 from qflow.cli.demo.worker import Task
 from qflow.cli.exits import Exit
 
@@ -57,9 +57,11 @@ def run_phase(task: Task, watch: Callable[[Phase], None], kill_at: int | None) -
     Raises:
         WorkerFailed: it ended in another way than that.
     """
-    arguments = [sys.executable, "-m", "qflow.cli.demo.worker", json.dumps(attrs.asdict(task))]
     # A group of its own, so that Ctrl-C reaches it through this process only.
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, process_group=0) as process:
+    with subprocess.Popen(
+        children.command("qflow.cli.demo.worker", json.dumps(attrs.asdict(task))), env=children.environment(),
+        stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, process_group=0,
+    ) as process:  # fmt: skip
         try:
             assert process.stdout is not None
             phase: Phase | None = None

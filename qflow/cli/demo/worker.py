@@ -1,7 +1,7 @@
 """The process that the demo kills: a fast producer and a slow consumer on one durable queue.
 
 Every 50 ms it prints what it did so far as a line of JSON. Run by `qflow demo` as
-`python -m qflow.cli.demo.worker` with the fields of `Task` as JSON.
+`python -P -m qflow.cli.demo.worker` with the fields of `Task` as JSON.
 """
 
 from __future__ import annotations
