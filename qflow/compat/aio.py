@@ -133,14 +133,17 @@ class AsyncQueue(asyncio.Queue[T]):
         await self._all_done.wait()
 
     def shutdown(self, immediate: bool = False) -> None:
-        """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there."""
+        """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there, as it lies.
+
+        Who waits is told, also where dropping raises.
+        """
         self._closed_to_puts = True
-        if immediate:
-            while not self.empty():
-                self._items.get()
-                self._count_done(1)
-        self._getters.wake_all()
-        self._putters.wake_all()
+        try:
+            if immediate:
+                self._count_done(self._items.drop())
+        finally:
+            self._getters.wake_all()
+            self._putters.wake_all()
 
     def close(self) -> None:
         """Let go of the spool; what was not kept is gone. Done by itself when nothing refers to the queue any more.

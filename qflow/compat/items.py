@@ -103,6 +103,10 @@ class Items:
         with delivery:
             return self._serializer.loads(delivery.body)
 
+    def drop(self) -> int:
+        """Settle all objects, also those that cannot be loaded or that somebody holds; return how many."""
+        return self.queue.purge() if self.queue else 0
+
     def __len__(self) -> int:
         return len(self.queue)
 

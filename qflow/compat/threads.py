@@ -22,7 +22,7 @@ else:
         """The queue was shut down."""
 
     class _Queue(queue.Queue[T]):
-        """`queue.Queue` with the `shutdown` of Python 3.13."""
+        """`queue.Queue` whose puts and gets end by a shutdown, as from Python 3.13 on."""
 
         is_shutdown = False
 
@@ -58,18 +58,6 @@ else:
                     raise error
                 condition.wait(left)
 
-        def shutdown(self, immediate: bool = False) -> None:
-            """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there."""
-            with self.mutex:
-                self.is_shutdown = True
-                if immediate:
-                    while self._qsize():
-                        self._get()
-                        self.unfinished_tasks -= self.unfinished_tasks > 0
-                    self.all_tasks_done.notify_all()
-                self.not_empty.notify_all()
-                self.not_full.notify_all()
-
 
 if TYPE_CHECKING:
     _Base = queue.Queue
@@ -95,9 +83,6 @@ class Queue(_Base[T]):
     if TYPE_CHECKING:
         is_shutdown: bool
 
-        def shutdown(self, immediate: bool = False) -> None:
-            """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there."""
-
     def __init__(
         self,
         maxsize: int = 0,
@@ -110,6 +95,20 @@ class Queue(_Base[T]):
         self._items = Items(path, name, serializer, capacity_bytes)
         super().__init__(maxsize)
         self.unfinished_tasks = len(self._items)
+
+    def shutdown(self, immediate: bool = False) -> None:
+        """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there, as it lies.
+
+        Who waits is told, also where dropping raises.
+        """
+        with self.mutex:
+            self.is_shutdown = True
+            try:
+                if immediate:
+                    self.unfinished_tasks = max(0, self.unfinished_tasks - self._items.drop())
+            finally:
+                for one in (self.all_tasks_done, self.not_empty, self.not_full):
+                    one.notify_all()
 
     def close(self) -> None:
         """Let go of the spool; what was not kept is gone. Done by itself when nothing refers to the queue any more.

@@ -189,6 +189,99 @@ def test_shutdown_ends_those_who_wait() -> None:
     assert other.empty()
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_shutdown_drops_what_cannot_be_taken_and_ends_those_who_wait(spool: Path, is_held: bool) -> None:
+    """Items that cannot be loaded, and one that another process holds."""
+    items: compat.Queue[Any] = compat.Queue(maxsize=1, path=spool, serializer="json")
+    items.put(1)
+    holder = items._items.queue.get(timeout_s=0) if is_held else None
+    if not is_held:
+        items.get()
+        items._items.queue.put(b"{")
+    ended: list[str] = []
+
+    def put() -> None:
+        with pytest.raises(compat.ShutDown):
+            items.put(2)
+        ended.append("put")
+
+    def join() -> None:
+        items.join()
+        ended.append("join")
+
+    threads = [threading.Thread(target=one, daemon=True) for one in (put, join)]
+    for thread in threads:
+        thread.start()
+    items.shutdown(immediate=True)
+    for thread in threads:
+        thread.join(LONG_S)
+    assert sorted(ended) == ["join", "put"]
+    assert (items.qsize(), items.unfinished_tasks) == (0, 0)
+    if holder is not None:
+        holder.ack()
+    items.close()
+    items.shutdown(immediate=True)
+
+    async def scenario() -> None:
+        queue: compat.AsyncQueue[Any] = compat.AsyncQueue(maxsize=1, path=spool, serializer="json")
+        queue.put_nowait(1)
+        holder = queue._items.queue.get(timeout_s=0) if is_held else None
+        waiting = [asyncio.create_task(queue.put(2)), asyncio.create_task(queue.join())]
+        await asyncio.sleep(0)
+        if not is_held:
+            queue._items.queue.purge()
+            queue._items.queue.put(b"{")
+        queue.shutdown(immediate=True)
+        assert [type(one) for one in await asyncio.gather(*waiting, return_exceptions=True)] == [
+            compat.QueueShutDown,
+            type(None),
+        ]
+        assert queue.empty()
+        if holder is not None:
+            holder.ack()
+        queue.close()
+        queue.shutdown(immediate=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_shutdown_that_the_disk_refuses_ends_those_who_wait_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is raised where it was called."""
+
+    def refuse() -> int:
+        raise qflow.StorageError("no")
+
+    items: compat.Queue[int] = compat.Queue(maxsize=1)
+    items.put(1)
+    monkeypatch.setattr(items._items, "drop", refuse)
+    ended: list[type[BaseException]] = []
+
+    def put() -> None:
+        with pytest.raises(compat.ShutDown) as caught:
+            items.put(2)
+        ended.append(caught.type)
+
+    thread = threading.Thread(target=put, daemon=True)
+    thread.start()
+    with pytest.raises(qflow.StorageError):
+        items.shutdown(immediate=True)
+    thread.join(LONG_S)
+    assert ended == [compat.ShutDown]
+
+    async def scenario() -> None:
+        queue: compat.AsyncQueue[int] = compat.AsyncQueue(maxsize=1)
+        queue.put_nowait(1)
+        monkeypatch.setattr(queue._items, "drop", refuse)
+        putter = asyncio.create_task(queue.put(2))
+        await asyncio.sleep(0)
+        with pytest.raises(qflow.StorageError):
+            queue.shutdown(immediate=True)
+        with pytest.raises(compat.QueueShutDown):
+            await putter
+
+    asyncio.run(scenario())
+
+
 def test_closing_ends_those_who_wait_and_who_come_later() -> None:
     items: compat.Queue[int] = compat.Queue(maxsize=1)
     ended: list[str] = []
