@@ -161,7 +161,8 @@ def serve(
     Without --users, whoever comes from this machine is let in: by AMQP as `guest` with the password `guest`, by MQTT
     under any name; the page shows everything and changes nothing. To listen anywhere but on loopback addresses, it
     needs --users. By Arrow Flight, whoever comes from this machine is let in, or who has a token; anywhere else it
-    needs --token-file, --cert and --key.
+    needs --token-file, --cert and --key. --metrics knows neither: whoever reaches its address reads the figures, with
+    the names of queues, from other machines, too.
 
     SIGTERM and SIGINT end it: clients are told, and have --grace seconds to finish; a second signal ends that at once.
     SIGHUP reads users, tokens and certificates again (those of Arrow Flight stay as they are).

@@ -1,19 +1,36 @@
-"""A door of `qflow serve` for Prometheus: `/metrics`, by the server of prometheus-client, in a thread of its own."""
+"""A door of `qflow serve` for Prometheus: `/metrics`, in a thread of its own, and one for each connection.
+
+Whoever reaches it may connect, so connections are bounded in number and in time: one more is closed at once, and so is
+one whose request or answer takes too long.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import ssl as tls
+import sys
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
 from qflow.aio import AsyncBroker
 from qflow.metrics.collecting import SpoolCollector
 from qflow.metrics.sources import source_of
+from qflow.serving.addresses import Address, resolved
 from qflow.serving.users import Users
+
+MOST_CONNECTIONS = 32
+LONGEST_S = 10.0
+"""From a connection to the end of its answer; Prometheus, too, waits no longer unless it is told to."""
+_logger = logging.getLogger("qflow.metrics")
 
 
 async def open_door(
@@ -22,21 +39,73 @@ async def open_door(
     """Return the door when it listens. Whoever reaches it reads: it knows no users.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: it cannot listen there. InvalidArgument: that is no address.
     """
     registry = CollectorRegistry()
     registry.register(SpoolCollector(source_of(broker), named=named))
     ProcessCollector(registry=registry)
-    server, thread = await asyncio.to_thread(start_http_server, port, host, registry)
-    return MetricsDoor(server, thread)
+    return await asyncio.to_thread(MetricsDoor, Address(host, port), registry)
+
+
+class _Handler(WSGIRequestHandler):
+    """Says nothing of what is asked."""
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, which is asked one thing."""
+
+    daemon_threads = True
+
+    def __init__(self, address: Address) -> None:
+        self.address_family, _, _, _, (host, *_) = resolved(address)[0]
+        self._open: dict[socket.socket, float] = {}
+        """Connections, and when each began, on the monotonic clock."""
+        self._lock = threading.Lock()
+        super().__init__((str(host), address.port), _Handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Tell whether there is room for a connection, and give it a place."""
+        with self._lock:
+            is_taken = len(self._open) < MOST_CONNECTIONS
+            if is_taken:
+                self._open[request] = time.monotonic()
+            return is_taken
+
+    def close_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+            super().close_request(request)
+
+    def service_actions(self) -> None:
+        """End connections that are too old; called twice a second."""
+        self.end_older(LONGEST_S)
+
+    def end_older(self, seconds: float) -> None:
+        """Have those who read from or write to connections of that age find them ended."""
+        now = time.monotonic()
+        with self._lock:
+            for request, began_s in self._open.items():
+                if now - began_s >= seconds:
+                    with suppress(OSError):
+                        request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Tell the log, unless it is the client who has gone, or was cut off."""
+        if not isinstance(sys.exception(), OSError):
+            _logger.exception("a request for metrics was not answered")
 
 
 class MetricsDoor:
-    """See the module."""
+    """See the module. Blocks as it is made, while a name is looked up."""
 
-    def __init__(self, server: Any, thread: threading.Thread) -> None:
-        self._server = server
-        self._thread = thread
+    def __init__(self, address: Address, registry: CollectorRegistry) -> None:
+        self._server = _Server(address)
+        self._server.set_app(make_wsgi_app(registry))
+        self._thread = threading.Thread(target=self._server.serve_forever, name="qflow-metrics", daemon=True)
+        self._thread.start()
         self._ends = False
 
     @property
@@ -56,6 +125,7 @@ class MetricsDoor:
     def _end(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+        self._server.end_older(0.0)
         self._thread.join()
 
     def reload(self, *, users: Users | None, ssl: tls.SSLContext | None) -> None:
