@@ -1,11 +1,15 @@
-"""The door: it listens, hands connections to uvicorn's protocol, and closes those that say nothing for long."""
+"""The door: it listens, hands connections to uvicorn's protocol, and closes those that keep it waiting for long."""
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import logging
 import ssl as tls
+import termios
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from h11 import IDLE, SEND_BODY
@@ -29,7 +33,7 @@ HANDSHAKE_S = 10.0
 KEEP_ALIVE_S = 60
 LOOK_S = 5.0
 PATIENCE_LOOKS = 6
-"""A connection that sends a request in more looks than that is closed."""
+"""A connection that waits for the rest of a request, or to have an answer read, in more looks than that is closed."""
 DRAINING_S = 0.02
 
 _logger = logging.getLogger("qflow.web")
@@ -53,7 +57,8 @@ class Server:
             limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=KEEP_ALIVE_S,
         )  # fmt: skip
         self._state = ServerState()
-        self._waiting: dict[H11Protocol, int] = {}
+        self._waiting: dict[H11Protocol, tuple[object, int]] = {}
+        """What connections wait for, and in how many looks they have."""
         self._tasks = Tasks(_logger)
         self._listening: asyncio.Server | None = None
         self._is_closed = False
@@ -100,18 +105,21 @@ class Server:
             self._tls.renew(ssl)
 
     async def _look_after(self) -> None:
-        """Close connections on which a request does not come to its end."""
+        """Close connections whose clients keep them waiting."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
 
     def look(self) -> None:
-        """Count the looks at which a request was not whole; once in `LOOK_S`."""
-        protocols = [one for one in self._state.connections if isinstance(one, H11Protocol)]
-        sending = [one for one in protocols if one.conn.their_state in (IDLE, SEND_BODY)]
-        self._waiting = {one: self._waiting.get(one, 0) + 1 for one in sending}
-        for one, looks in list(self._waiting.items()):
-            if looks > PATIENCE_LOOKS and one.timeout_keep_alive_task is None:
+        """Count the looks at which a connection has waited for the same of its client; once in `LOOK_S`."""
+        waiting: dict[H11Protocol, tuple[object, int]] = {}
+        for one in self._state.connections:
+            if isinstance(one, H11Protocol) and (awaited := _awaited(one)) is not None:
+                before, looks = self._waiting.get(one, (None, 0))
+                waiting[one] = awaited, looks + 1 if before == awaited else 1
+        self._waiting = waiting
+        for one, (_, looks) in list(waiting.items()):
+            if looks > PATIENCE_LOOKS:
                 one.transport.abort()
 
     async def drain(self, grace_s: float) -> None:
@@ -146,6 +154,25 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _awaited(one: H11Protocol) -> object:
+    """Return what a connection waits for: the head or the body of a request, or that an answer is read; else None.
+
+    One that is idle between requests is closed by uvicorn.
+    """
+    if one.conn.their_state in (IDLE, SEND_BODY) and one.timeout_keep_alive_task is None:
+        return one.cycle, one.conn.their_state
+    unsent = one.transport.get_write_buffer_size()
+    return (unsent, _on_its_way(one.transport.get_extra_info("socket"))) if unsent else None
+
+
+def _on_its_way(sock: Any) -> int:
+    """Return the bytes that the system has of what was sent, and the client has not taken yet; 0 if it does not say."""
+    held = array.array("i", [0])
+    with suppress(OSError):
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, held)
+    return held[0]
 
 
 async def serve(

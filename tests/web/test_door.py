@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from qflow.errors import InvalidArgument, NotFound
 
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
+h11 = pytest.importorskip("h11")
 httpx = pytest.importorskip("httpx")
 web_served = pytest.importorskip("web_served")
 
@@ -68,6 +71,77 @@ def test_a_request_that_does_not_come_to_its_end_is_closed(spool: Path) -> None:
                 await reader.readexactly(1)
             talking.close()
             writer.close()
+
+    web_served.run(test)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop go on until something holds."""
+    while not holds():
+        await asyncio.sleep(0)
+
+
+def test_the_time_for_a_request_begins_with_it(spool: Path) -> None:
+    """Neither what a connection idled before counts, nor the requests that came on it."""
+
+    async def test() -> None:
+        async with qflow.aio.open(spool) as broker, await qflow.web.serve(broker, port=0) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+
+            async def answer() -> bytes:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
+                return head[:12]
+
+            def look() -> None:
+                for _ in range(qflow.web.door.PATIENCE_LOOKS):
+                    server.look()
+
+            await until(lambda: bool(server._state.connections))
+            (protocol,) = server._state.connections
+            for _ in range(3):
+                writer.write(b"GET /static/page.css HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert await answer() == b"HTTP/1.1 200"
+                await until(lambda: protocol.timeout_keep_alive_task is not None)
+                look()
+                writer.write(b"POST /api/publish HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n")
+                await until(lambda: protocol.timeout_keep_alive_task is None)
+                look()
+                writer.write(b"Content-Type: application/json\r\n\r\n{")
+                await until(lambda: protocol.conn.their_state is h11.SEND_BODY)
+                look()
+                writer.write(b'"topic":')
+                assert await answer() == b"HTTP/1.1 400"
+            writer.close()
+
+    web_served.run(test)
+
+
+def test_who_reads_no_answer_is_closed_and_who_reads_slowly_is_not(spool: Path) -> None:
+    """As long as some of it is taken between looks."""
+
+    async def test() -> None:
+        async with qflow.aio.open(spool) as broker, await qflow.web.serve(broker, port=0) as server:
+            loop = asyncio.get_running_loop()
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                await loop.sock_connect(client, ("127.0.0.1", server.port))
+                asked = b"GET /static/uPlot.iife.min.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                await loop.sock_sendall(client, asked * 1000)
+                await until(lambda: bool(server._state.connections))
+                (protocol,) = server._state.connections
+
+                await until(lambda: protocol.flow.write_paused)
+                for _ in range(qflow.web.door.PATIENCE_LOOKS + 2):
+                    server.look()
+                    read = 0
+                    while read < 65536:
+                        read += len(await loop.sock_recv(client, 65536))
+                assert not protocol.transport.is_closing()
+                while server._state.connections:
+                    server.look()
+                    await asyncio.sleep(0)
 
     web_served.run(test)
 
