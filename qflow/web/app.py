@@ -14,7 +14,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
@@ -71,7 +71,7 @@ def application(site: Site, routes: Sequence[BaseRoute] = ()) -> Starlette:
     app = Starlette(
         routes=[*routes, *api.routes(), *pages.routes(), *forms.routes(), *metrics.routes(), static],
         middleware=[Middleware(Guard, site=site)],
-        exception_handlers={QflowError: _refused, HTTPException: _failed, Exception: _broken},
+        exception_handlers={QflowError: _refused, HTTPException: _failed, ClientDisconnect: _gone, Exception: _broken},
     )
     app.state.site = site
     return app
@@ -87,6 +87,11 @@ async def _failed(request: Request, error: Exception) -> Response:
     response = await _told(request, error.status_code, error.detail)
     response.headers.update(error.headers or {})
     return response
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    """The client went before it had said all; nobody reads this."""
+    return Response(status_code=400)
 
 
 async def _broken(request: Request, _error: Exception) -> Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -84,6 +84,35 @@ def test_a_large_body_is_refused_before_it_is_read(spool: Path) -> None:
             stranger = site.client()
             answer = await stranger.post("/login", data={"name": "x" * 100_000, "password": ""})
             assert answer.status_code == 413
+
+    run(test)
+
+
+def test_a_client_that_goes_in_the_middle_of_a_body_is_no_fault_of_the_server(spool: Path) -> None:
+    """Nothing is raised, so the log has no word of it, which anybody could send by the thousand."""
+
+    async def test() -> None:
+        async with served(spool) as site:
+            for path in ("/login", "/api/publish"):
+                kind = b"application/json" if path.startswith("/api") else b"application/x-www-form-urlencoded"
+                scope = {
+                    "type": "http",
+                    "method": "POST",
+                    "path": path,
+                    "query_string": b"",
+                    "headers": [(b"host", b"localhost"), (b"content-type", kind), (b"content-length", b"9")],
+                }
+                sent: list[object] = []
+                comes = iter(({"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}))
+
+                async def receive(comes: Iterator[dict[str, object]] = comes) -> dict[str, object]:
+                    return next(comes)
+
+                async def send(message: object, sent: list[object] = sent) -> None:
+                    sent.append(message)
+
+                await site.app(scope, receive, send)
+                assert sent
 
     run(test)
 
