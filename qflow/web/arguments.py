@@ -65,7 +65,10 @@ class Arguments:
         value = self.fields.get("body", "")
         if not isinstance(value, str):
             raise InvalidArgument("'body' must be a text; bytes go as 'body_base64'")
-        return value.encode(errors="surrogateescape")
+        try:
+            return value.encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"'body' has half a character, {value[error.start]!a}: send 'body_base64'") from error
 
     def headers(self) -> dict[str, Any] | None:
         """Return the headers of a message: an object, or its text, or lines `name: value`."""

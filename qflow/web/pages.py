@@ -36,7 +36,8 @@ def _at(seconds: float) -> str:
 
 def link(path: str, **query: object) -> str:
     """Return a link, without what is empty."""
-    return f"{path}?{urlencode({name: value for name, value in query.items() if value not in (None, '', False)})}"
+    said = {name: value for name, value in query.items() if value not in (None, "", False)}
+    return f"{path}?{urlencode(said, errors='surrogateescape')}"
 
 
 _COMMAND = re.compile(r"`((?:[^`'\"]|'[^']*'|\"[^\"]*\")*)`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,8 @@ def test_what_is_wrong_is_said_in_a_sentence(spool: Path) -> None:
                 (400, "/api/queue/messages", {"queue": "jobs", "body_base64": "*"}, "base64"),
                 (400, "/api/queue/messages", {"queue": "jobs", "headers": "x"}, "headers"),
                 (400, "/api/queue/messages", {"queue": "jobs", "headers": '{"a":' * 100_000}, "is no JSON"),
+                (400, "/api/queue/messages", {"queue": "jobs", "body": "\ud800"}, "half a character"),
+                (400, "/api/publish", {"topic": "a", "body": "\udc80\ud800"}, "half a character"),
                 (413, "/api/queue/messages", {"queue": "jobs", "body": "x" * 200}, "jobs"),
                 (400, "/api/queue/move", {"queue": "jobs", "to": "jobs"}, "itself"),
                 (400, "/api/queue/alter", {"queue": "jobs", "durable": False}, "'durable' cannot be altered"),
@@ -118,7 +121,8 @@ def test_what_is_wrong_is_said_in_a_sentence(spool: Path) -> None:
                 (400, "/api/publish", {"topic": "a/#", "body": ""}, "#"),
             ]
             for status, path, fields, words in wrong:
-                answer = await api.post(path, json=fields)
+                sent = json.dumps(fields)
+                answer = await api.post(path, content=sent, headers={"Content-Type": "application/json"})
                 assert (answer.status_code, words in answer.json()["error"]) == (status, True), (path, answer.text)
             answer = await api.post(
                 "/api/queue/purge", content=b"[" * 100_000, headers={"Content-Type": "application/json"}

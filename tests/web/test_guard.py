@@ -130,6 +130,7 @@ def test_forged_forms_do_nothing(spool: Path) -> None:
                 ({"csrf": csrf}, {"Origin": "http://evil.example"}),
                 ({"csrf": csrf}, {"Origin": "null"}),
                 ({"csrf": csrf}, {"Origin": "http://127.0.0.1:9999"}),
+                ({"csrf": csrf}, {"Origin": "http://["}),
                 ({"csrf": csrf}, {"Sec-Fetch-Site": "cross-site"}),
                 ({"csrf": csrf}, {"Sec-Fetch-Site": "same-site"}),
                 ({}, {}),

@@ -121,6 +121,21 @@ def test_a_user_puts_moves_alters_and_redrives_by_forms(spool: Path) -> None:
     run(test)
 
 
+def test_a_form_with_a_name_that_is_no_text_leads_somewhere(spool: Path) -> None:
+    """What it asks for is done, and no fault of the server."""
+
+    async def test() -> None:
+        async with served(spool, users()) as site:
+            browser = await site.browser()
+            await site.broker.declare_stream("log", topics=["log/#"])
+            sent = f"csrf={await token(browser)}&topic=log/a&body=x&queue=%FF"
+            kind = {"Content-Type": "application/x-www-form-urlencoded"}
+            answer = await browser.post("/do/publish", content=sent, headers=kind)
+            assert (answer.status_code, answer.headers["location"]) == (303, "/queue?queue=%FF")
+
+    run(test)
+
+
 def test_a_purge_says_how_many_it_saw_and_asks_again_if_there_are_more(spool: Path) -> None:
     """Two browsers at once: what came since is not deleted unseen."""
 
