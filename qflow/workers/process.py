@@ -1,4 +1,4 @@
-"""A worker's process, as its supervisor sees it: an interpreter, and three descriptors.
+"""A worker's process, as its supervisor sees it: `python -P .../qflow/workers/__main__.py`, and three descriptors.
 
     stdin      the order, one line; its end means: finish what is at hand, and end. It ends with the supervisor, too
     a pipe     what the worker reports, a line of JSON each
@@ -16,17 +16,10 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from qflow.children import PACKAGE
 from qflow.workers.job import Job, Order
 
-_BEGIN = """
-import sys
-sys.path.insert(0, sys.argv.pop())
-from qflow.workers.worker import main
-sys.exit(main())
-"""
-"""What it runs. It finds this package, and no file of the directory it is started in before it knows the job; what a
-function starts has the environment of the supervisor."""
+MAIN = os.path.join(os.path.dirname(__file__), "__main__.py")
+"""What it runs. What a function starts has the environment of the supervisor."""
 
 
 class Process:
@@ -39,7 +32,7 @@ class Process:
         try:
             os.set_blocking(self._reports, False)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BEGIN, PACKAGE],
+                [sys.executable, "-P", MAIN],
                 stdin=subprocess.PIPE,
                 pass_fds=(theirs, desk),
                 bufsize=0,
