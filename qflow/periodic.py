@@ -21,7 +21,7 @@ import attrs
 
 from qflow.config import check_name, parse_span
 from qflow.durations import Duration
-from qflow.errors import InvalidArgument, NotFound, QflowError
+from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Headers, body_bytes, decode_headers, encode_headers
 from qflow.options import Body
@@ -36,6 +36,10 @@ SHORTEST_S = 1.0
 """Maintenance looks once a second."""
 SET_BACK_S = 1.0
 """A clock that goes back by less is being adjusted."""
+FIELDS = 5
+"""Of a line of crontab that say when."""
+REPEATED_S = 3600.0
+"""A clock that goes back by no more comes by no moment again: it was ahead for a moment, not for days."""
 
 _logger = logging.getLogger("qflow")
 
@@ -143,14 +147,16 @@ class Periodic:
 
     def _put(self, one: Schedule, now_s: float) -> Schedule:
         """Put a message, and keep when the next is due; if there is no room or no queue, it stays due."""
-        after = attrs.evolve(one, next_s=following(one, now_s), last_s=one.next_s, trouble="")
         try:
+            after = attrs.evolve(one, next_s=following(one, now_s), last_s=one.next_s, trouble="")
             puts = parts_of(self._queues.get(one.queue)).puts
-            headers = {"schedule": one.name, "scheduled_for_s": one.next_s, **one.headers}
+            headers = {**one.headers, "schedule": one.name, "scheduled_for_s": one.next_s}
             envelope = puts.envelope(headers, None, 0, None, None, None)
             insert = Insert(puts, envelope.number, [envelope.record(one.body)])
             kept: Any = Kept({ROOM: {one.name: _encoded(after)}})
             self._together.commit([insert], [kept], timeout=0)
+        except BrokerClosed:
+            raise  # what is due is due when it is opened again
         except QflowError as error:
             if str(error) != one.trouble:
                 _logger.warning("%s: schedule %r puts its message later: %s", self._spool.path, one.name, error)
@@ -225,6 +231,10 @@ def make_schedule(
         every_s = parse_span(every_s, "every_s")
         if every_s < SHORTEST_S:
             raise InvalidArgument(f"every_s must be at least {SHORTEST_S:g} s, got {every_s!r}")
+    elif len(str(cron).split()) != FIELDS:  # cronsim takes a sixth, for seconds
+        raise _no_cron(cron)
+    if cron is None and time_zone != "UTC":
+        raise InvalidArgument(f"time_zone={time_zone!r:.80} is of cron: leave it out with every_s")
     made = Schedule(
         name=check_name(message["name"], "schedule"),
         queue=message["queue"],
@@ -250,13 +260,22 @@ def following(one: Schedule, now_s: float) -> float:
     try:
         return float(next(CronSim(str(one.cron), datetime.fromtimestamp(now_s, zone))).timestamp())
     except (CronSimError, StopIteration):
-        raise InvalidArgument(
-            f"cron must be five fields as in crontab that a moment matches, such as '0 3 * * *', got {one.cron!r:.80}"
-        ) from None
+        raise _no_cron(one.cron) from None
+
+
+def _no_cron(cron: object) -> InvalidArgument:
+    return InvalidArgument(
+        f"cron must be five fields as in crontab that a moment matches, such as '0 3 * * *', got {cron!r:.80}"
+    )
 
 
 def _soonest(one: Schedule, now_s: float) -> float:
-    """Return the first moment after now that a schedule could have, whatever the clock said before."""
+    """Return the first moment after now that a schedule could have, whatever the clock said before.
+
+    A moment that had its message has no other, unless the clock was far ahead.
+    """
+    if one.last_s is not None and now_s < one.last_s <= now_s + REPEATED_S:
+        now_s = one.last_s
     if one.every_s is None:
         try:
             return following(one, now_s)

@@ -16,6 +16,8 @@ HELD_S, HELD_LONG_S = 300.0, 1800.0
 HOLDERS_NAMED = 3
 BLOCKED_S, BLOCKED_LONG_S = 1.0, 10.0
 GROWS = 1.1
+SLOWEST = 0.05
+"""Messages a second; what grows by less is shown as 0.0."""
 """A queue grows where as much more is put than acked."""
 FULL = 0.95
 BEHIND_MESSAGES = 1000
@@ -122,11 +124,13 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
         return
     path, queue_name = argument(look.path), argument(name)
     coming = f", {incoming:,.1f} more each second" if rates else ""
+    is_slow = bool(rates) and incoming < SLOWEST
     if not takers and not taken and not queue["acquired_messages"]:
         yield Finding(
             severity=Severity.PROBLEM,
             kind="no-consumer",
-            sentence=f"nobody consumes queue {quoted(name)}, and it grows: {counted(waiting, 'message')} wait{coming}",
+            sentence=f"nobody consumes queue {quoted(name)}{'' if is_slow else ', and it grows'}: "
+            f"{counted(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}{'' if is_slow else coming}",
             remedy=f"start its consumers; `qflow peek {path} {queue_name}` shows what waits; if it is not needed, "
             f"`qflow purge {path} {queue_name}` and end who puts",
             queue=name,

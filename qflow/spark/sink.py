@@ -11,6 +11,7 @@ that is repeated after a crash is found by that record, and is not stored again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+_logger = logging.getLogger("qflow.spark")
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 """Properties that Spark sets for tasks of a streaming query."""
 
@@ -145,9 +147,16 @@ class _Writer:
         return tuple(sorted(target_of(app, *taker[:3], self._options.topic) for taker in takers))
 
     def _discard(self, *tokens: str) -> None:
-        """Remove the stages of these tokens that are not handed in."""
+        """Remove the stages of these tokens that are not handed in, as far as that can be done.
+
+        Spark would show an error of it in place of the one for which it is done. What stays, its owner removes a day
+        later.
+        """
         for place in self._places.values():
-            place.discard(tokens)
+            try:
+                place.discard(tokens)
+            except (QflowError, OSError) as error:
+                _logger.warning("what a batch that failed has staged stays for now: %s", error)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,68 @@ def test_what_has_no_room_comes_later_and_once(spool: Path, clock: Clock, caplog
         assert [one.trouble for one in broker.schedules()] == ["", ""]
 
 
+def test_one_that_cannot_be_told_holds_no_other_up(spool: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner without the package for cron: it says so, and puts what needs none."""
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        broker.schedule("a-nightly", jobs, b"c", cron="* * * * *")
+        broker.schedule("b-poll", jobs, b"e", every_s=10)
+        monkeypatch.setitem(sys.modules, "cronsim", None)
+        pass_time(broker, clock, 60)
+        assert jobs.get_many(9, timeout_s=0).bodies == [b"e"]
+        assert ["cronsim" in one.trouble for one in broker.schedules()] == [True, False]
+
+
+@pytest.mark.parametrize("terms", [{"every_s": "1m"}, {"cron": "* * * * *"}], ids=["every", "cron"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_clock_set_back_past_a_moment_has_it_once(
+    spool: Path, clock: Clock, is_open: bool, terms: dict[str, Any]
+) -> None:
+    """By some seconds, as a time server does; the next moment has its message."""
+    clock.wall_s = clock.wall_s // 60 * 60
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        broker.schedule("poll", jobs, b"look", **terms)
+        pass_time(broker, clock, 61)
+        clock.wall_s -= 5
+        if is_open:
+            pass_time(broker, clock, 1)
+            pass_time(broker, clock, 5)
+    with open_still(spool, clock) as broker:
+        jobs = broker.queue("jobs")
+        pass_time(broker, clock, 1)
+        pass_time(broker, clock, 5)
+        assert len(jobs) == 1
+        pass_time(broker, clock, 60)
+        assert len(jobs) == 2
+
+
+def test_a_broker_that_is_closed_meanwhile_is_no_trouble(
+    spool: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was due is put by the next owner."""
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        for name in ("one", "two"):
+            broker.schedule(name, jobs, b"x", every_s=10)
+        clock.advance(10)
+        periodic = broker.engine.periodic
+    with suppress(qflow.BrokerClosed):
+        periodic.put_due()
+    assert caplog.records == []
+    with open_still(spool, clock) as broker:
+        pass_time(broker, clock, 1)
+        assert len(broker.queue("jobs")) == 2
+
+
+def test_headers_of_a_schedule_do_not_say_who_it_is(spool: Path, clock: Clock) -> None:
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        made = broker.schedule("poll", jobs, b"x", every_s=10, headers={"schedule": "other", "scheduled_for_s": 0})
+        pass_time(broker, clock, 10)
+        assert jobs.get().headers == {"schedule": "poll", "scheduled_for_s": made.next_s}
+
+
 def test_cron_says_when_and_where(spool: Path, clock: Clock) -> None:
     """In the time of a place, also over the change of its clocks."""
     pytest.importorskip("cronsim")
@@ -140,6 +204,8 @@ def test_bad_schedules_are_refused(open_spool: Callable[..., Any]) -> None:
         ({"every_s": "500ms"}, "every_s must be at least 1 s"),
         ({"every_s": "soon"}, "every_s must be from 0 to"),
         ({"every_s": 5, "headers": {"a": []}}, "header"),
+        ({"every_s": 5, "time_zone": "Europe/Berlin"}, "leave it out with every_s"),
+        ({"cron": "0 3 * * * *"}, "five fields"),
     ):
         with pytest.raises(qflow.InvalidArgument, match=sentence):
             broker.schedule("bad", "jobs", b"x", **options)
