@@ -43,6 +43,8 @@ class Look:
     """All of its log was read, and not its rows alone."""
     failure: QflowError | None = None
     """Why its log could not be read."""
+    has_log: bool = True
+    """False: there is none any more."""
     letters: Mapping[str, Letters] = {}
     """The queues that others name as `dead_letter`."""
     log_bytes: int = 0

@@ -44,7 +44,10 @@ def look_inside(path: str | os.PathLike[str], read_bytes: int = 0) -> Look:
     Cost: a process that is forked; it reads a row for each lane, and some hundred dead letters.
     """
     spool = spool_path(path)
-    check_there(spool)
+    try:
+        check_there(spool)
+    except CorruptionError as error:
+        return attrs.evolve(seen_in(spool), failure=error, has_log=False)
     try:
         return seen_in(spool, read_health(spool, read_bytes))
     except (CorruptionError, FormatTooNew) as error:

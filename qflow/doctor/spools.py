@@ -42,6 +42,14 @@ def _failure(look: Look) -> Iterator[Finding]:
             sentence=f"a newer qflow wrote this spool than the one that looks: {error}",
             remedy="upgrade this one: `git pull && pip install .` in its clone; nothing was changed",
         )
+    elif not look.has_log:
+        yield Finding(
+            severity=Severity.URGENT,
+            kind="damage",
+            sentence="the log is gone, and all durable messages with it; other files of the spool are still there",
+            remedy="put the directory `log` back if it was moved; else bring back a snapshot: `qflow snapshot load "
+            f"SNAPSHOT NEW`, for nothing but that can be done with {path}",
+        )
     elif error is not None:
         yield Finding(
             severity=Severity.URGENT,

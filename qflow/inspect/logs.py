@@ -26,13 +26,16 @@ def check_there(path: str | os.PathLike[str]) -> None:
     """Raise `NotFound` if there is no spool, where opening it would make one. Cost: some system calls.
 
     Raises:
-        PermissionDenied: this user may not look whether there is one.
+        CorruptionError: there was one, and its log is gone. PermissionDenied: this user may not look whether there is.
     """
     spool = spool_path(path)
     try:
         if not stat.S_ISDIR(os.stat(spool).st_mode):
             raise NotFound(f"there is no spool at {spool}: it is no directory")
         if not any(_lies(os.path.join(spool, name)) for name in (LOG, OLD, LOG)):  # one is renamed over the other
+            from qflow.storage.places import check_log  # most spools are there, and are listed fast
+
+            check_log(spool, set(os.listdir(spool)))
             raise NotFound(spool + _NO_LOG)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise NotFound(f"there is no spool at {spool}: no such directory") from error

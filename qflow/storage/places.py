@@ -42,7 +42,7 @@ def take_place(path: str, files: Files, *, unsafe_filesystem: bool = False) -> S
             )
         lock = acquire_lock(path)
         try:
-            _check_log(path, _names(path, files))
+            check_log(path, _names(path, files))
         except BaseException:
             lock.release()
             raise
@@ -55,8 +55,12 @@ def _names(path: str, files: Files) -> set[str]:
     return set(files.list(os.path.join(path, "")))  # which may be a link, as only what is in it may not
 
 
-def _check_log(path: str, names: set[str]) -> None:
-    """Refuse to begin a log anew where there was one; nobody else moves it meanwhile."""
+def check_log(path: str, names: set[str]) -> None:
+    """Refuse a spool whose log is gone, given the names in it. One that opens it would begin a log anew.
+
+    Raises:
+        CorruptionError: there was a log.
+    """
     left = sorted(names & _OF_A_LOG)
     if left and not _LOGS & names:
         raise CorruptionError(

@@ -126,9 +126,11 @@ def test_a_spool_without_a_log_is_not_begun_anew(cli: CommandLine) -> None:
     cli.run("put", cli.spool, "q", stdin=b"x\n")
     shutil.rmtree(cli.spool / "log")
     there = sorted(os.listdir(cli.spool))
-    for command in ("put", "pipe"):
-        done = cli.run(command, cli.spool, "q", stdin=b"x\n")
-        assert done.returncode == 1
+    looking = (["ls"], ["check"], ["stats"], ["du"], ["peek", "q"], ["snapshot", "create", "taken"])
+    for command, *more in (["put", "q"], ["pipe", "q"], ["get", "q"], ["purge", "q"], *looking):
+        words = [command, cli.spool, *more] if command != "snapshot" else [command, more[0], cli.spool, more[1]]
+        done = cli.run(*words, stdin=b"x\n")
+        assert done.returncode == 1, command
         assert b"its log is gone: restore it from a snapshot" in done.stderr
     assert sorted(os.listdir(cli.spool)) == there
 

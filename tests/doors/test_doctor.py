@@ -51,6 +51,19 @@ def test_a_spool_that_is_well(spool: Path) -> None:
     assert CliRunner().invoke(app, ["doctor", str(spool)]).stdout == "nothing is wrong\n"
 
 
+def test_a_log_that_is_gone_is_urgent(spool: Path) -> None:
+    """What is left says that there was one; a directory that never was a spool is bad usage."""
+    (spool / "log").rename(spool.parent / "log")
+    code, [found] = doctor(spool)
+    assert (code, found["kind"], found["severity"]) == (6, "damage", "urgent")
+    assert "the log is gone" in found["sentence"]
+    assert "qflow snapshot load" in found["remedy"]
+    with pytest.raises(qflow.CorruptionError, match="its log is gone"):
+        qflow.inspect.check_there(spool)
+    (spool.parent / "nothing").mkdir()
+    assert CliRunner().invoke(app, ["doctor", str(spool.parent / "nothing")]).exit_code == 2
+
+
 def test_a_flipped_bit_of_a_body_is_told(spool: Path) -> None:
     """Nothing but reading shows it: of a log that is not long, all of it is read, whoever owns it."""
     with qflow.open(spool, capacity_bytes="1MiB") as broker:
