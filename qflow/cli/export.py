@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -14,6 +13,8 @@ from qflow.cli import facts, options
 from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
 from qflow.cli.progress import counting
+from qflow.cli.standard import stdout_bytes
+from qflow.errors import StorageError
 
 if TYPE_CHECKING:
     from qflow.cli.portable.reading import Contents
@@ -61,7 +62,7 @@ def export(spool: Path, names: tuple[str, ...], output: Path | None, form: str |
                 advance(len(batch))
 
         if output is None:
-            _write_lines(1, found, counted())
+            _write_lines(stdout_bytes(), found, counted())
         else:
             _write_file(output, form, found, counted())
     tell_of_examination(spool, found.problems, {})
@@ -79,22 +80,21 @@ def _write_file(output: Path, form: str, found: Contents, batches: Iterator[list
         if form == "parquet":
             parquet.write(part, found.declared, batches)
         else:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-            try:
-                _write_lines(descriptor, found, batches)
-            finally:
-                os.close(descriptor)
+            with open(part, "xb") as file:
+                _write_lines(file, found, batches)
         os.replace(part, output)
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise StorageError(f"cannot write {output}: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)
 
 
-def _write_lines(descriptor: int, found: Contents, batches: Iterator[list[Item]]) -> None:
+def _write_lines(file: BinaryIO, found: Contents, batches: Iterator[list[Item]]) -> None:
     from qflow.cli.portable.items import line_of
 
-    sys.stdout.flush()
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        for declared in found.declared:
-            file.write(line_of(declared).encode() + b"\n")
-        for batch in batches:
-            file.write(b"".join(line_of(one).encode() + b"\n" for one in batch))
+    for declared in found.declared:
+        file.write(line_of(declared).encode() + b"\n")
+    for batch in batches:
+        file.write(b"".join(line_of(one).encode() + b"\n" for one in batch))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,6 +14,7 @@ from qflow.cli import facts, options
 from qflow.cli.exits import Exit
 from qflow.cli.progress import counting
 from qflow.cli.spool import reached
+from qflow.cli.standard import stdin_bytes
 from qflow.cli.stop import Stop, Stopped
 from qflow.errors import InvalidArgument, QflowError
 
@@ -81,7 +81,7 @@ class _Source:
                         self.where = f"row {number:,} of {facts.readable(str(self.file))}"
                         yield one
                     return
-        with sys.stdin.buffer if str(self.file) == "-" else self.file.open("rb") as lines:
+        with stdin_bytes() if str(self.file) == "-" else self.file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 self.where = f"line {number:,} of {facts.readable(str(self.file))}"
                 self.advance(len(line))

@@ -93,10 +93,7 @@ class _Commands(click.Group):
             _discard_stdout()
             code = 128 + signal.SIGPIPE
         except (QflowError, OSError) as error:
-            from qflow.doctor.words import harmless
-
-            click.echo(f"qflow: {harmless(str(error))}", err=True)
-            code = exit_code(error)
+            code = _tell(error)
         finally:
             damage.tell()
         ctx.exit(Exit.DIFFERS if damage.lost and code == Exit.FINE else code)
@@ -107,6 +104,8 @@ class _Commands(click.Group):
         except BrokenPipeError:  # of what `--help` and `--version` write
             _discard_stdout()
             raise SystemExit(128 + signal.SIGPIPE) from None
+        except OSError as error:
+            raise SystemExit(_tell(error)) from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_BY_NAME)
@@ -143,6 +142,15 @@ class _Commands(click.Group):
         for section, commands in COMMANDS.items():
             with formatter.section(section):
                 formatter.write_dl([(name, short_help) for name, (_where, short_help) in commands.items()])
+
+
+def _tell(error: QflowError | OSError) -> Exit:
+    """Print an error; return its exit code."""
+    from qflow.cli.standard import in_words
+    from qflow.doctor.words import harmless
+
+    click.echo(f"qflow: {harmless(in_words(error))}", err=True)
+    return exit_code(error)
 
 
 def _discard_stdout() -> None:

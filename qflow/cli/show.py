@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from codecs import getincrementaldecoder
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ import click
 
 from qflow.amqp import letters
 from qflow.cli import facts, options
+from qflow.cli.standard import stdout_bytes
 
 SHOWN_BYTES, SHOWN_VALUE = 64 * 1024, 1000
 """Of a body, and characters of the value of a header: what is longer is cut, and that is said."""
@@ -41,7 +41,7 @@ def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: 
 
     found = inspect.read_message(spool, queue_name, sequence)
     if only_body:
-        sys.stdout.buffer.write(found.body)
+        stdout_bytes().write(found.body)
         return
     by_amqp = letters.described(found.headers)
     put_at = datetime.fromtimestamp(found.time_ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -70,9 +70,11 @@ def _write(file: Path, text: bytes, directory: int) -> None:
             opened.flush()
             os.fsync(opened.fileno())
         os.rename(name, file)
-    except BaseException:
+    except BaseException as error:
         with suppress(FileNotFoundError):
             os.unlink(name)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(file)
         raise
     os.fsync(directory)
 

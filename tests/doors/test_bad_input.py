@@ -266,6 +266,45 @@ def test_a_reader_of_facts_that_leaves_is_no_traceback(cli: CommandLine) -> None
 
 
 @pytest.mark.parametrize(
+    ("words", "shell", "said"),
+    [
+        (("export", "spool"), '"$@" >&-', "cannot write to stdout: it is closed"),
+        (("show", "spool", "q", "0", "--body"), '"$@" >&-', "cannot write to stdout: it is closed"),
+        (("import", "spool"), '"$@" <&-', "cannot read stdin: it is closed"),
+        *(
+            (words, '"$@" >/dev/full', "cannot write to stdout: No space left on device")
+            for words in (
+                ("--help",),
+                ("--version",),
+                ("ls", "--help"),
+                ("ls", "spool"),
+                ("peek", "spool", "q", "--json"),
+                ("export", "spool"),
+                ("show", "spool", "q", "0", "--body"),
+            )
+        ),
+    ],
+)
+def test_standard_streams_that_are_closed_or_full(
+    cli: CommandLine, words: tuple[str, ...], shell: str, said: str
+) -> None:
+    """One sentence that says which: nobody takes it for the disk of the spool."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("q").put(b"x")
+    done = cli.run(*words, shell=shell)
+    assert (done.returncode, said in error_line(done)) == (4, True), done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_named(cli: CommandLine) -> None:
+    """And what was begun of it is removed."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("q").put_many([b"x" * 1000] * 100)
+    done = cli.run("export", cli.spool, "-o", "out.jsonl", shell='ulimit -f 8; trap "" XFSZ; "$@"')
+    assert (done.returncode, "cannot write out.jsonl: File too large" in error_line(done)) == (4, True), done.stderr
+    assert sorted(os.listdir(cli.directory)) == ["spool"]
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("peek", "mial"),

@@ -80,12 +80,11 @@ def test_what_is_exported_is_imported_as_it_was(spool: Path, tmp_path: Path, suf
     assert [name.name for name in tmp_path.iterdir() if name.suffix == ".part"] == []
 
 
-def test_lines_go_through_pipes_to_another_queue(
-    spool: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_lines_go_through_pipes_to_another_queue(spool: Path, tmp_path: Path) -> None:
     """Of one queue alone, under another name; beside what is in it."""
-    assert run("export", spool, "jobs").exit_code == 0
-    lines = capfdbinary.readouterr().out
+    exported = run("export", spool, "jobs")
+    assert exported.exit_code == 0
+    lines = exported.stdout_bytes
     assert all(isinstance(json.loads(line), dict) and line.isascii() for line in lines.splitlines())
     for _ in range(2):
         done = CliRunner().invoke(app, ["import", str(spool), "-", "--to", "copy", "--json"], input=lines)
