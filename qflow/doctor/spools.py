@@ -157,11 +157,13 @@ def _owner(look: Look) -> Iterator[Finding]:
             facts={"pid": look.owner_pid},
         )
         if look.stats is None or look.told_s_ago >= SILENT_S:
-            ago = "never" if look.stats is None else f"{span(look.told_s_ago)} ago"
+            wrote = "has never written its figures"
+            if look.stats is not None:
+                wrote = f"wrote its figures last {span(look.told_s_ago)} ago"
             yield Finding(
                 severity=Severity.PROBLEM,
                 kind="silent-owner",
-                sentence=f"the owner, {process}, wrote its figures last {ago}: it is stopped, or its disk is full",
+                sentence=f"the owner, {process}, {wrote}: it is stopped, or its disk is full",
                 remedy=f"look at it: `ps -o pid,stat,wchan,cmd -p {look.owner_pid}`, its log, and the disk (`df`)",
                 facts={"pid": look.owner_pid, "told_s_ago": look.told_s_ago},
             )

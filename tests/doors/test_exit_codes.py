@@ -227,3 +227,32 @@ def test_a_spool_that_one_may_not_read(place: str, dead: Path, tmp_path: Path) -
     assert wrong == {}
     with qflow.open(spool) as broker:
         assert broker.check() == []
+
+
+def test_a_spool_that_one_may_read_and_not_write_says_what_reading_takes(dead: Path, tmp_path: Path) -> None:
+    """Write access to one file, and to nothing else; a command that gets it reads as any other."""
+    spool = tmp_path / "spool"
+    shutil.copytree(dead, spool)
+    there = [spool, *spool.rglob("*")]
+    looking = [["ls"], ["stats"], ["check"], ["doctor"], ["peek", "q"], ["schedules"], ["purge", "q", "--dry-run"]]
+    for one in there:
+        one.chmod(0o555 if one.is_dir() else 0o444)
+
+    def answers() -> list[tuple[int, str]]:
+        done = subprocess.run(
+            [sys.executable, refused.__file__],
+            input=json.dumps([[command, str(spool), *more] for command, *more in looking]),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [tuple(one) for one in json.loads(done.stdout)]
+
+    try:
+        for code, said in answers():
+            assert (code, "lock.mdb: that must be writable, or the spool be on a read-only mount" in said) == (2, True)
+        (spool / "log" / "lock.mdb").chmod(0o644)
+        assert {said for _code, said in answers()} == {""}
+    finally:
+        for one in there:
+            one.chmod(0o755 if one.is_dir() else 0o644)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from qflow.errors import QflowError
+from qflow.errors import PermissionDenied, QflowError
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.log.directory import LOG, check_log_directory
+from qflow.storage.log.directory import DATA, LOCK, LOG, check_log_directory
 from qflow.storage.log.overlay import Overlay
 
 OLD = "log.old"
@@ -28,8 +28,13 @@ def open_to_read(spool: str, files: Files, *, readahead: bool = False) -> Enviro
                 env.close()  # of two moments: the lock of one log, perhaps, and the data of another
             elif lay is None and not (files.exists(log) or files.exists(old)):
                 return None
-        except (QflowError, FileNotFoundError):
+        except (QflowError, FileNotFoundError) as error:
             still_there = not files.exists(log) if path == old else _place(path, files) == lay
+            if still_there and isinstance(error, PermissionDenied) and os.access(os.path.join(path, DATA), os.R_OK):
+                raise PermissionDenied(
+                    f"{error}; who reads notes which pages are to be kept in {os.path.join(path, LOCK)}: that must be "
+                    "writable, or the spool be on a read-only mount"
+                ) from error
             if still_there:
                 raise
 
