@@ -125,8 +125,11 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         while True:
             end = self._next(begin, limit)
             is_new, away = self._acknowledge(begin, end)
+            left = [log for uuid, log in end.logs.items() if uuid not in away]
+            if away and not left:
+                raise self._all_left()
             if not is_new:  # else they are held from here on: retention may have been faster
-                return _beside(begin, [log for uuid, log in end.logs.items() if uuid not in away])
+                return _beside(begin, left)
 
     def _waits(self, begin: Position, limit: Any) -> bool:
         """Tell whether a batch waits for more messages: there are too few, and it has time left."""
@@ -160,8 +163,12 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             with self._going_on():
                 reached.append(self._queries[uuid].place.with_eras(uuid, streams))
         if seen and not reached:
-            raise Away(f"the brokers of {self._options.path} went away while a batch was planned: start one again")
+            raise self._all_left()
         return _beside(begin, reached)
+
+    def _all_left(self) -> Away:
+        """Return the error in place of an empty batch, which would end a query that takes what there is."""
+        return Away(f"the brokers of {self._options.path} went away while a batch was planned: start one again")
 
     def _check_query(self, known: Position) -> None:
         """Check that the checkpoint belongs to a query with a stream that this one reads."""

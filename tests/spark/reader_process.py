@@ -166,15 +166,16 @@ def report() -> dict[str, Any] | None:
     return shown
 
 
-def go_away_once(url: str, action: str) -> None:
-    """Have the broker there be away for the next action of this name, and answer again from then on."""
+def go_away_once(url: str, action: str, passed: int = 0) -> None:
+    """Have the broker there answer so many actions of this name, be away for the next one, and answer again then."""
     from qflow.spark.places.calls import Door
     from qflow.spark.words import Away
 
     asked = Door.action
+    left = iter(range(passed))
 
     def answer(door: Any, name: str, body: Any, **more: Any) -> Any:
-        if (door.url, name) == (url, action):
+        if (door.url, name) == (url, action) and next(left, None) is None:
             Door.action = asked  # type: ignore[method-assign]
             raise Away(f"the broker at {url} is away")
         return asked(door, name, body, **more)

@@ -192,9 +192,11 @@ def test_brokers_that_all_go_away_in_the_midst_of_a_plan_end_the_query(served: S
     broker, url = served("one")
     publish(broker, 10)
     at = process(there.begin, url, failOnDataLoss="false", **EARLIEST)
-    process(there.go_away_once, url, "eras")
-    with pytest.raises(Told, match="StorageError: the brokers of grpc://.* went away while a batch was planned"):
-        process(there.latest, at)
+    for action, option in (("eras", {}), ("commit_positions", {"group": "g"})):
+        process(there.go_on, url, failOnDataLoss="false", **option)
+        process(there.go_away_once, url, action, passed=1 if option else 0)
+        with pytest.raises(Told, match="StorageError: the brokers of grpc://.* went away while a batch was planned"):
+            process(there.latest, at)
 
 
 def test_a_query_that_takes_what_there_is_goes_on_without_a_broker_that_is_away(
