@@ -146,16 +146,19 @@ def _check_places(spool: str, stream: str, reach: dict[str, str]) -> None:
     """Check that a stream is at one of the places, before Spark starts.
 
     Raises:
-        NotFound: it is not. Away: a broker does not answer.
+        NotFound: it is not. InvalidArgument: two of them are the same. Away: a broker does not answer.
     """
     from qflow.spark.places.local import LocalPlace
     from qflow.spark.places.parse import parse_places
+    from qflow.spark.places.place import check_apart
 
     places = parse_places(reach | {"path": spool})
     if len(places) == 1 and isinstance(places[0], LocalPlace):
         _check_streams(Path(spool), [stream])
         return
-    there = sorted({name for place in places for name in place.look().streams})
+    found = [(place, place.look()) for place in places]
+    check_apart(found)
+    there = sorted({name for _, state in found for name in state.streams})
     if stream not in there:
         raise NotFound(f"there is no stream {stream!r} in {spool}; {choices(stream, there)}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 import pyarrow as pa
 import pyarrow.flight as pf
@@ -11,7 +10,7 @@ import pyarrow.flight as pf
 from qflow.config import parse_timeout
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument
-from qflow.flight.trust import Trust
+from qflow.flight.trust import Trust, check_url
 from qflow.flight.tunnel import Outlet
 from qflow.handlers import is_of_handler
 from qflow.memory.waiting import shelter_made
@@ -19,8 +18,6 @@ from qflow.remote.client import requests
 from qflow.remote.client.broker import RemoteBroker, broker_of
 from qflow.remote.client.connecting import silent
 from qflow.remote.client.threads import Connection
-
-_URL = re.compile(r"grpc(\+tls|\+tcp)?://[^/\s@]+:\d{1,5}/?")
 
 File = str | os.PathLike[str] | None
 NONE = (None, None, None)
@@ -64,11 +61,10 @@ def outlet(url: str, token: str | None, files: tuple[File, File, File] = NONE) -
 
 def client_of(url: str, ca: File = None, cert: File = None, key: File = None) -> pf.FlightClient:
     """Return a client of Arrow Flight; nothing is connected yet. Raises InvalidArgument."""
-    if not _URL.fullmatch(url):
-        raise InvalidArgument(f"a URL of a door is grpc+tls://HOST:PORT, or grpc://HOST:PORT, not {url!r:.200}")
+    place = check_url(url)
     certificates = Trust.of(url, ca, cert, key).options()
     try:
-        return pf.connect(url.rstrip("/"), **certificates)
+        return pf.connect(place, **certificates)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidArgument(f"{url!r} is no URL of a door: {error}") from error
 

@@ -14,6 +14,7 @@ import attrs
 from qflow.errors import InvalidArgument
 
 PROBE_S = 5.0
+_URL = re.compile(r"grpc(\+tls|\+tcp)?://[^/\s@]+:(\d{1,5})/?")
 _HOST_PORT = re.compile(r"grpc\+tls://\[?([^/\s]+?)\]?:(\d+)/?")
 _PLAIN = re.compile(r"grpc(?:\+tcp)?://\[?([^/\s]+?)\]?:(\d+)/?")
 _EXPIRED, _NOT_YET, _NAMES = 10, 9, {62, 64}
@@ -28,11 +29,13 @@ class Trust:
     Args:
         ca: certificates to trust in place of the system's.
         cert, key: shown to a door that asks for one: a certificate, and its private key, not encrypted.
+        given_ca: what was in a file of such certificates that may not be on this host, in place of `ca`.
     """
 
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+    given_ca: bytes | None = None
 
     @classmethod
     def of(cls, url: str, ca: _File, cert: _File, key: _File) -> Trust:
@@ -42,7 +45,7 @@ class Trust:
             raise InvalidArgument(f"certificates are for grpc+tls://, and the URL is {url!r}")
         if (cert is None) is not (key is None):
             raise InvalidArgument("a certificate to show needs its private key: give cert and key")
-        return cls(*given)
+        return cls(given[0], given[1], given[2])
 
     def options(self) -> dict[str, Any]:
         """Return what `pyarrow.flight.connect` takes. Raises InvalidArgument: a file cannot be read."""
@@ -56,6 +59,14 @@ def _read(path: Path | None) -> bytes | None:
         raise InvalidArgument(f"{os.fspath(path or '')!r} cannot be read: {error.strerror}") from error
 
 
+def check_url(url: str) -> str:
+    """Return the URL of a door, without a slash at its end. Raises InvalidArgument: it is none."""
+    found = _URL.fullmatch(url)
+    if found is None or int(found[2]) >= 2**16:
+        raise InvalidArgument(f"a URL of a door is grpc+tls://HOST:PORT, or grpc://HOST:PORT, not {url!r:.200}")
+    return url.rstrip("/")
+
+
 def what_is_wrong(url: str, trust: Trust) -> str | None:
     """Return a sentence on why TLS with a door cannot begin: gRPC does not tell. None where it is something else.
 
@@ -65,10 +76,11 @@ def what_is_wrong(url: str, trust: Trust) -> str | None:
     if found is None:
         return _without_tls(url)
     try:
-        context = ssl.create_default_context(cafile=trust.ca)
+        given = None if trust.given_ca is None else trust.given_ca.decode("ascii", "ignore")
+        context = ssl.create_default_context(cafile=trust.ca, cadata=given)
         if trust.cert is not None and trust.key is not None:
             context.load_cert_chain(trust.cert, trust.key, password=lambda: "")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return f"the certificates for {url} cannot be used: {_reason(error)}: ca, cert and key are files in PEM"
     context.set_alpn_protocols(["h2"])
     host = found[1]
@@ -113,7 +125,8 @@ def _wrong_certificate(url: str, host: str, error: ssl.SSLCertVerificationError,
         return f"the certificate of {url} is not valid yet: look at the clocks of both hosts"
     if error.verify_code in _NAMES:
         return f"the certificate of {url} is for another name than {host!r}: connect to a name that it has"
-    whom = "the system trusts" if trust.ca is None else f"{os.fspath(trust.ca)!r} has"
+    ca = trust.ca if trust.given_ca is None else "ca"
+    whom = "the system trusts" if ca is None else f"{os.fspath(ca)!r} has"
     return (
         f"the certificate of {url} is signed by nobody whom {whom} ({error.verify_message}): give the file of "
         "certificates that signed it as ca"
@@ -135,5 +148,5 @@ def _untrusted(url: str, trust: Trust) -> str:
     return f"{url} does not take the certificate {os.fspath(trust.cert)!r}: let one of its authorities sign it"
 
 
-def _reason(error: OSError) -> str:
-    return str(getattr(error, "reason", None) or error.strerror or error)
+def _reason(error: OSError | ValueError) -> str:
+    return str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)

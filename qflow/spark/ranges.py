@@ -14,7 +14,7 @@ from qflow.arrow.states import SpoolState, StreamState
 from qflow.errors import CorruptionError, InvalidArgument, NotFound
 from qflow.spark.options import ReadOptions
 from qflow.spark.parallelism import parallelism
-from qflow.spark.places.place import Place
+from qflow.spark.places.place import Place, check_apart
 from qflow.spark.words import Away
 
 _logger = logging.getLogger("qflow.spark")
@@ -64,12 +64,7 @@ def look_at(places: Sequence[Place], *, skip_away: bool = False) -> list[Seen]:
             _logger.warning("%s; it goes on without it for now, for failOnDataLoss is false", error)
     if away is not None and not found:
         raise away
-    for index, (place, state) in enumerate(found):
-        for other, before in found[:index]:
-            if state.uuid == before.uuid:
-                raise InvalidArgument(
-                    f"{other.where} and {place.where} are the same spool, or copies of one: name each once"
-                )
+    check_apart(found)
     return [
         Seen(place, state, frozenset(name for _, other in found if other is not state for name in other.streams))
         for place, state in found

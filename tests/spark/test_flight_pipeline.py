@@ -66,5 +66,10 @@ def test_what_is_not_there_is_told_before_spark_is_started(tmp_path: Path) -> No
         assert "nowhere' does not exist" in " ".join(found.output.split())
         found = run(f"{url},{other}", "plants", "--to", f"parquet:{other}/out")
         assert "lies inside the spool" in " ".join(found.output.split())
+        again = url.replace("127.0.0.1", "localhost")
+        found = run(f"{url},{again}", "plants", "--to", out)
+        assert f"{url} and {again} are the same spool, or copies of one: name each once" in found.output
+        found = run("grpc://127.0.0.1", "plants", "--to", out)
+        assert "a URL of a door is grpc+tls://HOST:PORT" in " ".join(found.output.split())
         found = run("ftp://host/spool", "plants", "--to", out)
         assert "cannot be read through 'ftp'" in " ".join(found.output.split())

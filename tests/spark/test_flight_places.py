@@ -11,6 +11,7 @@ from unittest.mock import ANY
 import pytest
 
 import qflow
+from qflow.spark.places.parse import parse_places
 from spark import reader_process as there
 from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
 from spark.trees import left_in_inbox
@@ -358,9 +359,55 @@ def test_tokens_and_certificates(tmp_path: Path, process: ReaderProcess) -> None
             with pytest.raises(Told, match="InvalidArgument: the broker at .* refuses this token") as caught:
                 process(there.batch, url, ca=ca, **option)
             assert "other-token" not in str(caught.value)
-        with pytest.raises(Told, match="StorageError: the broker at .* is away .*waited for"):
-            process(there.batch, url, token="one-token-0123456789", **QUICK)
+        for option, whom in (({}, "the system trusts"), ({"ca": str(pem / "renewed.pem")}, "'ca' has")):
+            with pytest.raises(Told, match=f"InvalidArgument: the certificate of .* is signed by nobody whom {whom}"):
+                process(there.batch, url, token="one-token-0123456789", **option)
+        with pytest.raises(Told, match=r"InvalidArgument: TLS is spoken at grpc://.*: say grpc\+tls://"):
+            process(there.batch, f"grpc://127.0.0.1:{door.port}", token="one-token-0123456789")
+        with pytest.raises(Told, match="InvalidArgument: the certificates for .* cannot be used"):
+            process(there.batch, url, token="one-token-0123456789", ca=str(tokens))
         with pytest.raises(Told, match="NotFound: option 'ca' is '/nowhere', which cannot be read"):
             process(there.batch, url, ca="/nowhere")
         with pytest.raises(Told, match="options 'token' and 'tokenFile' say the same"):
             process(there.batch, url, token="a", tokenFile=str(tokens))
+
+
+@pytest.mark.parametrize(
+    "url", ["grpc://127.0.0.1", "grpc://127.0.0.1:70000", "GRPC://a:1", "grpc://a:1/b", "grpc+tls://:1"]
+)
+def test_a_url_that_is_none_is_refused_where_it_is_given(url: str) -> None:
+    """Not after it was waited for."""
+    with pytest.raises(qflow.InvalidArgument, match=r"a URL of a door is grpc\+tls://HOST:PORT, or grpc://HOST:PORT"):
+        parse_places({"path": url})
+
+
+def test_a_door_that_speaks_no_tls_is_told_from_one_that_is_away(served: Served, process: ReaderProcess) -> None:
+    """At once, with what to say instead."""
+    _, url = served("one")
+    with pytest.raises(Told, match=r"InvalidArgument: no TLS is spoken at grpc\+tls://.*: say grpc://"):
+        process(there.batch, url.replace("grpc", "grpc+tls"))
+
+
+def test_what_a_door_says_as_it_is_closed_is_not_taken_for_what_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong is wrong twice, and at a door that has never answered."""
+    import pyarrow.flight as pf
+
+    from qflow.flight import trust
+    from qflow.spark.places.calls import Door
+    from qflow.spark.words import Away
+
+    def nobody(_client: object) -> None:
+        raise pf.FlightUnavailableError("nobody is there")
+
+    said = iter(["it asks for a certificate"])
+    monkeypatch.setattr(trust, "what_is_wrong", lambda *_: next(said, None))
+    with pytest.raises(Away):
+        Door("grpc+tls://127.0.0.1:1", patience_s=0.3).wait_for(nobody)
+    assert next(said, None) is None, "it was asked"
+    monkeypatch.setattr(trust, "what_is_wrong", lambda *_: "it asks for a certificate")
+    with pytest.raises(qflow.InvalidArgument, match="it asks for a certificate"):
+        Door("grpc+tls://127.0.0.1:2").wait_for(nobody)
+    met = Door("grpc+tls://127.0.0.1:3", patience_s=0.1)
+    assert met.wait_for(lambda _: "an answer") == "an answer"
+    with pytest.raises(Away):
+        met.wait_for(nobody)

@@ -30,6 +30,8 @@ _clients: dict[tuple[int, Door], Any] = {}
 """By process and door: Spark's workers live on from task to task."""
 _away: set[str] = set()
 """Doors at which nobody answered: they are waited for once."""
+_met: set[Door] = set()
+"""Doors that have answered: what was given for them is right."""
 
 
 @attrs.frozen
@@ -69,8 +71,10 @@ class Door:
         """Return what a call returns, once somebody answers it; it may be repeated.
 
         Raises:
-            Away: nobody answered in time. QflowError: what the broker raised.
+            Away: nobody answered in time. InvalidArgument: nobody will, by what was given of TLS. QflowError: what the
+            broker raised.
         """
+        wrong: str | None = None
         begun = said = time.monotonic()
         pause_s = _PAUSE_S
         while True:
@@ -78,6 +82,7 @@ class Door:
                 with self.errors():
                     found = call(self._client())
                 _away.discard(self.url)
+                _met.add(self)
                 return found
             except Away as error:
                 now = time.monotonic()
@@ -88,8 +93,23 @@ class Door:
                 if now - said > _SAY_EVERY_S or pause_s == _PAUSE_S:
                     said = now
                     _logger.warning("%s: it is waited for", error)
+                if self not in _met and (wrong is not None or said == now):
+                    wrong = self._what_is_wrong(wrong)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _what_is_wrong(self, before: str | None) -> str | None:
+        """Return what keeps TLS with this door from beginning; None where it is something else.
+
+        Raises:
+            InvalidArgument: it is what it was before. (What a door says once may come of its being closed.)
+        """
+        from qflow.flight.trust import Trust, what_is_wrong
+
+        found = what_is_wrong(self.url, Trust(given_ca=self.ca))
+        if found is not None and found == before:
+            raise InvalidArgument(found)
+        return found
 
     def _client(self) -> pf.FlightClient:
         import pyarrow.flight as pf

@@ -18,6 +18,7 @@ from qflow.arrow.schema import Column, arrow_schema
 from qflow.arrow.states import SpoolState, StreamState
 from qflow.arrow.takers import Taker
 from qflow.errors import GroupInUse, InvalidArgument, NotFound, QflowError
+from qflow.flight.trust import check_url
 from qflow.message import LANE_SHIFT
 from qflow.spark.offsets import LogPosition, Progress
 from qflow.spark.places.calls import CALL_S, Door, read_file
@@ -56,13 +57,14 @@ class FlightPlace:
             import pyarrow.flight  # noqa: F401
         except ImportError as error:
             raise NotFound(f"{url}: Arrow Flight is not installed ({error}): pip install pyarrow") from error
+        place = check_url(url)
         if token is not None and token_file is not None:
             raise InvalidArgument("options 'token' and 'tokenFile' say the same in two ways: leave one of them out")
         if token_file is not None:
             token = token_in(read_file("tokenFile", token_file).decode(errors="replace"))
             if token is None:
                 raise InvalidArgument(f"option 'tokenFile' is {token_file!r}, which has no token: write one on a line")
-        return cls(Door(url, token, token_file, None if ca is None else read_file("ca", ca), patience_s))
+        return cls(Door(place, token, token_file, None if ca is None else read_file("ca", ca), patience_s))
 
     @property
     def where(self) -> str:

@@ -14,6 +14,7 @@ from qflow.spark.places.place import Place
 SAME = "sameOnEveryHost"
 OF_PLACES = ("path", "token", "tokenFile", "ca", "brokerTimeout", SAME)
 _URL = re.compile(r"grpc(\+tls|\+tcp)?://.+", re.IGNORECASE)
+"""What is meant as a URL; `check_url` looks at it."""
 _BEGINS = re.compile(r"\s*(grpc(\+tls|\+tcp)?://|file:|/)", re.IGNORECASE)
 """A URL, or an absolute path."""
 BROKER_TIMEOUT_S = 60.0

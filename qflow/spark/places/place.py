@@ -9,6 +9,7 @@ from qflow.arrow.bounds import Bound, Offsets
 from qflow.arrow.ranges import Cutting, Span
 from qflow.arrow.states import SpoolState, StreamState
 from qflow.arrow.takers import Taker
+from qflow.errors import InvalidArgument
 from qflow.spark.offsets import LogPosition, Progress
 from qflow.storage.inbox.stage_files import StageFile
 from qflow.storage.inbox.stages import Batch, Manifest
@@ -132,3 +133,13 @@ class Place(Protocol):
         """Remove the stages of these tokens that are not handed in."""
 
     def __getstate__(self) -> Any: ...
+
+
+def check_apart(found: Sequence[tuple[Place, SpoolState]]) -> None:
+    """Raises InvalidArgument: two places are the same, by the uuids of the logs that were found there."""
+    for index, (place, state) in enumerate(found):
+        for other, before in found[:index]:
+            if state.uuid == before.uuid:
+                raise InvalidArgument(
+                    f"{other.where} and {place.where} are the same spool, or copies of one: name each once"
+                )
