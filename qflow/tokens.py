@@ -14,6 +14,23 @@ def token_in(text: str) -> str | None:
     return next((words[0] for words in lines if words), None)
 
 
+def check_token(token: object) -> str:
+    """Return a token that a client may show, without white space around it.
+
+    Raises:
+        InvalidArgument: it is none; the text does not show it.
+    """
+    if not isinstance(token, str):
+        raise InvalidArgument(f"a token must be a text, not {type(token).__name__}")
+    found = token.strip()
+    if not all("!" <= character <= "~" for character in found):
+        raise InvalidArgument(
+            "the token has spaces, ends of lines or characters that are not ASCII, which no token has: give one as it "
+            "stands in the file of tokens of the door, without what follows in its line"
+        )
+    return found
+
+
 def token_of(token: str | None, file: str | os.PathLike[str] | None) -> str | None:
     """Return a token that is given, or the first of a file that is; None if neither is.
 

@@ -66,6 +66,27 @@ def test_a_call_without_a_token_is_refused(broker: qflow.Broker, tokens: Path) -
             qflow.connect(url, token=ONE, token_file=tokens)
 
 
+@pytest.mark.parametrize(
+    "wrong", ["two words-0123456789", "ends\nhere-0123456789", "sch\u00f6n-0123456789", "\ud800", "\0"]
+)
+def test_a_token_that_cannot_be_one_is_told_what_it_is(
+    broker: qflow.Broker, tokens: Path, tmp_path: Path, wrong: str
+) -> None:
+    """In a sentence that does not show it, before anything is sent; white space around one is left out."""
+    with qflow.flight.serve(broker, port=0, token_file=tokens) as server:
+        url = f"grpc://127.0.0.1:{server.port}"
+        with pytest.raises(
+            qflow.InvalidArgument, match="which no token has: give one as it stands in the file"
+        ) as caught:
+            qflow.connect(url, token=wrong)
+        assert "0123456789" not in str(caught.value)
+        with qflow.connect(url, token=f" {ONE}\r\n") as remote:
+            assert remote.queues() == ["jobs"]
+        (tmp_path / "shown").write_bytes("\ufeffone-token".encode())
+        with pytest.raises(qflow.InvalidArgument, match="which no token has"):
+            qflow.connect(url, token_file=tmp_path / "shown")
+
+
 def test_a_token_that_ends_in_mid_read_ends_the_read(broker: qflow.Broker, tokens: Path) -> None:
     """With a sentence; what was read is whole."""
     broker.declare_stream("logs", topics=["log/#"])

@@ -381,6 +381,21 @@ def test_a_url_that_is_none_is_refused_where_it_is_given(url: str) -> None:
         parse_places({"path": url})
 
 
+def test_a_token_that_cannot_be_one_is_refused_where_it_is_given(tmp_path: Path) -> None:
+    """Also one of a file, which may be read anew."""
+    from qflow.spark.places.calls import Door
+
+    given = tmp_path / "token"
+    given.write_bytes("sch\u00f6n-0123456789\n".encode())
+    for option in ({"token": "two words"}, {"token": "sch\u00f6n"}, {"tokenFile": str(given)}):
+        with pytest.raises(qflow.InvalidArgument, match="which no token has: give one as it stands in the file"):
+            parse_places({"path": "grpc://127.0.0.1:7420"} | option)
+    (place,) = parse_places({"path": "grpc://127.0.0.1:7420", "token": " one-token\n"})
+    assert place.door.token == "one-token"  # type: ignore[attr-defined]
+    with pytest.raises(qflow.InvalidArgument, match="which no token has"):
+        Door("grpc://127.0.0.1:7420", token_file=str(given)).options()
+
+
 def test_a_door_that_speaks_no_tls_is_told_from_one_that_is_away(served: Served, process: ReaderProcess) -> None:
     """At once, with what to say instead."""
     _, url = served("one")

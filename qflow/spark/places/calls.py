@@ -14,7 +14,7 @@ import attrs
 
 from qflow.errors import InvalidArgument, NotFound, StorageError
 from qflow.spark.words import Away
-from qflow.tokens import token_in
+from qflow.tokens import check_token, token_in
 
 if TYPE_CHECKING:
     import pyarrow.flight as pf
@@ -57,14 +57,14 @@ class Door:
         return self.wait_for(call)
 
     def options(self, within_s: float | None = None) -> pf.FlightCallOptions:
-        """Return the options of a call."""
+        """Return the options of a call. Raises InvalidArgument: the token in the file is none."""
         import pyarrow.flight as pf
 
         token = self.token
         if self.token_file is not None:
-            with suppress(OSError), open(self.token_file) as file:
+            with suppress(OSError), open(self.token_file, encoding="utf-8", errors="replace") as file:
                 token = token_in(file.read()) or token
-        headers = [] if token is None else [(b"authorization", b"Bearer " + token.encode())]
+        headers = [] if token is None else [(b"authorization", b"Bearer " + check_token(token).encode())]
         return pf.FlightCallOptions(timeout=within_s, headers=headers)
 
     def wait_for(self, call: Callable[[Any], T]) -> T:

@@ -29,7 +29,7 @@ from qflow.storage.inbox.stage_files import StageFile
 from qflow.storage.inbox.stages import Batch, Manifest
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row
-from qflow.tokens import token_in
+from qflow.tokens import check_token, token_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +64,7 @@ class FlightPlace:
             token = token_in(read_file("tokenFile", token_file).decode(errors="replace"))
             if token is None:
                 raise InvalidArgument(f"option 'tokenFile' is {token_file!r}, which has no token: write one on a line")
+        token = None if token is None else check_token(token)
         return cls(Door(place, token, token_file, None if ca is None else read_file("ca", ca), patience_s))
 
     @property
