@@ -15,6 +15,9 @@ from qflow.errors import BrokerClosed, InvalidArgument, QflowError
 from qflow.remote.wire.errors import decode_error, encode_error
 
 MOST_COMMAND_BYTES = 16 * 2**20
+MOST_TEXT_BYTES = 1500
+"""Of an error, as gRPC encodes it. A client takes 16 KiB for its text, in two encodings, and its facts; of more, it has
+nothing, not even the class."""
 _logger = logging.getLogger("qflow")
 
 
@@ -160,7 +163,26 @@ def as_json(value: Any) -> bytes:
 def flight_error(error: QflowError) -> pf.FlightError:
     """Return an error for a client: its sentence, and its class and facts as JSON in `extra_info`."""
     kind = pf.FlightUnavailableError if isinstance(error, BrokerClosed) else pf.FlightServerError
-    return kind(" ".join(str(error).split()), as_json(encode_error(error)))
+    text = shortened(str(error))
+    return kind(" ".join(text.split()), as_json(encode_error(error) | {"text": text}))
+
+
+def shortened(text: str) -> str:
+    """Return a text without its middle, where it is too long for an error."""
+    if _beginning(text, MOST_TEXT_BYTES) == text:
+        return text
+    half = MOST_TEXT_BYTES // 2
+    return f"{_beginning(text, half)} ... {_beginning(text[::-1], half)[::-1]}"
+
+
+def _beginning(text: str, most_bytes: int) -> str:
+    """Return as much of a text as takes so many bytes, where all but printable ASCII is encoded by percents."""
+    for number, character in enumerate(text):
+        is_plain = " " <= character <= "~" and character != "%"
+        most_bytes -= 1 if is_plain else 3 * len(character.encode("utf-8", "surrogatepass"))
+        if most_bytes < 0:
+            return text[:number]
+    return text
 
 
 def error_of(error: pa.ArrowException | OSError) -> QflowError | None:
@@ -189,4 +211,5 @@ def plainly(what: str) -> Iterator[None]:
         raise flight_error(InvalidArgument(f"{what}: the batches cannot be read: {error}")) from None
     except Exception as error:
         _logger.exception("%s of a client of Arrow Flight failed", what)
-        raise pf.FlightInternalError(f"the owner failed at this: {type(error).__name__}: {error}") from None
+        text = shortened(f"the owner failed at this: {type(error).__name__}: {error}")
+        raise pf.FlightInternalError(text) from None

@@ -168,6 +168,19 @@ def test_a_ticket_that_makes_no_sense_is_refused(
     assert text in str(error)
 
 
+@pytest.mark.parametrize("character", ["x", "%", "\u00e9", "\u20ac", "\U0001f331", "\0", "\n", '"', "\ud800"])
+@pytest.mark.parametrize("count", [400, 3000, 65_000])
+def test_a_long_text_leaves_an_error_what_it_is(broker: qflow.Broker, client: Any, character: str, count: int) -> None:
+    """Its class, and the beginning and the end of its sentence; gRPC loses all of what is too long for it."""
+    error = words.flight_error(qflow.NotFound(f"begins {count * character} ends"))
+    said = words.error_of(error)
+    assert isinstance(said, qflow.NotFound)
+    assert str(said).startswith("begins ")
+    assert str(said).endswith(" ends")
+    told = refused(lambda: client.do_get(ticket(stream=f"a{count * character}z")).read_all())
+    assert type(told) in (qflow.NotFound, qflow.InvalidArgument)
+
+
 def test_what_is_no_json_is_refused(broker: qflow.Broker, client: Any) -> None:
     """A ticket of rubbish, and one that is no object."""
     for rubbish in (b"\xff\x00", b"[1]", b"{"):
