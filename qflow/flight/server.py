@@ -88,7 +88,7 @@ class _Flights(pf.FlightServerBase):  # type: ignore[misc]
                 raise InvalidArgument(f"a put has a command in JSON, with one of {', '.join(writing.KINDS)}")
             command = Command.parse(descriptor.command, "the command")
             batches = _batches(reader, self._check_of(context))
-            writing.write(self._owner, command, reader.schema, batches, lambda value: writer.write(as_json(value)))
+            writing.write(self._owner, command, reader.schema, batches, writing.answering(writer))
 
     def do_exchange(
         self,

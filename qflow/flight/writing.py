@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.flight as pf
 
 from qflow.arrow.columns import found_columns, taken
 from qflow.arrow.outgoing import Outgoing, header_values
@@ -14,7 +15,7 @@ from qflow.arrow.schema import NULL_HEADER
 from qflow.arrow.takers import Takers
 from qflow.errors import InvalidArgument
 from qflow.flight.owner import Owner
-from qflow.flight.words import Command
+from qflow.flight.words import Command, as_json
 from qflow.message import HeaderValue
 from qflow.routing import PublishResult, PublishResults
 from qflow.storage.files import Files, storage_error
@@ -27,6 +28,18 @@ TOKEN = re.compile(r"[0-9a-f]{32}")
 _Row = tuple[str, bytes, bytes | None]
 _Run = tuple[int, dict[str, HeaderValue] | None]
 Answer = Callable[[dict[str, Any]], object]
+
+
+def answering(writer: Any) -> Answer:
+    """Return what sends an answer to a client. It raises FlightCancelledError: the client has left."""
+
+    def answer(value: dict[str, Any]) -> None:
+        try:
+            writer.write(as_json(value))
+        except (pa.ArrowException, OSError):
+            raise pf.FlightCancelledError("the client has left") from None
+
+    return answer
 
 
 def write(owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[pa.RecordBatch], answer: Answer) -> None:

@@ -18,6 +18,7 @@ import qflow  # noqa: E402
 import qflow.flight  # noqa: E402
 from faults.test_full_disk import disk_of, fill, filled  # noqa: E402
 from flight.test_flight_reading import refused, ticket  # noqa: E402
+from qflow.flight import words, writing  # noqa: E402
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -153,6 +154,21 @@ def test_a_client_that_goes_in_the_middle_of_a_put_leaves_whole_batches(broker: 
     del writer, metadata
     assert [message.body for message in broker.stream("plants").query()] == [b"a", b"b"]
     assert put(client, {"put": "jobs"}, batch)[0]["messages"] == 2
+
+
+def test_a_client_that_goes_before_its_answer_is_no_failure_of_the_owner(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is logged; an error of a disk is one still."""
+
+    class Left:
+        def write(self, _answer: bytes) -> None:
+            raise OSError("Unknown error writing metadata")
+
+    with pytest.raises(pf.FlightCancelledError, match="the client has left"), words.plainly("DoPut"):
+        writing.answering(Left())({"messages": 1})
+    assert not caplog.records
+    with pytest.raises(pf.FlightInternalError, match="OSError: a disk"), words.plainly("DoPut"):
+        raise OSError("a disk")
+    assert len(caplog.records) == 1
 
 
 def stage(broker: qflow.Broker, **fields: Any) -> dict[str, Any]:
