@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import qflow
@@ -65,7 +65,8 @@ def _partitions(stream: StreamState) -> list[dict[str, int]] | None:
 def _resolve(house: House, asked: Command) -> Any:
     """The offsets that a bound stands for."""
     state = house.owner.state()
-    assigned = {name: frozenset(parts) for name, parts in asked.object("assigned").value.items()}
+    said = asked.object("assigned")
+    assigned = {name: frozenset(said.numbers(name)) for name in said.value}
     streams = [house.owner.stream(state, name)._replace(assigned=assigned.get(name)) for name in asked.texts("streams")]
     bound = _bound(asked.object("bound"))
     which = asked.text("which", "bound")
@@ -142,9 +143,16 @@ def _eras(house: House, asked: Command) -> Any:
 def _other_era(house: House, asked: Command) -> Any:
     """A partition in which the log is not the one that was read."""
     offsets = asked.by_partition("offsets")
-    known = {int(key): str(value) for key, value in asked.object("known").value.items()}
+    known = asked.texts_by_partition("known")
+    if not known.keys() <= offsets.keys():
+        raise InvalidArgument(
+            f"'known' of {asked.what} has partition {min(known.keys() - offsets.keys())}, and 'offsets' not"
+        )
+    number = asked.number("number")
+    if number >= 2**32:
+        raise NotFound(f"there is no stream with number {number}")
     with house.owner.transaction() as txn:
-        return {"partition": other_era(txn, asked.number("number"), offsets, known)}
+        return {"partition": other_era(txn, number, offsets, known)}
 
 
 def _takers(house: House, asked: Command) -> Any:
@@ -159,27 +167,57 @@ def _takers(house: House, asked: Command) -> Any:
 
 def _positions(house: House, asked: Command) -> Any:
     """Where a group has come to."""
-    return {"offsets": committed_of(house.owner.path, asked.text("group"), house.owner.uuid)}
+    return {"offsets": committed_of(house.owner.path, _group(asked), house.owner.uuid)}
+
+
+def _group(asked: Command) -> str:
+    """Raises InvalidArgument: there is no name of a group."""
+    group = asked.text("group")
+    if not group:
+        raise InvalidArgument(f"'group' of {asked.what} is empty: give the group a name")
+    return group
 
 
 def _lease(house: House, asked: Command) -> Any:
     """Take or renew the lease of a group."""
-    found = house.leases.take(
-        asked.text("group"), asked.maybe_number("token", least=1), asked.seconds("seconds", _LEASE_S)
-    )
+    found = house.leases.take(_group(asked), asked.maybe_number("token", least=1), asked.seconds("seconds", _LEASE_S))
     return {"token": found.token, "offsets": found.offsets}
 
 
 def _commit_positions(house: House, asked: Command) -> Any:
     """Keep that everything below offsets is done."""
-    group, token = asked.text("group"), asked.number("token", least=1)
-    house.leases.acknowledge(group, token, asked.numbered("offsets"), asked.seconds("seconds", _LEASE_S))
+    group, token, offsets = _group(asked), asked.number("token", least=1), asked.numbered("offsets")
+    _check_positions(house.owner, offsets)
+    house.leases.acknowledge(group, token, offsets, asked.seconds("seconds", _LEASE_S))
     return {}
+
+
+def _check_positions(owner: Owner, offsets: Mapping[int, Mapping[int, int]]) -> None:
+    """Check where a group says it is: from a place that is none, retention would keep nothing, or all for ever.
+
+    Raises:
+        NotFound: there is no such stream, nor was there one that was deleted; or no such partition.
+        InvalidArgument: an offset is past the end.
+    """
+    state = owner.state()
+    streams = {stream.owner: stream for stream in state.streams.values()}
+    queues = {record.owner for record in state.found.queues}
+    for number, parts in offsets.items():
+        if number not in streams and number < state.found.next_owner and number not in queues:
+            continue
+        for partition, offset in parts.items():
+            stream = _known(streams, number, partition)
+            _, end = stream.bounds(partition)
+            if offset > end:
+                raise InvalidArgument(
+                    f"offset {offset} of stream {stream.name!r}, partition {partition}, is past its end {end}: what a "
+                    "group has read is there, unless the spool was replaced by an older copy of it"
+                )
 
 
 def _release(house: House, asked: Command) -> Any:
     """Give the lease of a group back."""
-    house.leases.release(asked.text("group"), asked.number("token", least=1))
+    house.leases.release(_group(asked), asked.number("token", least=1))
     return {}
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as pf
 
+from qflow.config import MAX_PARTITIONS
 from qflow.errors import BrokerClosed, InvalidArgument, QflowError
+from qflow.message import LANE_SHIFT
 from qflow.remote.wire.errors import decode_error, encode_error
 
 MOST_COMMAND_BYTES = 16 * 2**20
@@ -58,7 +60,7 @@ class Command:
         """Return a text. Raises InvalidArgument: it is none, or missing and there is no default."""
         if name not in self and default is not None:
             return default
-        return str(self._checked(name, str, "a text"))
+        return _check_utf8(str(self._checked(name, str, "a text")), f"{name!r} of {self.what}")
 
     def maybe_text(self, name: str) -> str | None:
         """Return a text, None if it is missing. Raises InvalidArgument: it is something else."""
@@ -81,10 +83,10 @@ class Command:
         """Return seconds. Raises InvalidArgument: it is no such number."""
         if name not in self:
             return default
-        value = float(self._checked(name, (int, float), "seconds"))
+        value = self._checked(name, (int, float), "seconds")
         if not 0 < value <= most:
-            raise InvalidArgument(f"{name!r} of {self.what} must be above 0 and at most {most:g}, not {value:g}")
-        return value
+            raise InvalidArgument(f"{name!r} of {self.what} must be above 0 and at most {most:g}, not {_shown(value)}")
+        return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return True or False. Raises InvalidArgument: it is neither."""
@@ -101,7 +103,7 @@ class Command:
         found = self.items(name)
         if not all(isinstance(one, str) for one in found):
             raise InvalidArgument(f"{name!r} of {self.what} must be a list of texts, not {_shown(found)}")
-        return found
+        return [_check_utf8(one, f"a text of {name!r} of {self.what}") for one in found]
 
     def rows(self, name: str, *kinds: type) -> list[list[Any]]:
         """Return a list of lists of values of these types. Raises InvalidArgument: it is none."""
@@ -121,34 +123,63 @@ class Command:
         """Return an object, `{}` if it is missing. Raises InvalidArgument: it is something else."""
         return Command(self._checked(name, dict, "an object") if name in self else {}, f"{name!r} of {self.what}")
 
+    def numbers(self, name: str) -> list[int]:
+        """Return a list of whole numbers. Raises InvalidArgument: it is none."""
+        found = self.items(name)
+        if not all(type(one) is int for one in found):
+            raise InvalidArgument(f"{name!r} of {self.what} must be a list of whole numbers, not {_shown(found)}")
+        return found
+
     def offsets(self, name: str) -> dict[str, dict[int, int]]:
         """Return numbers by partition, by what they are of. Raises InvalidArgument: they are none."""
-        found = self.object(name).value
-        try:
-            return {
-                key: {int(number): _offset(offset) for number, offset in parts.items()} for key, parts in found.items()
-            }
-        except (AttributeError, TypeError, ValueError) as error:
-            raise InvalidArgument(
-                f'{name!r} of {self.what} must be numbers by partition, such as {{"…": {{"0": 23}}}}: {error}'
-            ) from error
+        return {key: self._by_partition(name, parts, int) for key, parts in self.object(name).value.items()}
 
     def by_partition(self, name: str) -> dict[int, int]:
-        """Return numbers by partition. Raises InvalidArgument: they are none."""
-        return Command({"it": {name: self.object(name).value}}, self.what).offsets("it")[name]
+        """Return offsets by partition. Raises InvalidArgument: they are none."""
+        return self._positions(name, self.object(name).value)
+
+    def texts_by_partition(self, name: str) -> dict[int, str]:
+        """Return texts by partition. Raises InvalidArgument: they are none."""
+        return self._by_partition(name, self.object(name).value, str)
 
     def numbered(self, name: str) -> dict[int, dict[int, int]]:
-        """Return numbers by partition, by the number of a stream. Raises InvalidArgument: they are none."""
+        """Return offsets by partition, by the number of a stream. Raises InvalidArgument: they are none."""
+        found = {}
+        for key, parts in self.object(name).value.items():
+            if not (key.isascii() and key.isdecimal() and len(key) <= 10 and int(key) < 2**32):
+                raise InvalidArgument(f"{name!r} of {self.what} is by the number of a stream, not {_shown(key)}")
+            found[int(key)] = self._positions(name, parts)
+        return found
+
+    def _positions(self, name: str, parts: Any) -> dict[int, int]:
+        found = self._by_partition(name, parts, int)
+        for number, offset in found.items():
+            if not (0 <= number < MAX_PARTITIONS and 0 <= offset < 2**LANE_SHIFT):
+                raise InvalidArgument(
+                    f"{name!r} of {self.what}: a partition has a number from 0 to {MAX_PARTITIONS - 1} and an offset "
+                    f"from 0 on, not {number} and {offset}"
+                )
+        return found
+
+    def _by_partition(self, name: str, parts: Any, kind: type) -> dict[int, Any]:
         try:
-            return {int(key): parts for key, parts in self.offsets(name).items()}
-        except ValueError as error:
-            raise InvalidArgument(f"{name!r} of {self.what} is by the number of a stream: {error}") from error
+            found = {int(number): value for number, value in parts.items()}
+        except (AttributeError, ValueError):
+            found = None
+        if found is None or not all(type(value) is kind for value in found.values()):
+            what, such = ("texts", '"9f"') if kind is str else ("whole numbers", "23")
+            raise InvalidArgument(
+                f'{name!r} of {self.what} must be {what} by partition, such as {{"0": {such}}}, not {_shown(parts)}'
+            )
+        return found
 
 
-def _offset(value: object) -> int:
-    if type(value) is not int:
-        raise ValueError(f"{value!r} is no whole number")
-    return value
+def _check_utf8(text: str, what: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} must be a text of UTF-8, not {_shown(text)}") from None
+    return text
 
 
 def _shown(value: object) -> str:

@@ -116,6 +116,40 @@ def test_a_group_has_one_reader(broker: qflow.Broker, act: Any) -> None:
     assert after["offsets"] == {number: {"0": 5}}
 
 
+def test_a_group_says_where_it_is_in_streams_that_are_there(broker: qflow.Broker, act: Any) -> None:
+    """Or were there: from any other place, retention would keep nothing for it."""
+    fill(broker)
+    (end, _) = broker.stream("plants").stats().next_offsets
+    broker.declare_stream("gone", topics=["gone"])
+    described = act("describe")
+    plants, gone = (one["number"] for one in sorted(described["streams"], key=lambda one: -len(one["name"])))
+    broker.delete_stream("gone")
+    jobs = described["queues"][0]["number"]
+    token = act("lease", group="g")["token"]
+    for offsets, kind, text in (
+        ({plants: {0: -5}}, qflow.InvalidArgument, "an offset from 0 on, not 0 and -5"),
+        ({plants: {0: 2**70}}, qflow.InvalidArgument, "an offset from 0 on"),
+        (
+            {plants: {0: end + 1}},
+            qflow.InvalidArgument,
+            f"offset {end + 1} of stream 'plants', partition 0, is past its end",
+        ),
+        ({plants: {7: 1}}, qflow.NotFound, "no partition 7"),
+        ({jobs: {0: 1}}, qflow.NotFound, f"stream with number {jobs}"),
+        ({10**6: {0: 1}}, qflow.NotFound, "stream with number 1000000"),
+        ({plants: {"x": 1}}, qflow.InvalidArgument, "must be whole numbers by partition"),
+    ):
+        error = refused(lambda offsets=offsets: act("commit_positions", group="g", token=token, offsets=offsets))
+        assert type(error) is kind
+        assert text in str(error)
+    with pytest.raises(pf.FlightError) as caught:
+        act("commit_positions", group="g", token=token, offsets={plants: {0: "1"}})
+    assert str(caught.value).count("'offsets' of action 'commit_positions'") == 1
+    assert act("positions", group="g")["offsets"] == {}
+    act("commit_positions", group="g", token=token, offsets={plants: {0: end, 1: 0}, gone: {0: 3}})
+    assert act("positions", group="g")["offsets"][str(plants)] == {"0": end, "1": 0}
+
+
 def test_a_late_holder_of_an_old_lease_is_refused(broker: qflow.Broker) -> None:
     """Also after the owner was gone; who comes late and was not replaced goes on."""
     now = [0.0]
@@ -181,8 +215,27 @@ def test_leases_of_a_spool_that_is_moved_go_on_where_it_is(tmp_path: Path) -> No
         ("cut", {"ranges": [[99, 0, 0, 1]]}, "stream with number 99"),
         ("lease", {}, "'group' of action 'lease' must be a text"),
         ("lease", {"group": "g", "seconds": -1}, "'seconds'"),
+        ("lease", {"group": "g", "seconds": 10**400}, "'seconds' of action 'lease' must be above 0"),
+        ("lease", {"group": ""}, "is empty"),
+        ("lease", {"group": "\ud800"}, "'group' of action 'lease' must be a text of UTF-8"),
+        ("positions", {"group": "\ud800"}, "'group' of action 'positions' must be a text of UTF-8"),
+        ("takers", {"topics": ["\ud800"]}, "a text of 'topics' of action 'takers' must be a text of UTF-8"),
         ("commit_positions", {"group": "g", "token": 1, "offsets": [1]}, "'offsets'"),
-        ("commit_positions", {"group": "g", "token": 1, "offsets": {"a": {}}}, "'offsets'"),
+        ("commit_positions", {"group": "g", "token": 1, "offsets": {"a": {}}}, "is by the number of a stream, not 'a'"),
+        ("commit_positions", {"group": "g", "token": 1, "offsets": {"-1": {}}}, "is by the number of a stream"),
+        ("commit_positions", {"group": "g", "token": 1, "offsets": {"9" * 10: {}}}, "is by the number of a stream"),
+        ("eras", {"offsets": {"1": {"0": -1}}}, "an offset from 0 on, not 0 and -1"),
+        ("eras", {"offsets": {"1": {"0": 2**63}}}, "an offset from 0 on"),
+        ("eras", {"offsets": {"1": {"300": 5}}}, "a number from 0 to 63"),
+        ("eras", {"offsets": {"1": 5}}, "must be whole numbers by partition"),
+        ("other_era", {"number": 1, "offsets": {"0": 5}, "known": {"x": "y"}}, "must be texts by partition"),
+        ("other_era", {"number": 1, "offsets": {"0": 5}, "known": {"0": 3}}, "must be texts by partition"),
+        ("other_era", {"number": 1, "offsets": {"0": 5}, "known": {"1": "y"}}, "has partition 1, and 'offsets' not"),
+        ("other_era", {"number": 1, "offsets": {"0": -5}, "known": {"0": "y"}}, "an offset from 0 on"),
+        ("other_era", {"number": 2**40, "offsets": {"0": 5}}, "no stream with number"),
+        ("resolve", {"bound": {"kind": "latest"}, "streams": [], "assigned": {"plants": 3}}, "must be a list, not 3"),
+        ("resolve", {"bound": {"kind": "latest"}, "streams": [], "assigned": {"plants": "ab"}}, "must be a list"),
+        ("resolve", {"bound": {"kind": "latest"}, "streams": [], "assigned": {"a": [[1]]}}, "a list of whole numbers"),
     ],
 )
 def test_an_action_that_makes_no_sense_is_refused(

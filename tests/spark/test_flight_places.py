@@ -318,6 +318,7 @@ def test_a_group_is_one_query_s_until_its_lease_ends(served: Served, monkeypatch
 
     monkeypatch.setattr(flight, "LEASE_S", 0.5)
     broker, url = served("one")
+    publish(broker, 30)
     place = flight.FlightPlace(Door(url))
     uuid, number = str(broker.uuid), place.look().streams["plants"].owner
     lease = place.lease(uuid, "g")
