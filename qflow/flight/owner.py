@@ -71,8 +71,8 @@ class Owner:
             )
 
     def check_open(self) -> None:
-        """Check that something may begin. Raises BrokerClosed: the door is being closed."""
-        if self.draining.is_set():
+        """Check that something may begin. Raises BrokerClosed: the door is being closed, or the broker is."""
+        if self.draining.is_set() or self.broker.closed:
             raise self._closing()
 
     def check_staying(self) -> None:

@@ -150,6 +150,14 @@ def test_a_group_says_where_it_is_in_streams_that_are_there(broker: qflow.Broker
     assert act("positions", group="g")["offsets"][str(plants)] == {"0": end, "1": 0}
 
 
+def test_nothing_is_told_of_a_broker_that_was_closed(broker: qflow.Broker, client: Any, act: Any) -> None:
+    """Nor kept for it: another owner may have the spool."""
+    broker.close()
+    for name in ("describe", "lease", "positions"):
+        assert isinstance(refused(lambda name=name: act(name, group="g")), qflow.BrokerClosed)
+    assert isinstance(refused(lambda: list(client.list_flights())), qflow.BrokerClosed)
+
+
 def test_a_late_holder_of_an_old_lease_is_refused(broker: qflow.Broker) -> None:
     """Also after the owner was gone; who comes late and was not replaced goes on."""
     now = [0.0]

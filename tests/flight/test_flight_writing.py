@@ -94,7 +94,8 @@ def test_rows_are_put_into_a_queue(broker: qflow.Broker, client: Any) -> None:
     """Each batch is one commit; headers may differ."""
     assert put(client, {"put": "jobs"}, rows(value=[b"a", b"b"])) == [{"messages": 2, "first": 0}]
     headers = pa.array([[("n", b"1")], [("n", b"1")], None], HEADERS)
-    put(client, {"put": {"queue": "jobs", "priority": 0}}, rows(value=[b"c", b"d", b"e"], headers=headers))
+    others = rows(value=[b"c", b"d", b"e"], headers=headers)
+    assert put(client, {"put": {"queue": "jobs", "priority": 0}}, others) == [{"messages": 3, "first": None}]
     found = [(one.body, one.headers.get("n")) for one in broker.queue("jobs").get_many(10)]
     assert found == [(b"a", None), (b"b", None), (b"c", "1"), (b"d", "1"), (b"e", None)]
 
