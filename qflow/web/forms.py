@@ -135,11 +135,10 @@ async def _login(request: Request) -> Response:
     site, given = request.app.state.site, await _fields(request)
     name, password = given.optional_text("name") or "", given.optional_text("password") or ""
     wanted = inside(given.optional_text("next") or "/")
-    user = await site.login(name, password, peer_of(request.scope)) if site.has_users else None
-    if user is None:
+    key = await site.open_session(name, password, peer_of(request.scope))
+    if key is None:
         return shown(request, "login.html", 401, wanted=wanted, failed=True)
     site.sessions.close(request.cookies.get(site.cookie, ""))
-    key, _ = site.sessions.open(user.name)
     response = RedirectResponse(wanted, 303)
     response.set_cookie(
         site.cookie, key, max_age=int(LONGEST_S), path="/", secure=site.is_secure, httponly=True, samesite="strict"

@@ -21,6 +21,8 @@ class Session:
     """One login of a browser."""
 
     user_name: str
+    password: str = attrs.field(repr=False)
+    """The hash of the one that it began with, as the users file had it."""
     csrf: str
     began_s: float
     used_s: float
@@ -43,10 +45,10 @@ class Sessions:
         self._clock = clock
         self._by_key: OrderedDict[str, Session] = OrderedDict()
 
-    def open(self, user_name: str) -> tuple[str, Session]:
+    def open(self, user_name: str, password: str) -> tuple[str, Session]:
         """Return the value of a new cookie, and the session."""
         now = self._clock()
-        key, session = secrets.token_urlsafe(32), Session(user_name, secrets.token_urlsafe(32), now, now)
+        key, session = secrets.token_urlsafe(32), Session(user_name, password, secrets.token_urlsafe(32), now, now)
         self._by_key[key] = session
         while len(self._by_key) > MOST:
             self._by_key.popitem(last=False)

@@ -13,7 +13,7 @@ from qflow.aio.broker import AsyncBroker
 from qflow.events import Event
 from qflow.serving import presence
 from qflow.serving.logins import Logins
-from qflow.serving.users import User, Users
+from qflow.serving.users import Account, User, Users
 from qflow.web.figures import Figures, Look
 from qflow.web.findings import Findings
 from qflow.web.rights import READER, Rights
@@ -65,10 +65,23 @@ class Site:
         return self.logins.users is not None
 
     def rights_of(self, session: Session) -> Rights | None:
-        """Return what who has logged in may do now; None if the users file has them no more."""
+        """Return what who has logged in may do now; None if the users file has them no more, or another password."""
+        account = self._account(session.user_name)
+        if account is None or str(account.password) != session.password:
+            return None
+        return Rights(account.user)
+
+    async def open_session(self, name: str, password: str, peer: str) -> str | None:
+        """Return the value of the cookie of somebody who logs in; None if the password is wrong."""
+        account = self._account(name)  # whose password is checked: there may be another one when that is done
+        user = await self.login(name, password, peer) if self.has_users else None
+        if user is None or account is None:
+            return None
+        return self.sessions.open(user.name, str(account.password))[0]
+
+    def _account(self, name: str) -> Account | None:
         users = self.logins.users
-        user = None if users is None else users.get(session.user_name)
-        return None if user is None else Rights(user)
+        return None if users is None else users.accounts.get(name)
 
     async def login(self, name: str, password: str, peer: str) -> User | None:
         """Return the user if the password is right; a wrong one takes the longer the more there were."""

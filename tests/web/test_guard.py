@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -12,6 +13,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
 pytest.importorskip("httpx")
 
+from qflow.serving.users import Account, Users
 from qflow.web.sessions import IDLE_S, LONGEST_S, MOST, Sessions
 from web_served import HOST, PASSWORD, run, served, token, users
 
@@ -186,10 +188,11 @@ def test_a_user_who_is_taken_out_of_the_file_is_logged_out_and_so_is_who_logs_ou
     """The cookie is worth nothing then."""
 
     async def test() -> None:
-        async with served(spool, users(bob=("", "", ".*"))) as site:
+        granted = users(bob=("", "", ".*"))
+        async with served(spool, granted) as site:
             bob, anna = await site.browser("bob"), await site.browser()
             assert (await bob.get("/queues")).status_code == 200
-            site.site.logins.users = users()
+            site.site.logins.users = Users(MappingProxyType({"anna": granted.accounts["anna"]}))
             assert (await bob.get("/queues")).status_code == 303
             kept = dict(anna.cookies)
             assert (await anna.post("/logout", data={"csrf": await token(anna)})).headers["location"] == "/login"
@@ -199,24 +202,61 @@ def test_a_user_who_is_taken_out_of_the_file_is_logged_out_and_so_is_who_logs_ou
     run(test)
 
 
+def test_another_password_ends_the_logins_that_were_made_with_the_one_before(spool: Path) -> None:
+    """Other permissions do not; they hold from then on."""
+
+    async def test() -> None:
+        before = users(bob=("", "", ".*"))
+        async with served(spool, before) as site:
+            await site.broker.declare_queue("jobs")
+
+            def replace(account: Account) -> None:
+                site.site.logins.users = Users(MappingProxyType({**before.accounts, "bob": account}))
+
+            known, less = before.accounts["bob"], users(bob=("", "", "^other$")).accounts["bob"]
+            checking = site.site.open_session("bob", PASSWORD, "127.0.0.1")
+            session = site.site.sessions.find(await overtaken(checking, lambda: replace(less)))
+            assert session is not None
+            assert site.site.rights_of(session) is None
+            replace(known)
+            bob = await site.browser("bob")
+            replace(Account(less.user, known.password))
+            assert (await bob.get("/queue", params={"queue": "jobs"})).status_code == 403
+            replace(less)
+            assert (await bob.get("/queues")).status_code == 303
+
+    run(test)
+
+
+async def overtaken(work: Coroutine[object, None, str | None], change: Callable[[], None]) -> str:
+    """Return what is done while something changes, after it has begun."""
+    task = asyncio.create_task(work)
+    await asyncio.sleep(0)
+    assert not task.done()
+    change()
+    found = await task
+    assert found is not None
+    return found
+
+
 def test_sessions_end_by_time_and_by_number() -> None:
     """Unused for half an hour, after twelve hours, or as the oldest of too many."""
     now = 0.0
     sessions = Sessions(lambda: now)
-    key, session = sessions.open("anna")
+    key, session = sessions.open("anna", "hash")
     assert sessions.find(key) is session
     now += IDLE_S + 1
     assert sessions.find(key) is None
-    key, _ = sessions.open("anna")
+    key, _ = sessions.open("anna", "hash")
     end = now + LONGEST_S
     while now < end:
         assert sessions.find(key) is not None
         now += IDLE_S / 2
     now += 1
     assert sessions.find(key) is None
-    first, _ = sessions.open("anna")
+    first, _ = sessions.open("anna", "hash")
     for _ in range(MOST):
-        last, _ = sessions.open("bob")
+        last, _ = sessions.open("bob", "hash")
     assert sessions.find(first) is None
     assert sessions.find(last) is not None
 
