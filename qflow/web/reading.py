@@ -1,7 +1,8 @@
 """A process of its own that reads the log: it is open in that of the broker, and LMDB opens a file once in a process.
 
-`python -m qflow.web.reading SPOOL QUEUE MOST` writes a JSON object with the first `messages` of a queue, and without a
-queue one with the `health` of the log; or `error` and its `kind`.
+`python -P -m qflow.web.reading` reads `["SPOOL", "QUEUE", "MOST"]` as JSON from stdin, for an argument cannot have all
+that a name may have. It writes a JSON object with the first `messages` of the queue, and where that is not given one
+with the `health` of the log; or `error` and its `kind`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _told(*arguments: str) -> dict[str, Any]:
     """Return what the process says of a spool."""
     try:
         said = subprocess.run(
-            children.command("qflow.web.reading", *arguments), env=children.environment(), stdin=subprocess.DEVNULL,
+            children.command("qflow.web.reading"), env=children.environment(), input=json.dumps(arguments).encode(),
             capture_output=True, timeout=PATIENCE_S, check=False,
         )  # fmt: skip
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
@@ -111,4 +112,4 @@ def _messages(path: str, queue: str, most: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(*sys.argv[1:])))
+    sys.stdout.write(json.dumps(main(*json.load(sys.stdin))))

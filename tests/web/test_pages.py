@@ -232,6 +232,19 @@ def test_a_finding_leads_to_its_remedy(spool: Path) -> None:
     run(test)
 
 
+def test_messages_of_a_queue_of_any_name_are_shown(spool: Path) -> None:
+    """Also with what no argument of a process can have."""
+
+    async def test() -> None:
+        async with served(spool) as site:
+            for name in ("a\x00b", "--help", "-", "[1]", '"', "é\u202e"):
+                await (await site.broker.declare_queue(name)).put(b"the body")
+                answer = await site.client().get("/messages", params={"queue": name})
+                assert (answer.status_code, "the body" in answer.text) == (200, True), (name, answer.text)
+
+    run(test)
+
+
 def test_reading_runs_no_file_of_the_current_directory(
     spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
