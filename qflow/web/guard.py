@@ -2,7 +2,8 @@
 
 - Without users only this machine may ask, and under a name of it: a page of another site cannot have a browser ask here
   by a name that was made to lead to 127.0.0.1. (With users it finds no session.)
-- A body of more than 2 MiB is refused before it is read, one that turns out to be longer when it does.
+- A body of more than 2 MiB, or of 16 KiB before a login, is refused before it is read, one that turns out to be longer
+  when it does.
 - What changes something comes from a page of this server, or from no browser: `Origin` and `Sec-Fetch-Site` say so.
 - Who asks is known by a session's cookie, or by HTTP Basic; with a cookie, what changes something by the API has the
   token of the session in `X-CSRF-Token`. Forms have it in a field, which who reads them checks.
@@ -29,7 +30,11 @@ from qflow.web.site import Site
 MOST_BODY_BYTES = 2 * 1024**2
 MOST_UNKNOWN_BYTES = 16 * 1024
 """Of somebody who has not logged in."""
-TOO_LARGE = f"the body is larger than {MOST_BODY_BYTES // 1024**2} MiB; `qflow put` takes larger ones"
+TOO_LARGE = {
+    MOST_BODY_BYTES: f"the body is larger than {MOST_BODY_BYTES // 1024**2} MiB; `qflow put` takes larger ones",
+    MOST_UNKNOWN_BYTES: f"the body is larger than {MOST_UNKNOWN_BYTES // 1024} KiB, and you have not logged in",
+}
+"""What is said, by what is too large."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -71,21 +76,23 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, send_guarded)
             return
-        most = MOST_UNKNOWN_BYTES if scope["state"]["rights"] is None else MOST_BODY_BYTES
+        most = _most(scope)
         await self._app(scope, _counted(receive, most), send_guarded)
 
     async def _refusal(self, scope: Scope) -> Response | None:
         """Return why a request is refused; None if it is not, and `scope["state"]` has whose it is."""
         headers = Headers(scope=scope)
-        said = _claims(headers)
-        if said > MOST_BODY_BYTES:
-            return _refused(scope, 413, TOO_LARGE, {"Connection": "close"})
+        if _claims(headers) > MOST_BODY_BYTES:
+            return _too_large(scope, MOST_BODY_BYTES)
         if not self._site.has_users and not _is_local(headers.get("host", "")):
             return _refused(scope, 421, "ask for this page as http://127.0.0.1 or http://localhost, with the port")
         changes = scope["method"] not in _READING
         if changes and not _is_from_here(headers):
             return _refused(scope, 403, "this was sent by a page of another site, so nothing was done")
-        return await self._admit(scope, headers, changes)
+        refusal = await self._admit(scope, headers, changes)
+        if refusal is None and _claims(headers) > _most(scope):
+            return _too_large(scope, _most(scope))
+        return refusal
 
     async def _admit(self, scope: Scope, headers: Headers, changes: bool) -> Response | None:
         """Find out who asks; return where to log in if nobody knows."""
@@ -137,6 +144,11 @@ def session_of(scope: Scope) -> Session | None:
     return session
 
 
+def _most(scope: Scope) -> int:
+    """Return how long a body of who asks may be."""
+    return MOST_UNKNOWN_BYTES if scope["state"]["rights"] is None else MOST_BODY_BYTES
+
+
 def _claims(headers: Headers) -> int:
     length = headers.get("content-length", "0")
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else 0
@@ -151,7 +163,7 @@ def _counted(receive: Receive, most: int) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > most:
-            raise HTTPException(413, TOO_LARGE, {"Connection": "close"})
+            raise HTTPException(413, TOO_LARGE[most], {"Connection": "close"})
         return message
 
     return receive_some
@@ -181,6 +193,10 @@ def _is_from_here(headers: Headers) -> bool:
 
 def _is_api(scope: Scope) -> bool:
     return bool(scope["path"].startswith("/api/"))
+
+
+def _too_large(scope: Scope, most: int) -> Response:
+    return _refused(scope, 413, TOO_LARGE[most], {"Connection": "close"})
 
 
 def _refused(scope: Scope, status: int, why: str, headers: dict[str, str] | None = None) -> Response:

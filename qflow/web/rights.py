@@ -2,6 +2,7 @@
 
 | to | what is needed |
 |---|---|
+| see sums over all queues and streams, memory, disk, path and process of the spool | to have logged in |
 | see a queue, a stream, its figures | any permission for its name |
 | see its messages | `read` |
 | put a message | `write`; to publish, a topic of `topics.publish`, or to be an administrator |

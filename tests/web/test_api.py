@@ -175,6 +175,22 @@ def test_permissions_of_the_users_file_decide(spool: Path) -> None:
     run(test)
 
 
+def test_who_may_do_nothing_sees_sums_and_no_names(spool: Path) -> None:
+    """As the table of the page says."""
+
+    async def test() -> None:
+        async with served(spool, users(niko=("", "", ""))) as site:
+            await (await site.broker.declare_queue("jobs")).put(b"x")
+            await site.broker.declare_stream("log", topics=["log/#"])
+            api = site.api("niko")
+            overview = (await api.get("/api/overview")).json()
+            assert (overview["totals"]["messages"], overview["path"]) == (1, str(spool))
+            for name in ("queues", "streams", "consumers", "connections", "findings", "events"):
+                assert (await api.get(f"/api/{name}")).json()[name] == [], name
+
+    run(test)
+
+
 def test_a_dead_letter_queue_is_named_by_who_may_read_here_and_write_there(spool: Path) -> None:
     """Else whoever configures one queue would have messages forged into any other."""
 

@@ -83,9 +83,12 @@ def test_a_large_body_is_refused_before_it_is_read(spool: Path) -> None:
             )
             assert answer.status_code == 413
             assert read <= 3 * 2**20
-            stranger = site.client()
-            answer = await stranger.post("/login", data={"name": "x" * 100_000, "password": ""})
-            assert answer.status_code == 413
+            stranger, read = site.client(), 0
+            form = {"Content-Type": "application/x-www-form-urlencoded"}
+            for headers in (form, form | {"Content-Length": str(2**20)}):
+                answer = await stranger.post("/login", content=pieces(16), headers=headers)
+                assert (answer.status_code, read) == (413, 2**16)
+                assert "larger than 16 KiB, and you have not logged in" in answer.text
 
     run(test)
 
