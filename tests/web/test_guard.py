@@ -13,6 +13,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
 pytest.importorskip("httpx")
 
+import qflow
 from qflow.serving.users import Account, Users
 from qflow.web.sessions import IDLE_S, LONGEST_S, MOST, Sessions
 from web_served import HOST, PASSWORD, run, served, token, users
@@ -168,6 +169,9 @@ def test_nobody_gets_in_without_a_password(spool: Path) -> None:
             stranger = site.client(headers={"Accept": "text/html"})
             answer = await stranger.get("/queue", params={"queue": "a b"})
             assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=%2Fqueue%3Fqueue%3Da%2Bb")
+            for page in ("/login", "/static/nothing"):
+                text = (await stranger.get(page)).text
+                assert [word for word in (str(spool), "process", qflow.__version__) if word in text] == [], page
             answer = await site.client().get("/api/queues")
             assert (answer.status_code, answer.headers["www-authenticate"][:5]) == (401, "Basic")
             asked = await stranger.get("/api/live", headers={"Sec-Fetch-Mode": "cors"})
