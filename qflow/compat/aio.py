@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal, TypeVar
 
-from qflow.compat.items import Items, Serializer
+from qflow.compat.items import LOOK_S, Items, Serializer
+from qflow.errors import QueueEmpty
 
 T = TypeVar("T")
 
@@ -113,14 +114,24 @@ class AsyncQueue(asyncio.Queue[T]):
         """Take the first item. Raises asyncio.QueueEmpty; QueueShutDown: it was shut down, and is empty."""
         if self.empty():
             raise QueueShutDown if self._closed_to_puts else asyncio.QueueEmpty
-        item: T = self._items.get()
+        try:
+            item: T = self._items.get()
+        except QueueEmpty:
+            raise asyncio.QueueEmpty from None
         self._putters.wake_one()
         return item
 
     async def get(self) -> T:
-        """Take the first item, waiting for one. Raises QueueShutDown: it was shut down, and is empty."""
-        await self._getters.wait(lambda: self.empty() and not self._closed_to_puts)
-        return self.get_nowait()
+        """Take the first item, waiting for one. Raises QueueShutDown: it was shut down, and is empty.
+
+        An item that another process holds is waited for like one that is not there.
+        """
+        while True:
+            await self._getters.wait(lambda: self.empty() and not self._closed_to_puts)
+            try:
+                return self.get_nowait()
+            except asyncio.QueueEmpty:
+                await asyncio.sleep(LOOK_S)
 
     def task_done(self) -> None:
         """Count an item that was taken as done. Raises ValueError: more often than there were items."""

@@ -17,6 +17,8 @@ from typing import Any, Literal, Protocol
 import qflow
 from qflow.errors import InvalidArgument
 
+LOOK_S = 0.1
+"""Who waits for an item that somebody else holds looks again after that: nothing tells when it comes back."""
 LAST_S = 10.0
 """The end of a program waits no longer for queues that are being removed."""
 
@@ -98,7 +100,11 @@ class Items:
         self.queue.put(self._serializer.dumps(item))
 
     def get(self) -> Any:
-        """Take the first object. One that cannot be loaded stays the first."""
+        """Take the first object. One that cannot be loaded stays the first.
+
+        Raises:
+            QueueEmpty: there is none, or others hold all.
+        """
         delivery = self.queue.get_nowait()
         with delivery:
             return self._serializer.loads(delivery.body)

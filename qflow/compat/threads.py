@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from qflow.compat.items import Items, Serializer
+from qflow.compat.items import LOOK_S, Items, Serializer
+from qflow.errors import QueueEmpty
 
 T = TypeVar("T")
 
@@ -22,41 +25,26 @@ else:
         """The queue was shut down."""
 
     class _Queue(queue.Queue[T]):
-        """`queue.Queue` whose puts and gets end by a shutdown, as from Python 3.13 on."""
+        """`queue.Queue` whose puts end by a shutdown, as from Python 3.13 on."""
 
         is_shutdown = False
 
         def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
             """Append an item; see `queue.Queue.put`. Raises ShutDown: it was shut down."""
             with self.not_full:
-                if self.maxsize > 0:
-                    self._wait(self.not_full, lambda: self._qsize() < self.maxsize, queue.Full, block, timeout)
+                if block and timeout is not None and timeout < 0 and self.maxsize > 0:
+                    raise ValueError("'timeout' must be a non-negative number")
+                ends = None if timeout is None else time.monotonic() + timeout
+                while not self.is_shutdown and 0 < self.maxsize <= self._qsize():
+                    left = None if ends is None else ends - time.monotonic()
+                    if not block or (left is not None and left <= 0):
+                        raise queue.Full
+                    self.not_full.wait(left)
                 if self.is_shutdown:
                     raise ShutDown
                 self._put(item)
                 self.unfinished_tasks += 1
                 self.not_empty.notify()
-
-        def get(self, block: bool = True, timeout: float | None = None) -> T:
-            """Take the first item; see `queue.Queue.get`. Raises ShutDown: it was shut down, and is empty."""
-            with self.not_empty:
-                self._wait(self.not_empty, lambda: self._qsize() > 0, queue.Empty, block, timeout)
-                if self.is_shutdown and not self._qsize():
-                    raise ShutDown
-                item: T = self._get()
-                self.not_full.notify()
-                return item
-
-        def _wait(self, condition: Any, ready: Any, error: type[Exception], block: bool, timeout: float | None) -> None:
-            """Return when it is ready or shut down. Under the mutex."""
-            if block and timeout is not None and timeout < 0:
-                raise ValueError("'timeout' must be a non-negative number")
-            ends = None if timeout is None else time.monotonic() + timeout
-            while not (self.is_shutdown or ready()):
-                left = None if ends is None else ends - time.monotonic()
-                if not block or (left is not None and left <= 0):
-                    raise error
-                condition.wait(left)
 
 
 if TYPE_CHECKING:
@@ -73,7 +61,8 @@ class Queue(_Base[T]):
     Args:
         maxsize: how many items there may be; 0 = any number.
         path: a spool where items are kept, synced before `put` returns, also for the next process; None = they go with
-            this queue. Those kept from before count as unfinished tasks.
+            this queue. Those kept from before count as unfinished tasks. While this queue is open, no other process
+            may put into the queue in the spool, take from it or purge it: who waits here is not woken by that.
         name: of the queue in the spool.
         serializer: how items become bytes: `"pickle"` (the default) any object; `"json"`, `"bytes"`, or what has
             `dumps` and `loads`. Loading a pickle runs code: take it for spools that nobody else can write.
@@ -95,6 +84,29 @@ class Queue(_Base[T]):
         self._items = Items(path, name, serializer, capacity_bytes)
         super().__init__(maxsize)
         self.unfinished_tasks = len(self._items)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """Take the first item; see `queue.Queue.get`. Raises ShutDown: it was shut down, and is empty.
+
+        An item that another process holds is waited for like one that is not there.
+        """
+        with self.not_empty:
+            if block and timeout is not None and timeout < 0:
+                raise ValueError("'timeout' must be a non-negative number")
+            ends = math.inf if timeout is None else time.monotonic() + timeout
+            while True:
+                if self._qsize():
+                    with suppress(QueueEmpty):
+                        item = self._get()
+                        self.not_full.notify()
+                        return item
+                elif self.is_shutdown:
+                    raise ShutDown
+                left = ends - time.monotonic() if block else 0.0
+                if left <= 0:
+                    raise queue.Empty
+                left = min(left, LOOK_S if self._qsize() else math.inf)
+                self.not_empty.wait(None if left == math.inf else left)
 
     def shutdown(self, immediate: bool = False) -> None:
         """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there, as it lies.

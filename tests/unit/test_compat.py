@@ -282,6 +282,55 @@ def test_a_shutdown_that_the_disk_refuses_ends_those_who_wait_all_the_same(monke
     asyncio.run(scenario())
 
 
+def test_a_get_waits_for_an_item_that_somebody_else_holds(spool: Path) -> None:
+    """As it does where there is none, with the exceptions of Python, for threads and for tasks."""
+    items: compat.Queue[int] = compat.Queue(path=spool, serializer="json")
+    items.put(1)
+    other = items._items.queue
+    held = other.get(timeout_s=0)
+    for call in (items.get_nowait, lambda: items.get(timeout=0.001), lambda: items.get(timeout=0)):
+        with pytest.raises(queue.Empty):
+            call()
+    got: list[int] = []
+    getter = threading.Thread(target=lambda: got.append(items.get(timeout=LONG_S)), daemon=True)
+    getter.start()
+    until(lambda: bool(items.not_empty._waiters))  # type: ignore[attr-defined]
+    held.nack()
+    getter.join(LONG_S)
+    assert got == [1]
+    items.put(2)
+    other.pause()
+    with pytest.raises(queue.Empty):
+        items.get_nowait()
+    items.shutdown(immediate=True)
+    with pytest.raises(compat.ShutDown):
+        items.get()
+    items.close()
+
+    async def scenario() -> None:
+        tasks: compat.AsyncQueue[int] = compat.AsyncQueue(path=spool, serializer="json")
+        await tasks.put(1)
+        held = tasks._items.queue.get(timeout_s=0)
+        with pytest.raises(asyncio.QueueEmpty):
+            tasks.get_nowait()
+        getters = [asyncio.create_task(tasks.get()) for _ in range(2)]
+        await asyncio.sleep(0)
+        held.nack()
+        assert await getters[0] == 1
+        await tasks.put(2)
+        assert await getters[1] == 2
+        await tasks.put(3)
+        held = tasks._items.queue.get(timeout_s=0)
+        getter = asyncio.create_task(tasks.get())
+        await asyncio.sleep(0)
+        tasks.shutdown(immediate=True)
+        with pytest.raises(compat.QueueShutDown):
+            await getter
+        tasks.close()
+
+    asyncio.run(scenario())
+
+
 def test_closing_ends_those_who_wait_and_who_come_later() -> None:
     items: compat.Queue[int] = compat.Queue(maxsize=1)
     ended: list[str] = []
