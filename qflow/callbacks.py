@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+import inspect
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from functools import partial
 from typing import Any
 
 from qflow.errors import InvalidArgument
 
-UNRUN = (Awaitable, Generator, AsyncGenerator)
+UNRUN = (Coroutine, Generator, AsyncGenerator)
+"""What is returned in place of what it would have done. A task or a future, also of another library, runs by itself."""
 
 
 def check_callback(callback: Any, what: str = "callback", *, awaited: bool = False) -> None:
@@ -17,8 +19,6 @@ def check_callback(callback: Any, what: str = "callback", *, awaited: bool = Fal
     Raises:
         InvalidArgument: it cannot be called, is a generator function, or async where nobody awaits it.
     """
-    import inspect  # a dear import
-
     if not callable(callback):
         raise InvalidArgument(f"{what} must be callable, not {type(callback).__name__}")
     if inspect.isgeneratorfunction(_body(callback)) or inspect.isasyncgenfunction(_body(callback)):
@@ -29,15 +29,11 @@ def check_callback(callback: Any, what: str = "callback", *, awaited: bool = Fal
 
 def is_async(function: Any) -> bool:
     """Tell whether a call of a function, also a partial or an object that is called, returns a coroutine."""
-    import inspect  # a dear import
-
     return inspect.iscoroutinefunction(_body(function))
 
 
 def _body(function: Any) -> Any:
     """Return the function in which a call of one ends, if that can be told."""
-    import inspect  # a dear import
-
     while isinstance(function, partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
@@ -47,11 +43,10 @@ def check_ran(result: object) -> None:
     """Raise if what a callback returned has still to run: nobody would see to that. Cost: 0.1 µs for None.
 
     Raises:
-        InvalidArgument: it is a coroutine or anything else to be awaited, or a generator.
+        InvalidArgument: it is a coroutine or a generator.
     """
     if result is not None and isinstance(result, UNRUN):
-        close: Callable[[], object] | None = getattr(result, "close", None)
-        if close is not None:
-            close()  # Python need not warn
+        if isinstance(result, Coroutine):
+            result.close()  # Python need not warn
         what = type(result).__name__
         raise InvalidArgument(f"the function returned a {what} and has not run: nobody awaits or iterates that")

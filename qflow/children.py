@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).parent.parent)
@@ -18,7 +19,10 @@ def command(module: str, *arguments: str) -> list[str]:
 def environment() -> dict[str, str]:
     """Return the environment of a process that looks for modules where this one does.
 
-    An empty entry of `sys.path` stands for the current directory, which may be anybody's: this package alone is looked
-    for in its place.
+    The current directory, as an empty entry of `sys.path` or by `python -m`, may be anybody's: this package alone is
+    looked for in its place.
     """
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(one or PACKAGE for one in sys.path)}
+    here = {""}
+    with suppress(OSError):  # it is gone
+        here.add(os.getcwd())
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(PACKAGE if one in here else one for one in sys.path)}

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from qflow.callbacks import check_callback
+from qflow.callbacks import check_callback, check_ran
 from qflow.events import Event, EventKind
 
 EVENTS_KEPT = 10_000
@@ -69,7 +69,7 @@ class Listeners:
             event = self._events.popleft()
             for listener in self._listeners:
                 try:
-                    listener(event)
+                    check_ran(listener(event))
                 except harmless:
                     _logger.exception(
                         "%s: the callback for %s failed",

@@ -140,7 +140,7 @@ class Periodic:
         return False
 
     def _bring_forward(self, now_s: float) -> None:
-        """The clock was set back: have nothing wait longer than its terms say."""
+        """The clock was set back: have nothing wait longer than its terms say, unless its last moment is ahead."""
         with self._changing:
             for name, one in self._schedules.items():
                 self._schedules[name] = attrs.evolve(one, next_s=min(one.next_s, _soonest(one, now_s)))
@@ -275,7 +275,7 @@ def _soonest(one: Schedule, now_s: float) -> float:
     A moment that had its message has no other, unless the clock was far ahead.
     """
     if one.last_s is not None and now_s < one.last_s <= now_s + REPEATED_S:
-        now_s = one.last_s
+        return one.next_s
     if one.every_s is None:
         try:
             return following(one, now_s)

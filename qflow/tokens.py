@@ -48,3 +48,8 @@ def token_of(token: str | None, file: str | os.PathLike[str] | None) -> str | No
     if found is None:
         raise NotFound(f"the file of the token {os.fspath(file)!r} has none: write it on a line")
     return found
+
+
+def headers_of(token: str | None) -> list[tuple[bytes, bytes]]:
+    """Return what goes with each call of Arrow Flight. Raises InvalidArgument: the token is none."""
+    return [] if token is None else [(b"authorization", b"Bearer " + check_token(token).encode())]

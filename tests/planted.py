@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MODULES = ("attrs", "base64", "json", "select", "subprocess")
+MODULES = ("attrs", "base64", "json", "select", "sitecustomize", "subprocess")
 """Of which each process of the package needs some."""
 
 

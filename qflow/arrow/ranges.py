@@ -88,10 +88,9 @@ def _cuts(ranges: Sequence[tuple[StreamState, int, int, int]], cutting: Cutting)
             f"{sum(counts):,} messages would be cut into {sum(tasks):,} parts, and {MOST_SPANS:,} are the most: ask "
             "for fewer of them, or for more messages in each"
         )
-    if cutting.most_messages is not None:
-        return [list(range(start + cutting.most_messages, end, cutting.most_messages)) for _, _, start, end in ranges]
+    step = cutting.most_messages
     return [
-        [start + count * task // many for task in range(1, many)]
+        [start + (count * task // many if step is None else step * task) for task in range(1, many)]
         for (_, _, start, _), count, many in zip(ranges, counts, tasks, strict=True)
     ]
 

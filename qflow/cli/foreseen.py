@@ -54,7 +54,6 @@ def redrive(spool: Path, name: str, to: str | None, limit: int | None) -> tuple[
         page = inspect.read_page(spool, name, positions)
         for message in page.messages:
             if limit is not None and sum(moved.values()) >= limit:
-                kept.pop(NOT_DUE, None)  # nobody looks whether there are
                 break
             if 0 < message.expires_ms <= now_ms:
                 continue
@@ -71,6 +70,8 @@ def redrive(spool: Path, name: str, to: str | None, limit: int | None) -> tuple[
         positions = page.positions
         if not page.more:
             break
+    if limit is not None and sum(moved.values()) >= limit:
+        kept.pop(NOT_DUE, None)  # nobody looks whether there are
     return dict(moved), dict(kept)
 
 

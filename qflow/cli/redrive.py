@@ -158,4 +158,4 @@ def _print(
         if to is None and not kept.keys() <= {NOT_DUE}:
             click.echo("another queue gets them by --to QUEUE")
     if in_doubt:
-        click.echo(f"not known of up to {in_doubt:,} more: the owner was asked to move them, and has not answered")
+        click.echo(f"not known of up to {in_doubt:,} more: the owner was asked, and has not said how many it moved")

@@ -82,13 +82,13 @@ def _copied(source: Path, destination: Path) -> tuple[SnapshotReport, Examinatio
     from qflow.inspect.copying import remove_copy
 
     existed = os.path.lexists(destination)
-    with working("copying the log"):
-        report = inspect.copy_spool(source, destination)
+    report = None
     try:
+        with working("copying the log"):
+            report = inspect.copy_spool(source, destination)
         with working("checking the copy"):
             return report, inspect.examine(destination)
-    except CorruptionError:
-        raise
-    except BaseException:
-        remove_copy(report, existed=existed)
+    except BaseException as error:
+        if report is not None and not isinstance(error, CorruptionError):
+            remove_copy(report, existed=existed)
         raise

@@ -118,6 +118,9 @@ class AsyncQueue(asyncio.Queue[T]):
             item: T = self._items.get()
         except QueueEmpty:
             raise asyncio.QueueEmpty from None
+        except BaseException:  # it cannot be loaded, and stays the first: another's turn
+            self._getters.wake_one()
+            raise
         self._putters.wake_one()
         return item
 

@@ -7,7 +7,6 @@ import os
 import queue
 import sys
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from qflow.compat.items import LOOK_S, Items, Serializer
@@ -96,10 +95,15 @@ class Queue(_Base[T]):
             ends = math.inf if timeout is None else time.monotonic() + timeout
             while True:
                 if self._qsize():
-                    with suppress(QueueEmpty):
+                    try:
                         item = self._get()
                         self.not_full.notify()
                         return item
+                    except QueueEmpty:
+                        """Others hold it."""
+                    except BaseException:  # it cannot be loaded, and stays the first: another's turn
+                        self.not_empty.notify()
+                        raise
                 elif self.is_shutdown:
                     raise ShutDown
                 left = ends - time.monotonic() if block else 0.0

@@ -16,9 +16,9 @@ HELD_S, HELD_LONG_S = 300.0, 1800.0
 HOLDERS_NAMED = 3
 BLOCKED_S, BLOCKED_LONG_S = 1.0, 10.0
 GROWS = 1.1
+"""A queue grows where as much more is put than acked."""
 SLOWEST = 0.05
 """Messages a second; what grows by less is shown as 0.0."""
-"""A queue grows where as much more is put than acked."""
 FULL = 0.95
 BEHIND_MESSAGES = 1000
 """A subscription that nobody has open may be so far behind."""

@@ -67,7 +67,8 @@ def _resolve(house: House, asked: Command) -> Any:
     state = house.owner.state()
     said = asked.object("assigned")
     assigned = {name: frozenset(said.numbers(name)) for name in said.value}
-    streams = [house.owner.stream(state, name)._replace(assigned=assigned.get(name)) for name in asked.texts("streams")]
+    names = dict.fromkeys(asked.texts("streams"))
+    streams = [house.owner.stream(state, name)._replace(assigned=assigned.get(name)) for name in names]
     bound = _bound(asked.object("bound"))
     which = asked.text("which", "bound")
     with house.owner.transaction() as txn:
@@ -128,10 +129,15 @@ def _offset_after(house: House, asked: Command) -> Any:
     """The ends of the blocks that reach so many bytes."""
     streams = _by_number(house)
     rows = asked.rows("asked", int, int, int, int, int)
+    if len({(number, partition) for number, partition, *_ in rows}) < len(rows):
+        raise InvalidArgument(f"'asked' of {asked.what} names a partition twice")
     for number, partition, start, end, _ in rows:
         _known_range(streams, number, partition, start, end)
-    with house.owner.transaction() as txn:
-        return {"offsets": [offset_after(txn, *row) for row in rows]}
+    offsets = []
+    for row in rows:
+        with house.owner.transaction() as txn:  # one each: others read between them
+            offsets.append(offset_after(txn, *row))
+    return {"offsets": offsets}
 
 
 def _eras(house: House, asked: Command) -> Any:

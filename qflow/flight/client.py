@@ -18,7 +18,7 @@ from qflow.remote.client import requests
 from qflow.remote.client.broker import RemoteBroker, broker_of
 from qflow.remote.client.connecting import silent
 from qflow.remote.client.threads import Connection
-from qflow.tokens import check_token
+from qflow.tokens import headers_of
 
 File = str | os.PathLike[str] | None
 NONE = (None, None, None)
@@ -72,5 +72,4 @@ def client_of(url: str, ca: File = None, cert: File = None, key: File = None) ->
 
 def call_options(token: str | None, timeout_s: Duration | None = None) -> pf.FlightCallOptions:
     """Return what goes with each call. Raises InvalidArgument: the token is none."""
-    headers = [] if token is None else [(b"authorization", b"Bearer " + check_token(token).encode())]
-    return pf.FlightCallOptions(timeout=timeout_s, headers=headers)
+    return pf.FlightCallOptions(timeout=timeout_s, headers=headers_of(token))

@@ -14,7 +14,7 @@ import attrs
 from qflow.errors import InvalidArgument
 
 PROBE_S = 5.0
-_URL = re.compile(r"grpc(\+tls|\+tcp)?://[^/\s@]+:(\d{1,5})/?")
+_URL = re.compile(r"grpc(\+tls|\+tcp)?://[^/\s@]+:([0-9]{1,5})/?")
 _HOST_PORT = re.compile(r"grpc\+tls://\[?([^/\s]+?)\]?:(\d+)/?")
 _PLAIN = re.compile(r"grpc(?:\+tcp)?://\[?([^/\s]+?)\]?:(\d+)/?")
 _EXPIRED, _NOT_YET, _NAMES = 10, 9, {62, 64}
@@ -67,10 +67,13 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def what_is_wrong(url: str, trust: Trust) -> str | None:
+def what_is_wrong(url: str, trust: Trust, *, may_guess: bool = False) -> str | None:
     """Return a sentence on why TLS with a door cannot begin: gRPC does not tell. None where it is something else.
 
     Shakes hands once more.
+
+    Args:
+        may_guess: a door that ends the connection then wants a certificate; it may be a relay behind which nobody is.
     """
     found = _HOST_PORT.fullmatch(url)
     if found is None:
@@ -82,6 +85,7 @@ def what_is_wrong(url: str, trust: Trust) -> str | None:
             context.load_cert_chain(trust.cert, trust.key, password=lambda: "")
     except (OSError, ValueError) as error:
         return f"the certificates for {url} cannot be used: {_reason(error)}: ca, cert and key are files in PEM"
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # which CPython 3.13 sets, and gRPC does not
     context.set_alpn_protocols(["h2"])
     host = found[1]
     is_begun = False
@@ -95,13 +99,13 @@ def what_is_wrong(url: str, trust: Trust) -> str | None:
                 return None
     except ssl.SSLCertVerificationError as error:
         return _wrong_certificate(url, host, error, trust)
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError, TimeoutError):
+        return None
     except ssl.SSLError as error:
         return _refused(url, error, trust)
-    except TimeoutError:
-        return None
     except OSError:
         pass
-    return _untrusted(url, trust) if is_begun else None
+    return _untrusted(url, trust) if is_begun and may_guess else None
 
 
 def _without_tls(url: str) -> str | None:

@@ -214,7 +214,7 @@ class Outlet:
         """Return the error for a client whose session could not begin."""
         assert self.error is not None
         if isinstance(self.error, pf.FlightUnavailableError):
-            wrong = what_is_wrong(self._target, self._trust)
+            wrong = what_is_wrong(self._target, self._trust, may_guess=True)
             if wrong is not None:
                 return InvalidArgument(wrong)
         return explained(self.error, self._target)

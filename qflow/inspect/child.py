@@ -109,8 +109,8 @@ def _work(work: Callable[[], Any], target: int, parent: int) -> NoReturn:
         faulthandler.disable()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LMDB writes failed assertions to it
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):  # SIGTERM comes to all of a group
+            signal.signal(number, signal.default_int_handler)
         if _prctl is not None:
             _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGINT))  # an unfinished copy is removed, as at Ctrl-C
         if os.getppid() != parent:

@@ -162,7 +162,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         for uuid, streams in ends.items():
             with self._going_on():
                 reached.append(self._queries[uuid].place.with_eras(uuid, streams))
-        if seen and not reached:
+        if not reached:
             raise self._all_left()
         return _beside(begin, reached)
 
@@ -248,9 +248,9 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
         group = self._options.group
         is_new, away = False, set[str]()
         for uuid in () if group is None else done.logs if end is None else end.logs:
+            away.add(uuid)
             query = self._query(uuid, done)
             if query is not None and group is not None:
-                away.add(uuid)
                 with self._going_on():
                     its_end = None if end is None else end.logs[uuid]
                     is_new |= query.acknowledge(group, done.in_log(uuid), its_end)

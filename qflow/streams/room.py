@@ -141,13 +141,13 @@ class Room:
         with self._lock:
             if asking.is_over:
                 return
+            if asking.in_line and not asking.granted:
+                asking.in_line = False
+                self._line.remove(asking)
             if asking.granted and not asking.given_up:
                 self._incoming -= asking.amount
             asking.given_up = True
             self._settle_slack()
-            if asking.in_line and not asking.granted:
-                asking.in_line = False
-                self._line.remove(asking)
             self._serve()
             asking.is_over = True
 
@@ -252,8 +252,8 @@ class Room:
             if self._closed:
                 raise BrokerClosed("the broker was closed while a publish waited for memory: open the spool again")
             if not asking.in_line:
-                self._line.append(asking)
                 asking.in_line = True
+                self._line.append(asking)
             if self._line[0] is not asking:
                 asking.wake = wake
                 return FOREVER

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import fcntl
 import logging
 import ssl as tls
+import sys
 import termios
 from collections.abc import Sequence
 from contextlib import suppress
@@ -108,7 +108,10 @@ class Server:
         """Close connections whose clients keep them waiting."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look()
+            try:
+                self.look()
+            except Exception:
+                _logger.exception("connections were not looked after")
 
     def look(self) -> None:
         """Count the looks at which a connection has waited for the same of its client; once in `LOOK_S`."""
@@ -127,7 +130,8 @@ class Server:
         if self._listening is not None:
             self._listening.close()
         for protocol in list(self._state.connections):
-            protocol.shutdown()
+            if not protocol.transport.is_closing():  # by TLS, one that is closed twice can be asked nothing more
+                protocol.shutdown()
         loop = asyncio.get_running_loop()
         end = loop.time() + grace_s
         while (self._state.connections or self._state.tasks) and loop.time() < end:
@@ -169,10 +173,9 @@ def _awaited(one: H11Protocol) -> object:
 
 def _on_its_way(sock: Any) -> int:
     """Return the bytes that the system has of what was sent, and the client has not taken yet; 0 if it does not say."""
-    held = array.array("i", [0])
     with suppress(OSError):
-        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, held)
-    return held[0]
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return 0
 
 
 async def serve(

@@ -76,8 +76,7 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, send_guarded)
             return
-        most = _most(scope)
-        await self._app(scope, _counted(receive, most), send_guarded)
+        await self._app(scope, _counted(receive, _most(scope)), send_guarded)
 
     async def _refusal(self, scope: Scope) -> Response | None:
         """Return why a request is refused; None if it is not, and `scope["state"]` has whose it is."""

@@ -212,7 +212,7 @@ def test_an_interrupt_ends_a_move_and_what_is_printed_is_true(
         assert done.stdout.splitlines() == [
             f"messages moved from q: {SLICE_MESSAGES:,}",
             f"  {SLICE_MESSAGES:,} to other",
-            f"not known of up to {SLICE_MESSAGES:,} more: the owner was asked to move them, and has not answered",
+            f"not known of up to {SLICE_MESSAGES:,} more: the owner was asked, and has not said how many it moved",
         ]
 
 

@@ -1,8 +1,8 @@
 """Signal handlers at every place where CPython runs them: at the n-th one in the broker's code, something happens.
 
-Handlers run in the main thread: where a function begins or a generator goes on after a `yield`, when a C function has returned, and at
-a jump backwards; in CPython 3.11 to 3.15. A *place* is such a moment in a function of qflow, or in one that
-qflow calls, of the calling thread.
+Handlers run in the main thread: where a function begins or a generator goes on after a `yield`, when a C function has
+returned, and at a jump backwards; in CPython 3.11 to 3.15. A *place* is such a moment in a function of qflow, or in one
+that qflow calls, of the calling thread.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ def _begins(frame: FrameType) -> bool:
     return code[at] == RESUME and code[at + 1] & 3 < 2
 
 
+UNHEARD = ("__del__", "gc_callback", "_remove")
+"""Functions that let nothing out."""
+
+
 class Struck(BaseException):
     """What a handler raises."""
 
@@ -76,9 +80,10 @@ class Strike:
     def _is_inside(self, frame: FrameType | None) -> bool:
         """A frame is one of qflow, or of what that calls.
 
-        In a finalizer, or what Hypothesis has called when the collector runs, it is not: what that raises is printed.
+        In a finalizer, the callback of a weak reference, or what Hypothesis has called when the collector runs, it is
+        not: what that raises is printed.
         """
-        while frame is not None and frame is not self._top and frame.f_code.co_name not in ("__del__", "gc_callback"):
+        while frame is not None and frame is not self._top and frame.f_code.co_name not in UNHEARD:
             if frame.f_code.co_filename.startswith(ROOT):
                 return True
             frame = frame.f_back

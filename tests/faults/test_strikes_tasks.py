@@ -328,11 +328,30 @@ def test_a_publish_that_gives_up_leaves_its_place_in_line(tmp_path: Path, which:
             leaving = asked.pop(which)
             with suppress(Exit):
                 strike.run(lambda: in_place(partial(room.give_up, leaving)))
+            room.give_up(Asking(0))  # others come and go
             in_place(partial(room.give_up, leaving))
             for asking in asked:
                 in_place(partial(room.try_reserve, asking, partial(woken.append, asking), may_work=True))
                 assert asking.granted, f"struck at place {at}: {strike.where}"
                 in_place(partial(room.give_up, asking))
+            return strike
+
+        for at in range(struck(NEVER).seen):
+            strike = struck(at)
+            assert (room.used, room.problems()) == (0, []), f"struck at place {at}: {strike.where}"
+
+
+def test_a_publish_that_is_struck_as_it_asks_leaves_its_place_in_line(tmp_path: Path) -> None:
+    """Before it has one, or with it."""
+    with qflow.open(tmp_path / "spool", capacity_bytes=2**20) as broker:
+        broker.declare_stream("s", topics=["#"])
+        room = broker.engine.streams.room
+
+        def struck(at: int) -> Strike:
+            strike, asking = Strike(at, leave), Asking(2**20)
+            with suppress(Exit):
+                strike.run(lambda: in_place(partial(room.try_reserve, asking, None, may_work=True)))
+            in_place(partial(room.give_up, asking))
             return strike
 
         for at in range(struck(NEVER).seen):

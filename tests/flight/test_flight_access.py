@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -191,6 +193,27 @@ def test_certificates_out_of_their_time_are_named(number: int, words: str) -> No
     error = ssl.SSLCertVerificationError("")
     error.verify_code, error.verify_message = number, "no"
     assert words in trust._wrong_certificate("grpc+tls://a:1", "a", error, trust.Trust())
+
+
+@pytest.mark.parametrize("shakes_hands", [False, True])
+def test_a_relay_behind_which_nobody_is_says_nothing_of_certificates(shakes_hands: bool) -> None:
+    """It takes connections, and ends them."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(PEM / "server.pem", PEM / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+
+        def take() -> None:
+            taken, _ = relay.accept()
+            if shakes_hands:
+                taken = context.wrap_socket(taken, server_side=True)
+            taken.close()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        assert (
+            trust.what_is_wrong(f"grpc+tls://127.0.0.1:{relay.getsockname()[1]}", trust.Trust(PEM / "ca.pem")) is None
+        )
+        thread.join()
 
 
 async def _queues(url: str, **files: Any) -> list[str]:

@@ -66,6 +66,15 @@ def test_ranges_that_are_not_in_the_stream_are_refused(broker: qflow.Broker, act
     assert act("cut", ranges=[[number, 0, 50, 5]], cutting={})["spans"] == []
 
 
+def test_a_partition_is_looked_through_once(broker: qflow.Broker, act: Any) -> None:
+    """However often it is named."""
+    broker.declare_stream("logs", topics=["log/#"])
+    broker.publish_many(("log/a", b"x") for _ in range(100))
+    number = next(one["number"] for one in act("describe")["streams"] if one["name"] == "logs")
+    twice = [[number, 0, 0, 100, 1], [number, 0, 0, 50, 1]]
+    assert "names a partition twice" in str(refused(lambda: act("offset_after", asked=twice)))
+
+
 @pytest.mark.parametrize("cutting", [{"most_messages": 1}, {"least": 2**62}])
 def test_a_cut_into_too_many_parts_is_refused(
     broker: qflow.Broker, act: Any, monkeypatch: pytest.MonkeyPatch, cutting: dict[str, int]

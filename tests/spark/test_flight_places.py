@@ -200,6 +200,27 @@ def test_brokers_that_all_go_away_in_the_midst_of_a_plan_end_the_query(served: S
             process(there.latest, at)
 
 
+def test_a_query_ends_where_no_broker_is_there_that_it_has_to_read(served: Served, process: ReaderProcess) -> None:
+    """One was away when it began, and is back; the other one is away now, or goes in the midst of the plan."""
+    (one, first), (other, second) = served("one"), served("other")
+    both = f"{first},{second}"
+    publish(one, 10)
+    publish(other, 10, start=10)
+    at = process(there.begin, both, group="g", **EARLIEST, **QUICK)
+    served.close(other)
+    publish(one, 5, start=20)
+    process(there.go_on, both, failOnDataLoss="false", group="g", **QUICK)
+    process(there.go_away_once, first, "commit_positions", passed=1)
+    with pytest.raises(Told, match="went away while a batch was planned"):
+        process(there.latest, at)
+    process(there.go_on, both, failOnDataLoss="false", **QUICK)
+    process(there.until_now)
+    served.close(one)
+    served("other", int(second.rpartition(":")[2]))
+    with pytest.raises(Told, match="went away while a batch was planned"):
+        process(there.latest, at)
+
+
 def test_a_query_that_takes_what_there_is_goes_on_without_a_broker_that_is_away(
     served: Served, process: ReaderProcess
 ) -> None:

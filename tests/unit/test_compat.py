@@ -405,3 +405,44 @@ def test_shutdown_ends_tasks_that_wait() -> None:
                 await call()  # type: ignore[misc]
 
     asyncio.run(main())
+
+
+class Unloadable:
+    """Its bytes cannot be loaded."""
+
+    def __reduce__(self) -> Any:
+        return int, ("x",)
+
+
+def test_an_item_that_cannot_be_loaded_keeps_nobody_waiting() -> None:
+    """Who was woken for it has had the error; the next one has it, too."""
+    ours: compat.Queue[Any] = compat.Queue()
+    errors: list[BaseException] = []
+
+    def get() -> None:
+        try:
+            ours.get(timeout=LONG_S)
+        except (ValueError, queue.Empty) as error:
+            errors.append(error)
+
+    getters = [threading.Thread(target=get) for _ in range(2)]
+    for getter in getters:
+        getter.start()
+    ours.put(Unloadable())
+    for getter in getters:
+        getter.join()
+    assert [type(error) for error in errors] == [ValueError, ValueError]
+    ours.close()
+
+
+def test_an_item_that_cannot_be_loaded_keeps_no_task_waiting() -> None:
+    async def scenario() -> list[Any]:
+        ours: compat.AsyncQueue[Any] = compat.AsyncQueue()
+        getters = [asyncio.ensure_future(ours.get()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await ours.put(Unloadable())
+        found = await asyncio.wait_for(asyncio.gather(*getters, return_exceptions=True), LONG_S)
+        ours.close()
+        return found
+
+    assert [type(error) for error in asyncio.run(scenario())] == [ValueError, ValueError]

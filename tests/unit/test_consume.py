@@ -334,6 +334,32 @@ def test_a_callback_that_has_not_run_when_it_returns_has_failed(
         assert "has not run" in str(letter.headers["dead_letter_nack_reason"])
 
 
+class Handle:
+    """What another library gives for work that goes on: to be awaited, or not."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+def test_a_callback_may_return_what_runs_by_itself(open_spool: Open) -> None:
+    """A future: nobody needs to await it."""
+    queue = open_spool().declare_queue("q")
+    queue.put(b"x")
+    with queue.consume(lambda delivery: Handle()):
+        until(lambda: len(queue) == 0)
+    assert queue.stats().redelivered_total == 0
+
+
+def test_a_callback_for_events_that_has_not_run_has_failed(open_spool: Open, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has it, as with any that raises."""
+    broker = open_spool()
+    broker.on_event(lambda event: awaits(event))
+    broker.declare_queue("dead")
+    broker.declare_queue("q", max_deliveries=1, dead_letter="dead").put(b"x")
+    broker.queue("q").get(LONG_S).nack()
+    until(lambda: "has not run" in caplog.text)
+
+
 def test_a_callback_for_events_that_would_not_run_is_refused(open_spool: Open) -> None:
     with pytest.raises(qflow.InvalidArgument, match="an event callback must not be async"):
         open_spool().on_event(awaits)

@@ -123,6 +123,23 @@ def test_one_that_cannot_be_told_holds_no_other_up(spool: Path, clock: Clock, mo
         assert ["cronsim" in one.trouble for one in broker.schedules()] == [True, False]
 
 
+@pytest.mark.parametrize("every_s", [2, 4.7, 1 / 0.3])
+def test_a_clock_set_back_brings_no_moment_again(spool: Path, clock: Clock, every_s: float) -> None:
+    """Whatever the span, and though several moments had one message."""
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        for number in range(20):
+            broker.schedule(f"s{number}", jobs, b"x", every_s=every_s)
+            clock.advance(0.37)
+        pass_time(broker, clock, 60 * every_s)
+        had = [one.headers["scheduled_for_s"] for one in jobs.get_many(99, timeout_s=0)]
+        clock.wall_s -= 3
+        for _ in range(3):
+            pass_time(broker, clock, 1)
+        had += [one.headers["scheduled_for_s"] for one in jobs.get_many(99, timeout_s=0)]
+        assert len(had) == len(set(had)) >= 20
+
+
 @pytest.mark.parametrize("terms", [{"every_s": "1m"}, {"cron": "* * * * *"}], ids=["every", "cron"])
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_clock_set_back_past_a_moment_has_it_once(

@@ -6,6 +6,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -142,6 +144,23 @@ def test_who_reads_no_answer_is_closed_and_who_reads_slowly_is_not(spool: Path) 
                 while server._state.connections:
                     server.look()
                     await asyncio.sleep(0)
+
+    web_served.run(test)
+
+
+def test_a_connection_that_is_closing_is_not_closed_again(spool: Path) -> None:
+    """By TLS nothing can be asked of it then, nor could it be ended."""
+
+    async def test() -> None:
+        async with qflow.aio.open(spool) as broker, await qflow.web.serve(broker, port=0) as server:
+            shut: list[str] = []
+            transport = SimpleNamespace(is_closing=lambda: True, abort=lambda: shut.append("at once"))
+            closing = Mock(transport=transport, shutdown=lambda: shut.append("again"))
+            server._state.connections.add(closing)
+            await server.drain(0.0)
+            await server.close()
+            server._state.connections.remove(closing)
+            assert shut == ["at once"]
 
     web_served.run(test)
 

@@ -245,14 +245,15 @@ def test_messages_of_a_queue_of_any_name_are_shown(spool: Path) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("is_named", [False, True])
 def test_reading_runs_no_file_of_the_current_directory(
-    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_named: bool
 ) -> None:
     """Whatever modules lie where a server was started, and though the program looks for its own there."""
     with qflow.open(spool) as broker:
         broker.declare_queue("jobs").put(b"x")
         monkeypatch.chdir(plant(tmp_path))
-        monkeypatch.setattr(sys, "path", ["", *sys.path])
+        monkeypatch.setattr(sys, "path", [str(tmp_path) if is_named else "", *sys.path])
         assert [one["size_bytes"] for one in reading.first_messages(broker.path, "jobs", 1)] == [1]
         assert reading.health(broker.path).letters == []
 

@@ -170,7 +170,7 @@ def test_an_owner_beside_it_stays_the_owner_and_may_be_killed(cli: CommandLine, 
     [
         (("spool", "jobs", "not_there:work"), "there is no module 'not_there'"),
         (("spool", "jobs", f"{JOBS}:not_there"), "there is no 'not_there' in "),
-        (("spool", "jobs", f"{JOBS}:os"), "is not a function but module"),
+        (("spool", "jobs", f"{JOBS}:os"), "must be callable, not module"),
         (("spool", "jobs", "no function"), "say what to call as module:function"),
         (("spool", "jbos", f"{JOBS}:say"), "'jbos'"),
         (("elsewhere", "jobs", f"{JOBS}:say"), "'elsewhere' does not exist"),

@@ -78,7 +78,7 @@ def test_what_is_no_name_of_a_function_is_refused(text: str) -> None:
         ("not_there:work", "there is no module 'not_there', neither in '.*' nor installed"),
         ("found_here.inner:work", "found_here.inner"),
         ("found_here:not_there", "there is no 'not_there' in found_here"),
-        ("found_here:number", "found_here:number is not a function but int"),
+        ("found_here:number", "found_here:number must be callable, not int"),
         ("raises:work", "raises cannot be imported: ZeroDivisionError: division by zero"),
         ("leaves:work", "leaves cannot be imported: SystemExit: 3"),
         ("lacks:work", "lacks cannot be imported: ModuleNotFoundError: No module named 'not_there'"),

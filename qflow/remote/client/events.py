@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from qflow.callbacks import check_callback
+from qflow.callbacks import check_callback, check_ran
 from qflow.events import Event, EventKind
 from qflow.remote.client import requests
 from qflow.remote.client.threads import Connection
@@ -45,6 +45,6 @@ class Events:
         event = event_of(head)
         for callback in list(self._callbacks) if event is not None else ():
             try:
-                callback(event)  # type: ignore[arg-type]
+                check_ran(callback(event))  # type: ignore[arg-type]
             except Exception:
                 _logger.exception("%s: the callback for %s failed", self._connection.target, event)

@@ -14,7 +14,7 @@ import attrs
 
 from qflow.errors import InvalidArgument, NotFound, StorageError
 from qflow.spark.words import Away
-from qflow.tokens import check_token, token_in
+from qflow.tokens import headers_of, token_in
 
 if TYPE_CHECKING:
     import pyarrow.flight as pf
@@ -64,8 +64,7 @@ class Door:
         if self.token_file is not None:
             with suppress(OSError), open(self.token_file, encoding="utf-8", errors="replace") as file:
                 token = token_in(file.read()) or token
-        headers = [] if token is None else [(b"authorization", b"Bearer " + check_token(token).encode())]
-        return pf.FlightCallOptions(timeout=within_s, headers=headers)
+        return pf.FlightCallOptions(timeout=within_s, headers=headers_of(token))
 
     def wait_for(self, call: Callable[[Any], T]) -> T:
         """Return what a call returns, once somebody answers it; it may be repeated.

@@ -137,9 +137,9 @@ class Place(Protocol):
 
 def check_apart(found: Sequence[tuple[Place, SpoolState]]) -> None:
     """Raises InvalidArgument: two places are the same, by the uuids of the logs that were found there."""
-    for index, (place, state) in enumerate(found):
-        for other, before in found[:index]:
-            if state.uuid == before.uuid:
-                raise InvalidArgument(
-                    f"{other.where} and {place.where} are the same spool, or copies of one: name each once"
-                )
+    known: dict[str, Place] = {}
+    for place, state in found:
+        if (other := known.setdefault(state.uuid, place)) is not place:
+            raise InvalidArgument(
+                f"{other.where} and {place.where} are the same spool, or copies of one: name each once"
+            )
