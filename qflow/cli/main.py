@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qflow.cli.exits import EXIT_CODES, Exit, exit_code
+from qflow.cli.standard import discard_stdout, in_words
 from qflow.cli.stop import Interrupted
 from qflow.errors import QflowError
 
@@ -90,7 +91,7 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
         except BrokenPipeError:
-            _discard_stdout()
+            discard_stdout()
             code = 128 + signal.SIGPIPE
         except (QflowError, OSError) as error:
             code = _tell(error)
@@ -102,7 +103,7 @@ class _Commands(click.Group):
         try:
             return super().make_context(*given, **more)
         except BrokenPipeError:  # of what `--help` and `--version` write
-            _discard_stdout()
+            discard_stdout()
             raise SystemExit(128 + signal.SIGPIPE) from None
         except OSError as error:
             raise SystemExit(_tell(error)) from None
@@ -146,18 +147,10 @@ class _Commands(click.Group):
 
 def _tell(error: QflowError | OSError) -> Exit:
     """Print an error; return its exit code."""
-    from qflow.cli.standard import in_words
     from qflow.doctor.words import harmless
 
     click.echo(f"qflow: {harmless(in_words(error))}", err=True)
     return exit_code(error)
-
-
-def _discard_stdout() -> None:
-    """Redirect stdout to /dev/null: the interpreter flushes it once more at its end."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, sys.stdout.fileno())
-    os.close(nothing)
 
 
 @click.group(cls=_Commands, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from typing import BinaryIO
 
@@ -25,8 +26,19 @@ def stdout_bytes() -> BinaryIO:
     return sys.stdout.buffer
 
 
+def discard_stdout() -> None:
+    """Redirect stdout to /dev/null: the interpreter flushes it once more at its end."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+
+
 def in_words(error: Exception) -> str:
-    """Return what an error says. One of writing that names no file is of stdout: who writes a file names it."""
+    """Return what an error says. One of writing that names no file is of stdout: who writes a file names it.
+
+    Nothing more is written there then.
+    """
     if isinstance(error, OSError) and error.filename is None and error.errno in _OF_WRITING:
+        discard_stdout()
         return f"cannot write to stdout: {error.strerror}"
     return str(error)

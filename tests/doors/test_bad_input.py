@@ -272,7 +272,7 @@ def test_a_reader_of_facts_that_leaves_is_no_traceback(cli: CommandLine) -> None
         (("show", "spool", "q", "0", "--body"), '"$@" >&-', "cannot write to stdout: it is closed"),
         (("import", "spool"), '"$@" <&-', "cannot read stdin: it is closed"),
         *(
-            (words, '"$@" >/dev/full', "cannot write to stdout: No space left on device")
+            (words, 'unset PYTHONUNBUFFERED; "$@" >/dev/full', "cannot write to stdout: No space left on device")
             for words in (
                 ("--help",),
                 ("--version",),
