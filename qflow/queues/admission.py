@@ -11,7 +11,7 @@ All of it under the queue's lock.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Protocol
 
 from qflow.config import Overflow
@@ -49,9 +49,11 @@ class Putter(Protocol):
     """It was admitted and needs memory only: the mark below the limit does not hold it back any more."""
     wake: Wake | None
     """None while it does not wait: it looks itself."""
+    done: bool
+    """Memory and depth are reserved for it."""
 
-    def has_room(self) -> None:
-        """Note that memory and depth are reserved for it."""
+    def stop_watching(self) -> None:
+        """Wait for memory no more; twice is fine."""
 
     def publish(self) -> None:
         """Make messages visible that have their place."""
@@ -61,8 +63,8 @@ class Admission:
     """See the module."""
 
     __slots__ = (
-        "_context", "_gate", "_lanes", "_left", "_waker", "_woken_next", "admitted", "blocked", "line", "pending",
-        "pending_bytes", "pending_messages", "ready",
+        "_coming_in", "_context", "_gate", "_lanes", "_left", "_waker", "_woken_next", "admitted", "blocked", "line",
+        "pending", "pending_bytes", "pending_messages", "ready",
     )  # fmt: skip
 
     def __init__(self, lanes: Lanes) -> None:
@@ -82,6 +84,7 @@ class Admission:
         self.ready: OrderedDict[Putter, None] = OrderedDict()
         """Of them, those to be published by whoever comes first."""
         self._woken_next: OrderedDict[Putter, None] = OrderedDict()  # threads that have their place, or are published
+        self._coming_in: deque[Putter] = deque()  # admitted, and to be woken now
         self._waker: Putter | None = None  # the one that was woken last; it wakes the next
         self._left = 0  # what may be put in this turn beside the places
 
@@ -223,11 +226,13 @@ class Admission:
 
     def went_on(self) -> None:
         """After one that was admitted has gone on: the last of them has others admitted."""
-        if not (self.admitted or self.ready):
+        if self._coming_in or not (self.admitted or self.ready):
             self._shorten_line()
 
     def _shorten_line(self) -> None:
         """After somebody left the line."""
+        if self._coming_in:
+            self._call_in()
         self.admit_line()
         self._gate.bar(LINE, self._is_line)
         self._lanes.refresh()
@@ -248,49 +253,55 @@ class Admission:
                 return
 
     def _admit_together(self) -> Putter | None:
-        """Admit those at the head of the line that there is room for; return the first if it is in need of memory.
-
-        They are charged and counted together: thousands of tasks may wait, and each message is one of them.
-        """
+        """Admit those at the head of the line that there is room for; return the first if it is in need of memory."""
         gate, line = self._gate, self.line
         messages_left, bytes_left = room(self._context.settings, self.depth())
         memory_left = -gate.over
-        puts = messages = size = charged = 0
-        passing: list[Putter] = []
         short: Putter | None = None
         is_full = False
-        for putter in line:
+        while line:
+            putter = next(iter(line))
             if putter.wake is None or (gate.at_limit and not putter.passed and self.is_held_back()):
                 break
-            deeper, longer = putter.depth
-            if messages + deeper > messages_left or size + longer > bytes_left:
-                is_full = True
+            if is_full := putter.depth.messages > messages_left or putter.depth.bytes > bytes_left:
                 break
-            if charged + putter.charged > memory_left:
+            if putter.charged > memory_left:
                 short = putter
                 break
-            its_messages, its_size = putter.size
-            puts += putter.count
-            messages += its_messages
-            size += its_size
-            charged += putter.charged
-            passing.append(putter)
-        for putter in passing:
-            del line[putter]
-            putter.has_room()
+            self._coming_in.append(putter)
             (self.ready if putter.alone else self.admitted)[putter] = None
-            if putter.in_turn:
-                self._woken_next[putter] = None
-            else:
-                _wake(putter)
-        if self._woken_next and self._waker is None:
-            self._wake_next()
-        if passing:
-            gate.used += charged
-            self.count_in(puts, messages, size, charged)
+            del line[putter]  # no calls: a handler that raises finds it admitted and counted, or in line
+            putter.done = True
+            messages, size = putter.size
+            messages_left -= messages
+            bytes_left -= size
+            memory_left -= putter.charged
+            gate.used += putter.charged
+            gate.incoming += putter.charged
+            gate.places = 0
+            self.pending += putter.count
+            self.pending_messages += messages
+            self.pending_bytes += size
+        self._call_in()
+        gate.places = 0
         if is_full:
             self.note_limit(reached=True)
         return short
+
+    def _call_in(self) -> None:
+        """Wake those that were admitted, in their order; called again where a handler that raises ended it."""
+        coming_in = self._coming_in
+        while coming_in:
+            putter = coming_in[0]
+            if putter in self.admitted or putter in self.ready:
+                putter.stop_watching()
+                if putter.in_turn:
+                    self._woken_next[putter] = None
+                else:
+                    _wake(putter)
+            coming_in.popleft()
+        if self._woken_next and self._waker is None:
+            self._wake_next()
 
     def publish_ready(self) -> bool:
         """Make visible what has its place and waits for its thread only, in order; return whether there was any."""
@@ -434,6 +445,6 @@ class Admission:
 
 def _wake(putter: Putter) -> None:
     """Have it look again, once: it says anew what wakes it."""
-    wake, putter.wake = putter.wake, None
-    if wake is not None:
-        wake()
+    if putter.wake is not None:
+        putter.wake()
+        putter.wake = None

@@ -45,7 +45,7 @@ class Putting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_dead", "_deadline", "_done", "_is_over", "_queue", "_turn", "_watcher", "alone", "charged", "count", "depth",
+        "_dead", "_deadline", "_is_over", "_queue", "_turn", "_watcher", "alone", "charged", "count", "depth", "done",
         "given_up", "in_turn", "passed", "puts", "size", "wake",
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ class Putting:
         self.charged = puts[0].charged if len(puts) == 1 else sum(put.charged for put in puts)
         self._deadline = deadline
         self._dead = dead
-        self._done = False  # it has what it takes
+        self.done = False  # it has what it takes
         self.given_up = False
         self._is_over = False  # all of that was done: a handler that raises may come in its middle
         self._watcher: Watcher | None = None
@@ -92,7 +92,7 @@ class Putting:
                 self._unwatch(self._watcher)
             if admission.ready:
                 admission.publish_ready()
-            if self._done:
+            if self.done:
                 admission.forget_blocked(self)
                 admission.leave_line(self)
                 return None
@@ -104,7 +104,7 @@ class Putting:
             if wait_s is None:
                 admission.forget_blocked(self)
                 admission.count_in(self.count, *self.size, self.charged)
-                self._done = True
+                self.done = True
                 admission.leave_line(self)
                 admission.count_places()
                 if gate.room.watching:
@@ -185,9 +185,8 @@ class Putting:
             if gate.room.watching:
                 gate.room.notify()
 
-    def has_room(self) -> None:
+    def stop_watching(self) -> None:
         """See `Putter`."""
-        self._done = True
         if self._watcher is not None:
             self._unwatch(self._watcher)
 
@@ -206,10 +205,11 @@ class Putting:
             self._queue.admission.forget_blocked(self)
             if self._watcher is not None:
                 self._unwatch(self._watcher)
-            for put in self.puts if self._done else ():
+            for put in self.puts if self.done else ():
                 if not put.joined and put.first < 0:
                     self._queue.refused(put)
             self._queue.admission.leave_line(self)
+            self._queue.admission.went_on()  # again, where a handler that raises came as it left
             if self._queue.gate.room.watching:
                 self._queue.gate.room.notify()  # it may have been woken for room that is another's now
             self._is_over = True
