@@ -26,6 +26,7 @@ def test_the_help_imports_no_command_and_nothing_heavy() -> None:
     assert {module for module in done.stderr.split() if module.startswith("qflow.cli.")} == {
         "qflow.cli.main",
         "qflow.cli.exits",
+        "qflow.cli.standard",
         "qflow.cli.stop",
     }
 
