@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
 
@@ -50,3 +50,8 @@ def check_ran(result: object) -> None:
             result.close()  # Python need not warn
         what = type(result).__name__
         raise InvalidArgument(f"the function returned a {what} and has not run: nobody awaits or iterates that")
+
+
+def call(callback: Callable[[Any], object], argument: Any) -> None:
+    """Call a callback from an event loop, which tells of an error. Raises InvalidArgument: see `check_ran`."""
+    check_ran(callback(argument))

@@ -20,6 +20,7 @@ from qflow.aio.stream import AsyncStream, stream_of
 from qflow.aio.subscription import AsyncSubscription, subscription_of
 from qflow.aio.transaction import AsyncTogether, AsyncTransaction, transaction_of
 from qflow.broker import Broker
+from qflow.callbacks import call, check_callback
 from qflow.config import check_names, parse_timeout
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed
@@ -290,8 +291,9 @@ class AsyncBroker:
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have `callback(event)` called in the running loop for each event from now on; see `Broker.on_event`."""
+        check_callback(callback, "an event callback")
         home = self._homes.here()
-        self.broker.on_event(lambda event: home.call(partial(home.loop.call_soon, callback, event)))
+        self.broker.on_event(lambda event: home.call(partial(home.loop.call_soon, call, callback, event)))
 
     # Closing -----------------------------------------------------------------------------------------------------
 

@@ -298,6 +298,28 @@ def test_a_transaction_holds_whole_or_not_at_all(on: On) -> None:
     on(scenario)
 
 
+def test_a_callback_for_events_that_would_not_run_is_told(on: On) -> None:
+    """One that is async is refused; of one that hides that, the loop tells: it has not run."""
+
+    async def scenario(broker: Any) -> None:
+        async def awaits(event: qflow.Event) -> None:
+            """Nobody awaits it."""
+
+        with pytest.raises(qflow.InvalidArgument, match="an event callback must not be async"):
+            broker.on_event(awaits)
+        told: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context["exception"]))
+        broker.on_event(lambda event: awaits(event))
+        queue = await broker.declare_queue("q", limit_messages=1)
+        await queue.put(b"a")
+        with pytest.raises(qflow.QueueFull):
+            await queue.put_nowait(b"b")
+        await until(lambda: told)
+        assert "has not run" in str(told[0])
+
+    on(scenario)
+
+
 def test_the_rest_of_the_surface(on: On) -> None:
     """Alter, purge, browse, stats, events, slow consumers, delete."""
 

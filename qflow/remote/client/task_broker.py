@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from uuid import UUID
 
 from qflow.aio.opening import Opening
-from qflow.callbacks import check_callback
+from qflow.callbacks import call, check_callback
 from qflow.config import BrokerSettings, QueueSettings, StreamSettings, parse_timeout
 from qflow.durations import Duration
 from qflow.events import Event
@@ -228,7 +228,7 @@ class AsyncRemoteBroker:
         if event is not None:
             loop = asyncio.get_running_loop()
             for callback in self._callbacks:
-                loop.call_soon(callback, event)
+                loop.call_soon(call, callback, event)
 
     # Looking, and copies -----------------------------------------------------------------------------------------
 
