@@ -11,9 +11,16 @@ PACKAGE = str(Path(__file__).parent.parent)
 """Where this package is found."""
 
 
+def interpreter() -> str:
+    """Return the interpreter: a program that embeds it has its own name in `sys.executable`."""
+    if "python" in os.path.basename(sys.executable or ""):
+        return sys.executable
+    return os.path.join(sys.exec_prefix, "bin", "python3")
+
+
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the words that run a module; they go with `environment`."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+    """Return the words that run a module, which has to be found: see `environment`."""
+    return [interpreter(), "-P", "-m", module, *arguments]
 
 
 def environment() -> dict[str, str]:

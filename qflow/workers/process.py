@@ -13,9 +13,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 
+from qflow.children import interpreter
 from qflow.workers.job import Job, Order
 
 MAIN = os.path.join(os.path.dirname(__file__), "__main__.py")
@@ -32,7 +32,7 @@ class Process:
         try:
             os.set_blocking(self._reports, False)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", MAIN],
+                [interpreter(), "-P", MAIN],
                 stdin=subprocess.PIPE,
                 pass_fds=(theirs, desk),
                 bufsize=0,

@@ -26,6 +26,7 @@ import qflow
 import qflow.kombu  # the transport, for who imports no more of kombu than `Connection`
 from amqp_clients import PATIENCE_S
 from local_servers import pid, url, wait_for_the_end
+from qflow import children
 from qflow.amqp.local import joining, server
 from qflow.amqp.local.joining import join
 from qflow.amqp.local.place import Place, Where
@@ -276,7 +277,7 @@ def test_a_damaged_spool_is_said_to_be(tmp_path: Path) -> None:
 def test_while_one_starts_it_others_only_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process for each of them would be started, to find that another one is there."""
     monkeypatch.setattr(joining, "START_S", 0.0)
-    monkeypatch.setattr(joining, "_python", lambda: pytest.fail("started"))
+    monkeypatch.setattr(children, "interpreter", lambda: pytest.fail("started"))
     place = Place(str(tmp_path / "spool"))
     place.make()
     with place.starting() as is_first:
@@ -329,7 +330,7 @@ def test_a_server_that_is_killed_before_it_listens_is_an_error_of_the_connection
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients of kombu try again."""
-    monkeypatch.setattr(joining, "_python", lambda: shutil.which("false"))
+    monkeypatch.setattr(children, "interpreter", lambda: shutil.which("false"))
     with pytest.raises(ConnectionError, match="ended before it listened"):
         join(LocalSettings(str(tmp_path / "spool")), str, ())
 

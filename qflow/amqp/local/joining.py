@@ -6,15 +6,14 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
 import qflow.errors
+from qflow import children
 from qflow.amqp.local.place import LOG, Place, Where
 from qflow.amqp.local.settings import LocalSettings
 from qflow.errors import QflowError, StorageError
@@ -93,7 +92,7 @@ def _start(settings: LocalSettings, place: Place, end_s: float) -> None:
     to, and closes.
     """
     given = json.dumps(attrs.asdict(settings, filter=_is_setting))
-    command = [_python(), "-P", "-m", "qflow.amqp.local", settings.spool, given]
+    command = children.command("qflow.amqp.local", settings.spool, given)
     log = os.open(place.path(LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with subprocess.Popen(
@@ -134,18 +133,10 @@ def _line(pipe: int, end_s: float) -> bytes | None:
         said += more
 
 
-def _python() -> str:
-    """Return the interpreter: a program that embeds it has its own name in `sys.executable`."""
-    if "python" in os.path.basename(sys.executable or ""):
-        return sys.executable
-    return os.path.join(sys.exec_prefix, "bin", "python3")
-
-
 def _environment() -> dict[str, str]:
     """Return the environment of the server: it has to find this package as this process did."""
-    package = str(Path(qflow.errors.__file__).parent.parent)
     known = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, known)))}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (children.PACKAGE, known)))}
 
 
 def error_of(kind: str, text: str) -> QflowError:
