@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import TypeAlias
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Former: TypeAlias = "list[tuple[signal.Signals, signal._HANDLER]]"
 
 
 class Stopped(Exception):
@@ -30,15 +32,25 @@ def interrupting() -> Iterator[None]:
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise Interrupted(number)
 
-    former = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    heard = {number: handler for number, handler in former.items() if handler is not signal.SIG_IGN}
-    for number in heard:
-        signal.signal(number, interrupt)
+    former = _hear(_SIGNALS[1:], interrupt)
     try:
         yield
     finally:
-        for number, handler in heard.items():
-            signal.signal(number, handler)
+        _restore(former)
+
+
+def _hear(numbers: Iterable[signal.Signals], handler: signal._HANDLER) -> _Former:
+    """Have a handler called for signals, but those that nohup or a background job has ignored; return those before."""
+    former = [(number, signal.getsignal(number)) for number in numbers]
+    heard = [(number, before) for number, before in former if before is not signal.SIG_IGN]
+    for number, _ in heard:
+        signal.signal(number, handler)
+    return heard
+
+
+def _restore(former: _Former) -> None:
+    for number, handler in former:
+        signal.signal(number, handler)
 
 
 class Stop:
@@ -52,7 +64,7 @@ class Stop:
     def __init__(self) -> None:
         self.requested = False
         self.signal: int | None = None
-        self._former: list[tuple[signal.Signals, signal._HANDLER]] = []
+        self._former: _Former = []
 
     @property
     def exit_code(self) -> int | None:
@@ -81,15 +93,10 @@ class Stop:
         self.requested, self.signal = True, number
 
     def __enter__(self) -> Stop:
-        for number in _SIGNALS:
-            former = signal.getsignal(number)
-            if former is not signal.SIG_IGN:  # ignored by nohup or a background job: leave it so
-                self._former.append((number, former))
-                signal.signal(number, self._on_signal)
+        self._former = _hear(_SIGNALS, self._on_signal)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, former in self._former:
-            signal.signal(number, former)
+        _restore(self._former)
