@@ -36,10 +36,9 @@ _logger = logging.getLogger("qflow.mqtt")
 MOST_READ = 100
 MOST_READ_BYTES = 256 * 1024
 """At once from the log."""
-MOST_LOOKED = 1_000
-"""Messages of a topic that are looked at for one that is retained."""
 MOST_LOOKED = 2_000
-"""Messages that are looked at, at once, where a client has many filters."""
+"""Messages that are looked at, at once, where a client has many filters; and those of a topic, for one that is
+retained."""
 FEW_FILTERS = 8
 """So many are read one by one, by the index of topics; more in one pass over all messages."""
 
