@@ -259,6 +259,7 @@ class Admission:
         memory_left = -gate.over
         short: Putter | None = None
         is_full = False
+        gate.places = 0
         while line:
             putter = next(iter(line))
             if putter.wake is None or (gate.at_limit and not putter.passed and self.is_held_back()):
@@ -278,12 +279,11 @@ class Admission:
             memory_left -= putter.charged
             gate.used += putter.charged
             gate.incoming += putter.charged
-            gate.places = 0
             self.pending += putter.count
             self.pending_messages += messages
             self.pending_bytes += size
         self._call_in()
-        gate.places = 0
+        gate.places = 0  # who was woken counts them anew
         if is_full:
             self.note_limit(reached=True)
         return short
