@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,9 +91,11 @@ def test_beside_an_owner_its_figures_are_listed(spool: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         found = list_spool(spool)
+        process.send_signal(signal.SIGSTOP)  # its maintenance would write newer ones meanwhile
         told = json.loads((spool / "stats.json").read_text())
         (spool / "stats.json").write_text(json.dumps({**told, "time_s": told["time_s"] - 60}))
         old = list_spool(spool)
+        process.send_signal(signal.SIGCONT)
         process.communicate()
     by_name = {entry.name: entry for entry in found.entries}
     assert found.owner_pid == process.pid
