@@ -56,13 +56,8 @@ class Expiry:
                     if run.place is Place.SPILLED and self._context.settings.dead_letter is None and run.claim is None:
                         gone += run.count
                         self._drop_run(runs, run)
-                    elif not self._restorer.restore_head(runs):
-                        if self._context.log is None or not self._held.leaving:
-                            break
-                        with Unlocked(self._context):  # what has left memory makes room for the next
-                            self._context.log.drain()
-                        if self._context.ended is not None:
-                            return False
+                    elif not self._restorer.restore_head(runs) and not self._have_left():
+                        break
                     continue
                 late = _count_late(run, now_ms)
                 if not late:
@@ -77,6 +72,19 @@ class Expiry:
             if self._lanes.lists[number].settle_head().place is Place.RESIDENT:
                 self._expire_delayed(schedule)
         return False
+
+    def _have_left(self) -> bool:
+        """Return whether some of what expired has left memory, when the log has done what it was handed for that.
+
+        Lets go of the lock. What is leaving and was not handed over may wait for room itself, for ever.
+        """
+        log, leaving = self._context.log, self._held.leaving
+        late = [one for one in leaving if one.fate is Fate.EXPIRED and one.unit is not None and one.unit.joined]
+        if log is None or not late:
+            return False
+        with Unlocked(self._context):
+            log.drain()
+        return self._context.ended is None and any(one.has_left for one in late)
 
     def expire_behind(self) -> bool:
         """Let expired messages go that lie behind others, some of them; return whether there may be more."""

@@ -119,6 +119,66 @@ def test_a_task_that_waits_passes_more_expired_messages_than_go_at_once(
     assert first_for_a_task(broker, LONG_S) == b"tail"
 
 
+def full_beside_a_transaction(open_at: Open) -> tuple[qflow.Broker, threading.Thread]:
+    """Fill the memory of a queue with deliveries, its head in the log; one of them leaves with what waits at a limit."""
+    broker = open_at()
+    queue = broker.declare_queue("q", capacity_bytes=20 * COST, priorities=2, dead_letter="dead")
+    queue.put_many([b"small"] * 5)
+    queue.put_many([body(0)] * 60)
+    broker.close()
+    broker = open_at()
+    queue, held = broker.queue("q"), []
+    while batch := queue.get_many(100, timeout_s=0):
+        held.append(batch)
+    assert parts_of(queue).lanes.runs.settle_head().place is Place.LOGGED
+    broker.declare_queue("full", limit_messages=1).put(b"1")
+
+    def transact() -> None:
+        with broker.transaction() as tx:
+            tx.put("full", b"2")
+            tx.ack(held[0][0])
+
+    waiting = threading.Thread(target=transact, daemon=True)
+    waiting.start()
+    until(lambda: parts_of(queue).held.leaving and parts_of(broker.queue("full")).admission.line)
+    for index in (1, 2):
+        held[0][index].ack()
+    queue.put(b"late", priority=1, ttl_s=1)
+    assert parts_of(queue).lanes.runs.settle_head().place is Place.LOGGED
+    return broker, waiting
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("caller", ["maintenance", "thread", "task"])
+def test_what_expires_waits_for_no_transaction_that_waits_for_room(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, caller: str
+) -> None:
+    """That may be for ever: of what leaves, only what the log has makes room for the head."""
+    broker, waiting = full_beside_a_transaction(open_at)
+    queue, log, drains = broker.queue("q"), broker.engine.log, []
+    drain = log.drain
+
+    def drain_twice() -> None:
+        drains.append(caller)
+        assert len(drains) <= 2, "it waits for what the log does not have"
+        drain()
+
+    monkeypatch.setattr(log, "drain", drain_twice)
+    clock.advance(2)
+    if caller == "maintenance":
+        inside.tick(queue)
+    else:
+        with pytest.raises(qflow.QueueEmpty):
+            queue.get(0) if caller == "thread" else first_for_a_task(broker, 0)
+    monkeypatch.undo()
+    log.drain()
+    assert (len(broker.queue("dead")), len(parts_of(queue).held.leaving)) == (1, 1)
+    broker.queue("full").get(0).ack()
+    waiting.join(LONG_S)
+    assert not waiting.is_alive()
+    assert broker.queue("full").get(0).body == b"2"
+
+
 @pytest.mark.owner_only
 def test_what_another_thread_brings_into_memory_is_to_be_looked_at_again(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
