@@ -249,7 +249,7 @@ class Claims:
         if joined is None or not (wait or (log.crowded and not is_inside())):
             return
         log.wait(joined)  # those that nobody waits for take memory, too
-        errors = [joined.error, *[lane.broken for lane in self._lanes.logged.values()]] if wait else []
+        errors = [joined.error, *[lane.broken for lane in list(self._lanes.logged.values())]] if wait else []
         if (error := next(filter(None, errors), None)) is not None:
             raise again(error)
 

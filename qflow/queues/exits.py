@@ -310,7 +310,7 @@ class Exits:
             if segments:
                 self.settle_away(segments, Fate.DROPPED)
                 return True
-        return any(self._drop_from_schedule(number, surplus) for number in self._lanes.schedules)
+        return any(self._drop_from_schedule(number, surplus) for number in list(self._lanes.schedules))
 
     def _drop_from_schedule(self, number: int, surplus: Depth) -> bool:
         """Drop what comes first in a schedule; False if there is none, or nothing in it."""

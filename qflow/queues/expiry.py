@@ -68,7 +68,7 @@ class Expiry:
                     return False
             else:
                 return True
-        for number, schedule in self._lanes.schedules.items():
+        for number, schedule in list(self._lanes.schedules.items()):  # others may come meanwhile
             if self._lanes.lists[number].settle_head().place is Place.RESIDENT:
                 self._expire_delayed(schedule)
         return False

@@ -67,7 +67,7 @@ def fit(queue: Parts) -> bool:
     with context.lock:
         if context.ended is not None:
             return False
-        for number in lanes.schedules:
+        for number in list(lanes.schedules):  # others may come meanwhile
             runs = lanes.lists[number]
             if number < DELAYED:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import pytest
 import inside
 import qflow
 from faults.bare_log import Line, bare_log, create_log, in_log
-from faults.seams import Faults
+from faults.seams import Faults, in_thread
+from faults.strikes import Strike
 from qflow import inspect
 from qflow.message import DELAYED, LANE_SHIFT, lane_of
+from qflow.queues.queue import parts_of
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import recovery, removal
@@ -246,3 +249,20 @@ def test_an_open_looks_up_a_row_for_each_lane_and_no_more(spool):
     assert counting.lookups == 4 + 1 + 2 * 100
     txn.abort()
     env.close()
+
+
+def test_an_ack_that_is_synced_minds_no_lane_that_is_opened_beside_it(spool: Path) -> None:
+    """What it is told of damaged lanes it reads without a lock."""
+    with qflow.open(spool, door=False) as broker:
+        for at in range(1000):
+            queue = broker.declare_queue(f"q{at}", priorities=2)
+            queue.put(b"1")
+            delivery = queue.get(0)
+            claims = parts_of(queue).claims
+            joined = claims.join_settles()
+            strike = Strike(at, lambda: in_thread(lambda: queue.put(b"2", priority=1, delay_s=100)))  # noqa: B023
+            strike.run(lambda: claims.finish(joined, True))  # noqa: B023
+            delivery.ack()
+            if strike.where is None:
+                break
+        assert 0 < at < 1000

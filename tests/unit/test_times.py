@@ -22,6 +22,7 @@ from faults.seams import in_thread
 from qflow.memory.run import Place
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from qflow.queues import expiry, tending
+from qflow.queues.context import Unlocked
 from qflow.queues.gets import Gets
 from qflow.queues.getting import TURNS
 from qflow.queues.queue import parts_of
@@ -897,6 +898,77 @@ def test_expired_delayed_messages_go_without_being_asked_for(open_at: Open, cloc
     clock.advance(20)
     inside.tick(queue)
     assert (len(queue), queue.stats().expired_total) == (0, 2)
+
+
+def open_lane(queue: qflow.Queue, priority: int) -> None:
+    """Have another thread put the first delayed message of a priority."""
+    in_thread(lambda: queue.put(body(priority), priority=priority, delay_s=100))
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("caller", ["maintenance", "thread", "task"])
+def test_delayed_messages_of_another_priority_come_while_dead_letters_are_carried_away(
+    open_at: Open, clock: Clock, durable: bool, caller: str
+) -> None:
+    """Whoever lets what has expired go does not mind."""
+    broker = open_at()
+    broker.declare_queue("dead", durable=durable)
+    queue = broker.declare_queue("q", durable=durable, priorities=10, dead_letter="dead")
+    queue.put(body(0), ttl_s=5)
+    for priority in (0, 1):
+        queue.put(body(0), priority=priority, delay_s=5, ttl_s=5)
+    parts, opened = parts_of(queue), []
+    real = parts.exits.bury
+
+    def open_first(*arguments: Any) -> bool:
+        opened.append(2 + len(opened))
+        open_lane(queue, opened[-1])
+        return real(*arguments)
+
+    parts.exits.bury = open_first
+    clock.advance(20)
+    if caller == "maintenance":
+        inside.tick(queue)
+    else:
+        with pytest.raises(qflow.QueueEmpty):
+            queue.get(0) if caller == "thread" else first_for_a_task(broker, 0)
+    inside.tick(queue)
+    broker.engine.log.drain()
+    assert (len(broker.queue("dead")), len(queue)) == (3, len(opened))
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("place", ["spilled", "logged"])
+def test_delayed_messages_of_another_priority_come_while_others_are_brought_into_memory(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """To be dropped from a ring, or after an opening; another thread purges them meanwhile, so that none is there."""
+    broker = open_at()
+    ring = {"on_overflow": qflow.Overflow.DROP_OLDEST} if place == "spilled" else {}
+    queue = broker.declare_queue("q", priorities=2, capacity_bytes=5 * COST, **ring)
+    queue.put_many([body(number) for number in range(20)], delay_s=100)
+    if place == "logged":
+        broker.close()
+        broker = open_at()
+        queue = broker.queue("q")
+    parts = parts_of(queue)
+    bring = "restore_delayed" if place == "spilled" else "restore_head"
+    opened: list[int] = []
+
+    def purge_first(*_: Any) -> bool:
+        with Unlocked(parts.context):
+            in_thread(queue.purge)
+            open_lane(queue, 1)
+        opened.append(1)
+        return False
+
+    monkeypatch.setattr(parts.restorer, bring, purge_first)
+    if place == "spilled":
+        broker.alter_queue("q", limit_messages=1)
+    while inside.fit(queue) and not opened:
+        pass
+    assert opened
+    assert len(queue) == 1
 
 
 def test_a_moment_is_a_number_or_a_datetime_with_a_zone(open_at: Open, clock: Clock, durable: bool) -> None:
