@@ -45,8 +45,9 @@ def redrive(
     counted anew. With --to, what is no dead letter keeps its key, priority and expiry, too.
 
     A message stays if it does not say where it came from, if that queue is gone, is at its limit or takes no message
-    of that size, or if it is not due yet. How many stay, and why, is printed whatever happens. An owner is asked for
-    some hundreds at a time: after Ctrl-C it ends with those, which are printed as not known.
+    of that size, or if it is not due yet. So does what there is no room to look at, as those that stay are held
+    meanwhile, and all of a queue that is paused. How many stay, and why, is printed whatever happens. An owner is
+    asked for some hundreds at a time: after Ctrl-C it ends with those, which are printed as not known.
 
     A dead letter that came by AMQP goes back to the queue that `x-first-death-queue` names, under the
     exchange and the routing key it had there, and keeps `x-death`.
@@ -141,7 +142,7 @@ def _print(
     would: bool = False,
     in_doubt: int = 0,
 ) -> None:
-    from qflow.queues.redrive import NOT_DUE
+    from qflow.queues.redrive import NOT_DUE, PAUSED
 
     if as_json:
         doubt = {"in_doubt": in_doubt} if in_doubt else {}
@@ -155,7 +156,7 @@ def _print(
         click.echo(f"messages kept: {sum(kept.values()):,}")
         for reason, count in sorted(kept.items()):
             click.echo(f"  {count:,}: {reason}")
-        if to is None and not kept.keys() <= {NOT_DUE}:
+        if to is None and not kept.keys() <= {NOT_DUE, PAUSED}:
             click.echo("another queue gets them by --to QUEUE")
     if in_doubt:
         click.echo(f"not known of up to {in_doubt:,} more: the owner was asked, and has not said how many it moved")

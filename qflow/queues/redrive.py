@@ -18,6 +18,8 @@ from qflow.stats import RedriveReport
 
 BATCH_MESSAGES = 100
 NOT_DUE = "not due yet"
+NO_ROOM = "not looked at: there is no room in memory for them beside what is held, and those before them that stay"
+PAUSED = "not looked at: the queue is paused"
 Revive = Callable[[Record], tuple[str | None, Record]]
 
 
@@ -36,6 +38,7 @@ class Redrive:
     which it expires, unless it expires there before.
     One is kept that has no origin, whose queue is gone, or has no room for it; it goes back to its place, and the
     delivery is not counted. So is one that is not due yet. What others put into that queue meanwhile is not looked at.
+    Those that stay are held to the end: where they fill the memory, those behind them are not looked at, which is told.
 
     Args:
         broker: that has both queues.
@@ -81,8 +84,7 @@ class Redrive:
                     break
                 batch = self._dead.get_many(min(BATCH_MESSAGES, left, room), timeout_s=0)
                 if not batch:
-                    if waiting := not_due(parts_of(self._dead)):
-                        self.kept[NOT_DUE] = waiting
+                    self._tell_of_rest(left)
                     break
                 looked_at.append(batch)
                 left -= len(batch)
@@ -95,6 +97,16 @@ class Redrive:
             for batch in looked_at:
                 parts_of(self._dead).claims.give_up(batch)
         return sum(self.moved.values()) - before
+
+    def _tell_of_rest(self, left: int) -> None:
+        """Note why others stay that a get did not find, of so many at most."""
+        queue = parts_of(self._dead)
+        later = not_due(queue)
+        unseen = min(self._dead.stats().lag_messages - later, left)
+        if later:
+            self.kept[NOT_DUE] = later
+        if unseen > 0:
+            self.kept[PAUSED if queue.lanes.paused else NO_ROOM] = unseen
 
     def _move(self, delivery: Delivery) -> None:
         """Add one to the transaction, or note why it stays."""

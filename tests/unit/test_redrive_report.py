@@ -7,10 +7,41 @@ from collections.abc import Callable
 import pytest
 
 import qflow
+from unit.clocks import LONG_S, until
 
 pytestmark = pytest.mark.two_drivers
 
 Open = Callable[..., qflow.Broker]
+
+
+def test_what_there_is_no_room_to_look_at_is_told(open_spool: Open) -> None:
+    """Those that stay are held meanwhile; what is behind them can go elsewhere, with them."""
+    broker = open_spool(capacity_bytes=200_000)
+    gone, here = (broker.declare_queue(name, dead_letter="dead") for name in ("gone", "here"))
+    for queue, count in ((gone, 40), (here, 5)):
+        for _ in range(count):
+            queue.put(b"x" * 10_000)
+            queue.get(LONG_S).nack(requeue=False)
+    dead = broker.queue("dead")
+    until(lambda: len(dead) == 45)
+    broker.delete_queue("gone")
+    for _ in range(2):
+        report = broker.redrive("dead")
+        assert (report.moved, sum(report.kept.values()), len(dead)) == ({}, 45, 45)
+        assert sorted(reason.partition(":")[0] for reason in report.kept) == [
+            "not looked at",
+            "queue 'gone', where it came from, is gone",
+        ]
+    assert broker.redrive("dead", to="here") == qflow.RedriveReport(moved={"here": 45}, kept={})
+
+
+def test_of_a_paused_queue_nothing_is_looked_at_which_is_told(open_spool: Open) -> None:
+    broker = open_spool()
+    dead = broker.declare_queue("dead")
+    dead.put(b"1")
+    dead.pause()
+    assert broker.redrive("dead").kept == {"not looked at: the queue is paused": 1}
+    dead.resume()
 
 
 def test_dead_letters_go_back_and_the_rest_is_told(open_spool: Open) -> None:
