@@ -237,11 +237,16 @@ class Upkeep:
         if not self._deleted or log.failed:
             return False
         owner = self._deleted[0]
-        batch = log.delete(owner)
-        log.commit(batch)
-        if owner in batch.deleted:
-            self._deleted.remove(owner)
-        return not batch.short
+        request = log.delete(owner)
+        log.commit(request)
+        damage = None if request.batch is None else request.batch.damage
+        if damage is not None:
+            self._spool.report(f"what the deleted queue or stream number {owner} left stays in the log: {damage}", 0)
+        if damage is not None or owner in request.deleted:
+            self._deleted.remove(owner)  # where it is damaged, the next opening finds it again
+        elif request.short:
+            self._deleted.append(self._deleted.pop(0))  # others may get on
+        return not request.short
 
     # What callers have done at once ------------------------------------------------------------------------------
 

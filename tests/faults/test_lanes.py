@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 import inside
@@ -216,6 +217,50 @@ def test_a_deleted_queue_leaves_nothing_in_any_lane(limit, written, monkeypatch)
             left = [key for key in cursor.iternext(values=False) if key[0] not in (META,)]
         assert {key[1:5] for key in left} == {(2).to_bytes(4, "big")}
         assert len(left) == 3
+
+
+def test_damaged_pages_of_a_deleted_queue_keep_no_other_in_the_log(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told once, and what lies on them stays; it is tried again after the next opening."""
+    delete_lanes, tried = removal.delete_lanes, []
+    with qflow.open(spool, door=False) as broker:
+        inside.still(broker)
+        names = ("bad", "good", "better")
+        owners = {name: parts_of(broker.declare_queue(name)).context.owner for name in names}
+
+        def delete(txn: Any, owner: int, *rest: Any) -> bool:
+            tried.append(owner)
+            if owner == owners["bad"]:
+                raise lmdb.CorruptedError("damaged")
+            return delete_lanes(txn, owner, *rest)
+
+        monkeypatch.setattr(removal, "delete_lanes", delete)
+        for name in names:
+            broker.queue(name).put_many([b"x" * 1000] * 300)
+        broker.delete_queue("bad")
+        while inside.upkeep(broker).remove_deleted():
+            pass
+        for name in ("good", "better"):
+            broker.delete_queue(name)
+        while inside.upkeep(broker).remove_deleted():
+            pass
+        assert tried.count(owners["bad"]) == 1
+        (problem,) = broker.recovery.problems
+        assert f"number {owners['bad']} left" in problem
+        assert left_in(broker) == {owners["bad"]}
+    monkeypatch.undo()
+    with qflow.open(spool, door=False) as broker:
+        inside.still(broker)
+        while inside.upkeep(broker).remove_deleted():
+            pass
+        assert left_in(broker) == set()
+
+
+def left_in(broker: qflow.Broker) -> set[int]:
+    """Return the numbers of the queues of which the log has something."""
+    with broker.engine.log.read() as txn, txn.cursor() as cursor:
+        return {int.from_bytes(key[1:5], "big") for key in cursor.iternext(values=False) if key[0] != META}
 
 
 class Counting:

@@ -34,7 +34,7 @@ def refuse_lane(batch: Batch, broken: LaneBroken, call: Calls) -> None:
     lane, error = broken.lane, broken.error
     batch.hollowed = {}
     if lane is None:
-        batch.deletes, batch.short = [], True
+        batch.deletes, batch.damage = [], error
         return
     lane.broken = error
     batch.part()
