@@ -12,7 +12,7 @@ from qflow.errors import NotFound, QflowError
 from qflow.events import EventKind, Teller
 from qflow.memory.waiting import sheltered
 from qflow.queues.dead_letters import Cause, dead_letters
-from qflow.queues.exits import Leaving
+from qflow.queues.exits import Leaving, weigh
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Insert, Together
@@ -71,6 +71,6 @@ class DeadLetterRouter:
                 extra={"spool": path, "queue": source.name, "event": "dead_letters_stay"},
             )
             return False
-        count = sum(len(records) for _, records, _ in segments)
-        self._tell(EventKind.DEAD_LETTERED, source.name, f"{count} message{'s' * (count != 1)}: {cause.text}")
+        if leaving is None:  # of what is leaving it is told when that has left
+            self._tell(EventKind.DEAD_LETTERED, source.name, cause.told(weigh(segments)[0]))
         return True

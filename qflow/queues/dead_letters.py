@@ -27,10 +27,10 @@ class Cause(NamedTuple):
     nack_reason: str | None = None
     """What the `nack` that let them go gave as its reason."""
 
-    @property
-    def text(self) -> str:
-        """What to tell of it."""
-        return self.reason if self.nack_reason is None else f"{self.reason}: {self.nack_reason}"
+    def told(self, count: int) -> str:
+        """Return what to tell of so many messages."""
+        why = self.reason if self.nack_reason is None else f"{self.reason}: {self.nack_reason}"
+        return f"{count} message{'s' * (count != 1)}: {why}"
 
 
 def dead_letters(queue: str, segments: Iterable[Segment], cause: Cause, now_s: float) -> list[Record]:

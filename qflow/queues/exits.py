@@ -25,6 +25,7 @@ from typing import Any
 
 from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.errors import again
+from qflow.events import EventKind
 from qflow.memory.run import NOTHING, Place
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.admission import RETRY_S, Admission
@@ -58,13 +59,15 @@ class Leaving:
 
     writes: tuple[Any, ...] = ()
 
-    __slots__ = ("_exits", "fate", "has_left", "held", "parts", "queue", "segments", "unit")
+    __slots__ = ("_exits", "cause", "fate", "has_left", "held", "parts", "queue", "segments", "unit")
 
     def __init__(self, exits: Exits, segments: list[Segment], fate: Fate, held: dict[HeldOne, float | None]) -> None:
         self._exits = exits
         self.queue = exits.context
         self.segments = segments
         self.fate = fate
+        self.cause: Cause | None = None
+        """Why they become dead letters, if they do."""
         self.held = held
         """The deliveries and batches that held them: if the commit is refused, they do again."""
         self.parts: list[tuple[Delivery, Deliveries, int]] = []
@@ -167,8 +170,11 @@ class Exits:
                 if isinstance(one, Deliveries):
                     one.settled = None
             self.forget(leaving.segments, leaving.fate)
-            if leaving.fate is Fate.EXPIRED:
-                self.counts[Fate.DEAD_LETTERED] += sum(len(records) for _, records, _ in leaving.segments)
+            if leaving.cause is not None:
+                count = weigh(leaving.segments)[0]
+                if leaving.fate is Fate.EXPIRED:
+                    self.counts[Fate.DEAD_LETTERED] += count
+                self.context.tell(EventKind.DEAD_LETTERED, leaving.cause.told(count))
 
     def stays(self, leaving: Leaving) -> None:
         """Undo `begin`: whoever held the messages has them again; the others are in their place. Takes the lock."""
@@ -207,21 +213,24 @@ class Exits:
             for segments, _, _ in wanted:
                 self._source.give_back(segments, gained=False)
             return False
-        leavings = {
-            self.begin(segments, Fate.EXPIRED if fate is Fate.EXPIRED else Fate.DEAD_LETTERED, {}): cause
-            for segments, cause, fate in wanted
-        }
+        leavings = [(self._begin_dead(*party), party[1]) for party in wanted]
         done = True
         try:
-            for leaving, cause in leavings.items():
+            for leaving, cause in leavings:
                 if leaving in self._held.leaving and not self._carry_away(leaving, cause):
                     self.stays(leaving)
                     done = False
         except BaseException:
-            for leaving in leavings:
+            for leaving, _ in leavings:
                 leaving.give_up()
             raise
         return done
+
+    def _begin_dead(self, segments: list[Segment], cause: Cause, fate: Fate) -> Leaving:
+        """Have messages leave as dead letters."""
+        leaving = self.begin(segments, Fate.EXPIRED if fate is Fate.EXPIRED else Fate.DEAD_LETTERED, {})
+        leaving.cause = cause
+        return leaving
 
     def _carry_away(self, leaving: Leaving, cause: Cause) -> bool:
         """Have messages buried; False if that failed. Lets go of the lock."""

@@ -102,6 +102,39 @@ def test_a_full_disk_and_its_recovery(spool: Path, clock: Clock) -> None:
 
 
 @pytest.mark.owner_only
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "transient"])
+@pytest.mark.parametrize("cause", ["expired", "rejected: why"])
+def test_dead_letters_are_told_when_they_are_there(open_at: Open, clock: Clock, durable: bool, cause: str) -> None:
+    """Not when a full disk refuses them, however often they are tried again."""
+    broker = open_at()
+    queue, dead = broker.declare_queue("q", durable=durable, dead_letter="dead"), broker.declare_queue("dead")
+    queue.put_many([b"1", b"2"], ttl_s=1 if cause == "expired" else None)
+    events, env = listen(broker), broker.engine.log._env
+    make_room = env.make_room
+
+    def full(*arguments: Any, settles_only: bool) -> None:
+        if not settles_only:
+            raise qflow.DiskFull("no space left")
+
+    def bury() -> list[str]:
+        clock.advance(2)
+        if cause == "expired":
+            inside.tick(queue)
+        else:
+            queue.get_many(2, timeout_s=0).nack(requeue=False, reason="why")
+        broker.engine.log.drain()
+        broker.engine.listeners.tell_all()
+        return [event.detail for event in events if event.kind is EventKind.DEAD_LETTERED]
+
+    env.make_room = full  # type: ignore[method-assign]
+    assert [bury(), bury()] == [[], []]
+    assert (len(queue), len(dead), queue.stats().dead_lettered_total) == (2, 0, 0)
+    env.make_room = make_room  # type: ignore[method-assign]
+    assert bury() == [f"2 messages: {cause}"]
+    assert (len(queue), len(dead), queue.stats().dead_lettered_total) == (0, 2, 2)
+
+
+@pytest.mark.owner_only
 def test_lost_messages_are_told(open_at: Open, spool: Path) -> None:
     """A damaged spill file of what is in no log: the event names it, the next message is served."""
     broker = open_at()
