@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, overload
 
+from qflow.batch_index import BatchIndex, missing
 from qflow.config import parse_span
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, InvalidArgument
@@ -207,7 +208,7 @@ class Deliveries(Sequence[Delivery]):
     Cost: 0.1 µs a delivery made; `.bodies` and `.ack()` 0.01 µs a message.
     """
 
-    __slots__ = ("_measured", "segments", "settled", "settled_bytes", "settler", "taker", "total")
+    __slots__ = ("_measured", "_places", "segments", "settled", "settled_bytes", "settler", "taker", "total")
 
     def __init__(self, settler: BatchSettler, segments: list[Segment], taker: Any = None) -> None:
         self.settler: BatchSettler = settler
@@ -219,6 +220,7 @@ class Deliveries(Sequence[Delivery]):
         """Positions settled one by one; None once the batch is settled as a whole."""
         self.settled_bytes: int = 0
         self._measured = (0, 0)
+        self._places: BatchIndex | None = None  # made when somebody looks for one of its messages
 
     @property
     def name(self) -> str:
@@ -334,21 +336,29 @@ class Deliveries(Sequence[Delivery]):
         """How many are not settled yet. Cost: O(1), but for the first time."""
         return self.left_size()[0]
 
+    @property
+    def places(self) -> BatchIndex:
+        """Where its messages lie. Not before it has all of them."""
+        places = self._places
+        if places is None:
+            places = self._places = self.find_places()
+        return places
+
+    def find_places(self) -> BatchIndex:
+        return BatchIndex([part.first for part in self.segments], [len(part.records) for part in self.segments])
+
     def at(self, position: int) -> tuple[int, Record, int]:
         """Return (sequence, record, marks) of one message."""
-        for first, records, marks in self.segments if position >= 0 else ():
-            if position < len(records):
-                return first + position, records[position], marks
-            position -= len(records)
-        raise IndexError("no such delivery in the batch")
+        number, place = self.places.at(position)
+        first, records, marks = self.segments[number]
+        return first + place, records[place], marks
 
     def position(self, sequence: int) -> int:
-        position = 0
-        for first, records, _ in self.segments:
-            if first <= sequence < first + len(records):
-                return position + sequence - first
-            position += len(records)
-        raise IndexError(f"sequence {sequence} is not in the batch")
+        number, start = self.places.of(sequence)
+        first, records, _ = self.segments[number]
+        if sequence >= first + len(records):
+            raise missing(sequence)
+        return start + sequence - first
 
     def __len__(self) -> int:
         return self.total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,18 @@ def grants(session: Any) -> list[Any]:
 def link(broker: qflow.aio.AsyncRemoteBroker) -> Link:
     """Return what a connection for tasks knows of its requests."""
     return broker._connection._link
+
+
+class Counted(list[Any]):
+    """A list that counts how many of its items were looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.looks += 1
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        for one in super().__iter__():
+            self.looks += 1
+            yield one

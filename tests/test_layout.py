@@ -22,6 +22,7 @@ LISTED: dict[str, dict[str, int]] = tomllib.loads(Path(__file__).with_name("layo
 WORDS = {
     "altering",
     "backoff",
+    "batch_index",
     "callbacks",
     "children",
     "errors",

@@ -344,12 +344,12 @@ class Claims:
 
     def leave_batch(self, batch: Deliveries, index: int, delivery: Delivery | None = None) -> Delivery | None:
         """Make one delivery of a batch, this object or a new one, a single one; None if it was purged."""
+        delivery = delivery or batch[index]
         with self._context.lock:
             if batch.settled is not None:
                 batch.check_unsettled(index)
             if not self._holds(batch):
                 return None
-            delivery = delivery or batch[index]
             delivery.settler = self
             assert batch.settled is not None
             batch.settled.add(index)

@@ -211,7 +211,7 @@ class Getting:
         if queue.gate.starved and batch.total:
             queue.gate.arrived.notify()  # what is left may be enough for the next one
         if self._single and batch.total:
-            self.delivery = delivery = batch[0]
+            self.delivery = delivery = next(iter(batch))
             delivery.settler = queue.claims
             delivery.taker = self.taker
             queue.held.add_single(delivery, since)

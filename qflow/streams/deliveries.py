@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
+from qflow.batch_index import BatchIndex, missing
 from qflow.delivery import Deliveries, Delivery, Settler
 from qflow.errors import AlreadySettled
 from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of, offset_of
@@ -233,14 +234,10 @@ class StreamDeliveries(Deliveries):
 
     def span_at(self, position: int) -> tuple[Any, int, int]:
         """Return (part, start, end) of the sequences that one message covers; see `Piece.part`."""
-        for part, piece, _ in self.shares:  # as in `_find`: every ack of a durable cursor comes here
-            sequences = piece.sequences
-            count = len(sequences)
-            if position < count:
-                start = sequences[position - 1] + 1 if position else piece.start
-                return part, start, sequences[position] + 1 if position + 1 < count else piece.end
-            position -= count
-        raise IndexError("no such delivery in the batch")
+        (part, piece, _), index = self._find(position)
+        sequences = piece.sequences
+        start = sequences[index - 1] + 1 if index else piece.start
+        return part, start, sequences[index] + 1 if index + 1 < len(sequences) else piece.end
 
     def share_at(self, position: int) -> Share:
         """Return one message as a share."""
@@ -274,22 +271,20 @@ class StreamDeliveries(Deliveries):
 
     def _find(self, position: int) -> tuple[Share, int]:
         """Return the share that holds one message, and its index there."""
-        for share in self.shares if position >= 0 else ():
-            count = len(share.piece.records)
-            if position < count:
-                return share, position
-            position -= count
-        raise IndexError("no such delivery in the batch")
+        number, index = self.places.at(position)
+        return self.shares[number], index
+
+    def find_places(self) -> BatchIndex:
+        pieces = [share.piece for share in self.shares]
+        return BatchIndex([piece.sequences[0] for piece in pieces], [len(piece.records) for piece in pieces])
 
     def position(self, sequence: int) -> int:
-        position = 0
-        for _, piece, _ in self.shares:
-            if piece.sequences[0] <= sequence <= piece.sequences[-1]:
-                index = bisect_left(piece.sequences, sequence)
-                if piece.sequences[index] == sequence:
-                    return position + index
-            position += len(piece.records)
-        raise IndexError(f"sequence {sequence} is not in the batch")
+        number, start = self.places.of(sequence)
+        sequences = self.shares[number].piece.sequences
+        index = bisect_left(sequences, sequence)
+        if index == len(sequences) or sequences[index] != sequence:
+            raise missing(sequence)
+        return start + index
 
     @overload
     def __getitem__(self, index: int) -> StreamDelivery: ...

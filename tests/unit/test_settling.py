@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+import inside
 import qflow
 
 pytestmark = pytest.mark.two_drivers
@@ -78,6 +79,46 @@ def test_a_batch_can_be_read_in_every_way(queue: qflow.Queue) -> None:
     assert [delivery.body for delivery in batch[2:4]] == [b"2", b"3"]
     with pytest.raises(IndexError):
         batch[10]
+
+
+@pytest.mark.parametrize("settle", [lambda one: one.ack(), lambda one: one.nack()], ids=["ack", "nack"])
+def test_what_settling_a_part_of_a_batch_looks_at_does_not_grow_with_its_segments(
+    queue: qflow.Queue, settle: Callable[[qflow.Delivery], None]
+) -> None:
+    """Every second message came back, so that each of a batch is a segment of its own."""
+    queue.put_many([b"%d" % number for number in range(10, 600)])
+    for number, delivery in enumerate(list(queue.get_many(600))):
+        if number % 2:
+            delivery.ack()
+        else:
+            delivery.nack()
+    batch = queue.get_many(600)
+    batch.segments = segments = inside.Counted(batch.segments)
+    assert len(segments) == len(batch) == 300
+    for delivery in reversed(list(batch)):
+        settle(delivery)
+    looks = segments.looks
+    assert looks <= 5 * 300
+
+
+def test_a_batch_knows_where_each_message_is_whatever_order_they_came_in(open_spool: Open) -> None:
+    """Of several priorities, and returned: sequences do not rise."""
+    queue = open_spool().declare_queue("q", durable=False, priorities=3)
+    for number in range(60):
+        queue.put(b"%d" % number, priority=number % 3)
+    for delivery in list(queue.get_many(60))[::4]:
+        delivery.nack()
+    for delivery in list(queue.get_many(60)):
+        delivery.nack()
+    batch = queue.get_many(60)
+    assert list(batch.sequences) != sorted(batch.sequences)
+    assert [batch.position(sequence) for sequence in batch.sequences] == list(range(len(batch)))
+    assert [batch[index].body for index in range(len(batch))] == batch.bodies
+    for missing in (max(batch.sequences) + 1, 2**63):
+        with pytest.raises(IndexError):
+            batch.position(missing)
+    with pytest.raises(IndexError):
+        batch[-len(batch) - 1]
 
 
 def test_changing_the_list_of_bodies_changes_nothing_else(queue: qflow.Queue) -> None:

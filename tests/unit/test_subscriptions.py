@@ -223,6 +223,29 @@ def test_what_is_returned_comes_again_in_its_place(broker: qflow.Broker, clock: 
     assert subscription.stats().redelivered_total == 4
 
 
+@pytest.mark.owner_only
+@pytest.mark.parametrize("name", [None, "kept"])
+def test_what_acking_a_part_of_a_batch_looks_at_does_not_grow_with_its_shares(
+    broker: qflow.Broker, name: str | None
+) -> None:
+    """Every second message came back, so that each of a batch is a share of its own."""
+    publish(broker, 590)
+    subscription = broker.subscribe("s", name=name, start="earliest")
+    for number, delivery in enumerate(list(subscription.get_many(600))):
+        if number % 2:
+            delivery.ack()
+        else:
+            delivery.nack()
+    batch = subscription.get_many(300)
+    batch.shares = shares = inside.Counted(batch.shares)
+    assert len(shares) == len(batch) == 300
+    for delivery in reversed(list(batch)):
+        delivery.ack()
+    looks = shares.looks
+    assert looks <= 5 * 300
+    assert taken(subscription) == []
+
+
 def test_extending_never_shortens_a_lease(broker: qflow.Broker, clock: Clock) -> None:
     """Of a message, of a batch, and of what was extended before."""
     subscription = broker.subscribe("s", start="earliest", group="g", ack_timeout_s=60)
