@@ -125,8 +125,8 @@ class Keys:
         self._known: OrderedDict[tuple[int, str], tuple[int, int]] = OrderedDict()
         self._whole: dict[int, bool] = {}
         """Queues whose keys were read, and whether all that hold are in memory."""
-        self._due_ms = NEVER_MS
-        """When something in the log expires, at the earliest."""
+        self._due_ms = 0
+        """When something in the log expires, at the earliest, as far as that is known."""
 
     # One put ---------------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,9 @@ class Keys:
 
         Raises:
             InvalidArgument: the key is not 1 to 255 bytes of UTF-8, or the queue has no window for it.
+            BrokerClosed, QueueDeleted: its queue has ended.
         """
+        puts.context.check_open()
         window_s, log = puts.settings.dedupe_window_s, puts.context.log
         if window_s is None or log is None:
             raise InvalidArgument(
@@ -178,7 +180,7 @@ class Keys:
         if owner not in self._whole:
             self._learn(owner)
         answer = self._ask(claim)
-        if answer is None and not self._whole[owner] and (found := self._read(claim)) is not None:
+        if answer is None and not self._whole.get(owner) and (found := self._read(claim)) is not None:
             self.end(claim, found)
             return found
         return answer
@@ -236,7 +238,8 @@ class Keys:
             if oldest_ms > now_ms:
                 if len(self._known) <= self._known_at_once:
                     break
-                self._whole[owner] = False
+                if owner in self._whole:  # else it was deleted
+                    self._whole[owner] = False
             del self._known[oldest[0]]
 
     # The log ---------------------------------------------------------------------------------------------------------
@@ -259,28 +262,43 @@ class Keys:
     def _take_over(self, owner: int, prefix: str, found: list[tuple[str, bytes]], *, whole: bool) -> None:
         with self._lock:
             self._whole[owner] = whole
-            self._due_ms = 0
             for name, value in sorted(found, key=lambda one: one[1][_NUMBER:]):
                 self._note((owner, name[len(prefix) :]), *_numbers(value))
+
+    def forget(self, owner: int) -> None:
+        """Have nothing of a queue in memory: it was deleted. What the log has of it goes when it expires."""
+        with self._lock:
+            if self._whole.pop(owner, None) is not None:
+                for place in [place for place in self._known if place[0] == owner]:
+                    del self._known[place]
 
     def forget_expired(self) -> bool:
         """Remove a bounded number of keys from the log that hold no more; return whether there may be others."""
         now_ms = int(self._clock() * 1000)
         if self._due_ms > now_ms or self._log.failed:
             return False
-        self._due_ms = NEVER_MS  # before the look: what is stored meanwhile lowers it
-        nexts: list[int] = []
-        self._log.commit(self._log.write(partial(_remove, now_ms, nexts)))
-        with self._lock:
-            self._due_ms = min(self._due_ms, nexts[-1])
-        return nexts[-1] <= now_ms
+        next_ms, self._due_ms = self._due_ms, NEVER_MS  # before the look: what is stored meanwhile lowers it
+        try:
+            next_ms = self._remove_expired(now_ms)
+        finally:
+            with self._lock:
+                self._due_ms = min(self._due_ms, next_ms)
+        return next_ms <= now_ms
+
+    def _remove_expired(self, now_ms: int) -> int:
+        """Do that, in a commit if there is something; return when the next expires."""
+        first = self._log.facts_page(UNTIL, most=1).facts
+        nexts = [_until(first[0][0]) if first else NEVER_MS]
+        if nexts[0] <= now_ms:
+            self._log.commit(self._log.write(partial(_remove, now_ms, nexts)))
+        return nexts[-1]
 
 
 def _remove(now_ms: int, nexts: list[int], txn: Any) -> None:
     """Remove what has expired; the last of `nexts` is when the next does."""
     nexts.append(NEVER_MS)
     for name, _ in facts.page(txn, UNTIL, most=REMOVED_AT_ONCE).facts:
-        until_ms, key = int(name[:_HEX], 16), name[_HEX + 1 :]
+        until_ms, key = _until(name), name[_HEX + 1 :]
         nexts[-1] = until_ms
         if until_ms > now_ms:
             break
@@ -306,6 +324,10 @@ def check_key(key: object) -> str:
 
 def _name(place: tuple[int, str]) -> str:
     return f"{place[0]:x}:{place[1]}"
+
+
+def _until(name: str) -> int:
+    return int(name[:_HEX], 16)
 
 
 def _numbers(value: bytes) -> tuple[int, int]:

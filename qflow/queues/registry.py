@@ -336,6 +336,7 @@ class Queues:
             parts_of(queue).spiller.area.remove()
             self._incarnations.pop(_owner(queue), None)
             if queue.settings.durable:
+                self.keys.forget(_owner(queue))
                 log.forget(parts_of(queue).logged_lanes)
                 self.deleted.append(_owner(queue))
 

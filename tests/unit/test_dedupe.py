@@ -16,6 +16,7 @@ import pytest
 import qflow
 import qflow.aio
 from qflow.queues import dedupe
+from qflow.queues.queue import parts_of
 from qflow.storage.log import facts
 from unit.clocks import LONG_S, Clock
 
@@ -98,6 +99,77 @@ def test_what_has_expired_leaves_the_log(open_at: Callable[..., qflow.Broker], c
     assert kept(broker) == (0, 0)
 
 
+def test_a_removal_that_fails_is_tried_again(
+    open_at: Callable[..., qflow.Broker], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has to put with a key for that."""
+    broker = open_at()
+    broker.declare_queue("jobs", dedupe_window_s=60).put(b"x", dedupe_key="1")
+    keys, fails = broker.engine.queues.keys, [True]
+    remove = dedupe._remove
+
+    def fail_once(*given: Any) -> None:
+        if fails:
+            fails.pop()
+            raise OSError("no room, this once")
+        remove(*given)
+
+    monkeypatch.setattr(dedupe, "_remove", fail_once)
+    clock.advance(60)
+    with pytest.raises(OSError, match="no room"):
+        keys.forget_expired()
+    assert kept(broker) == (1, 1)
+    while keys.forget_expired():
+        pass
+    assert kept(broker) == (0, 0)
+
+
+def test_what_expires_after_an_opening_leaves_the_log_though_nobody_puts(
+    open_at: Callable[..., qflow.Broker], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is to expire is looked for once, without a commit where nothing does."""
+    with open_at() as broker:
+        queue = broker.declare_queue("jobs", dedupe_window_s=60)
+        for number in range(5):
+            queue.put(b"x", dedupe_key=f"{number}")
+    broker = open_at()
+    keys, looks, commits = broker.engine.queues.keys, [], []
+    page, write = broker.engine.log.facts_page, broker.engine.log.write
+    monkeypatch.setattr(
+        broker.engine.log, "facts_page", lambda *given, **named: looks.append(1) or page(*given, **named)
+    )
+    monkeypatch.setattr(broker.engine.log, "write", lambda *given: commits.append(1) or write(*given))
+    for _ in range(3):
+        assert not keys.forget_expired()
+    assert (len(looks), len(commits)) == (1, 0)
+    clock.advance(60)
+    while keys.forget_expired():
+        pass
+    assert len(commits) == 1
+    assert kept(broker) == (0, 0)
+
+
+def test_memory_has_nothing_of_a_queue_that_was_deleted(open_at: Callable[..., qflow.Broker]) -> None:
+    """Nor does a put that comes too late bring it back, or one that another queue's keys push out."""
+    broker = open_at()
+    keys = broker.engine.queues.keys
+    keys._known_at_once = 3
+    other = broker.declare_queue("other", dedupe_window_s=60)
+    for number in range(20):
+        queue = broker.declare_queue("jobs", dedupe_window_s=60)
+        assert queue.put(b"x", dedupe_key="1") == 0
+        broker.delete_queue("jobs")
+        with pytest.raises(qflow.QueueDeleted):
+            queue.put(b"x", dedupe_key="1")
+        other.put(b"x", dedupe_key=f"{number}")
+    assert len(keys._whole) == 1
+    assert len(keys._known) == 3
+    assert other.put(b"x", dedupe_key="0") == 0
+    claim = keys.claim(parts_of(other).puts, "1", b"x")
+    keys.forget(claim.place[0])
+    assert keys.ask(claim) == 1
+
+
 def test_a_put_that_fails_or_is_dropped_leaves_its_key_free(open_at: Callable[..., qflow.Broker]) -> None:
     """Nothing was stored, so the next put with the key is a first one."""
     broker = open_at()
@@ -118,7 +190,7 @@ def test_puts_with_one_key_at_once_wait_for_the_first(open_at: Callable[..., qfl
     broker = open_at()
     queue = broker.declare_queue("jobs", dedupe_window_s=60)
     keys = broker.engine.queues.keys
-    claim = keys.claim(qflow.queues.queue.parts_of(queue).puts, "1", b"x")
+    claim = keys.claim(parts_of(queue).puts, "1", b"x")
     assert keys.ask(claim) is None
     with pytest.raises(qflow.ProducerBusy, match="dedupe_key '1'"):
         queue.put(b"x", dedupe_key="1", timeout_s=0)
