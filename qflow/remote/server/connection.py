@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from qflow.aio.broker import AsyncBroker
 from qflow.errors import FormatTooNew, InvalidArgument
+from qflow.remote.server.answers import Answers
 from qflow.remote.server.budget import LARGE, Budget
 from qflow.remote.server.lone import MOST_LONE, MOST_TOGETHER, Lone, LoneThread
 from qflow.remote.server.operations import OPERATIONS
@@ -24,14 +25,12 @@ from qflow.remote.server.operations.admin import MOST_REQUESTS, frame_bytes
 from qflow.remote.server.session import Session
 from qflow.remote.wire import frames
 from qflow.remote.wire.errors import encode_error
-from qflow.remote.wire.frames import Frame, FrameReader, WireError, encode_frame
+from qflow.remote.wire.frames import Frame, FrameReader, WireError
 
 MOST_WAITING = 10_000
 """Requests without columns that are under way of one connection: more are refused."""
 SLACK_BYTES = 4 * 2**20
 """What is under way beyond the credit of a connection, for requests without columns."""
-UNREAD_BYTES = 4 * 2**20
-"""Of answers that the caller has not read: beyond that nothing is read, and no message acquired."""
 STALLED_S = 10.0
 """A large frame that somebody else waits for must go on coming within that."""
 WAITS = "get", "subscription_get"
@@ -76,7 +75,7 @@ class _Put:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """See the module; `Flow` of its session, too."""
+    """See the module."""
 
     def __init__(
         self,
@@ -94,7 +93,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: Any = None
         self._socket: socket.socket | None = None
         self.lone: Lone | None = None
-        self._session = Session(broker, OPERATIONS, flow=self, notify=self._notify)
+        self._answers = Answers(self._look)
+        self._session = Session(broker, OPERATIONS, flow=self._answers, notify=self._notify)
         self._reader = FrameReader(frame_bytes(broker.broker.settings))
         self._start: bytearray | None = bytearray()
         """What came of the preamble; None once it is complete."""
@@ -113,20 +113,12 @@ class Connection(asyncio.BufferedProtocol):
         """Requests that are under way."""
         self._credit = 0
         self._loop = asyncio.get_running_loop()
-        self._out: list[bytes] = []
         self._waits = False
         self._stalled: asyncio.TimerHandle | None = None
-        self._unread = 0
-        """Bytes of answers that the transport does not have yet."""
-        self._is_paused = False
-        self._room = asyncio.Event()
-        self._room.set()
         self._ending = False
-        self._is_draining = False
         self._connecting: asyncio.Task[Any] | None = None
         self._drained: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._lost = asyncio.Event()
 
     def begin(self, one: socket.socket) -> None:
         """Take over a socket."""
@@ -138,13 +130,13 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         self._credit = self._session.credit_bytes = self._budget.grant(self)
-        self._transport.set_write_buffer_limits(high=UNREAD_BYTES)
+        self._answers.begin(transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._ending = True
         self._stop_watching()
         self._budget.leave(self)
-        self._room.set()
+        self._answers.end()
         for task in [*self._tasks.values(), *self._unnumbered]:
             task.cancel()
         self._closing = self._loop.create_task(self._close_session())
@@ -156,18 +148,14 @@ class Connection(asyncio.BufferedProtocol):
         try:
             await self._session.close()
         finally:
-            self._lost.set()
+            self._answers.lost.set()
             self._gone(self)
 
     def pause_writing(self) -> None:
-        self._is_paused = True
-        self._room.clear()
-        self._look()
+        self._answers.pause()
 
     def resume_writing(self) -> None:
-        self._is_paused = False
-        self._room.set()
-        self._look()
+        self._answers.resume()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._budget.buffer
@@ -186,23 +174,9 @@ class Connection(asyncio.BufferedProtocol):
         except WireError as error:
             self._refuse(encode_error(InvalidArgument(str(error))))
 
-    # Of the session --------------------------------------------------------------------------------------------------
-
-    def is_open(self) -> bool:
-        return self._room.is_set() and not self._is_draining
-
-    async def opened(self, timeout_s: float | None) -> bool:
-        while not self._is_draining and not self._room.is_set():
-            await self._room.wait()
-        if self._is_draining:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._lost.wait()
-        return self.is_open()
-
     def _notify(self, head: dict[str, Any]) -> None:
-        if not self._ending and self._room.is_set():
-            self._write(0, (head, []))
+        if not self._ending and self._answers.has_room:
+            self._answers.write(0, head, [])
 
     # Requests --------------------------------------------------------------------------------------------------------
 
@@ -236,8 +210,8 @@ class Connection(asyncio.BufferedProtocol):
             self._cancel(head.get("request"))
             return
         if head.get("op") == "lone" and number and not self._ending:
-            self._write(number, ({"result": self._begin_lone() and MOST_TOGETHER}, []))
-            self._flush()
+            self._answers.write(number, {"result": self._begin_lone() and MOST_TOGETHER}, [])
+            self._answers.flush()
             return
         if number in self._tasks or number in self.puts:
             raise WireError(f"request {number} is under way already: each has a number of its own")
@@ -249,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
             text = f"{MOST_WAITING} requests of this connection are under way: let some end, or connect once more"
             if number:
                 why = self._session.closed() if self._ending else InvalidArgument(text)
-                self._write(number, (encode_error(why), []))
+                self._answers.write(number, encode_error(why), [])
             return
         self._under_way_bytes += size if size <= self._credit else 0
         self._with_columns += cost.has_columns
@@ -274,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_lone(self) -> bool:
         """Have the thread serve this connection from now on; False: it cannot."""
-        if self._tasks or self.puts or self._out or self._is_full or self._is_paused or self._socket is None:
+        if self._tasks or self.puts or self._is_full or not self._answers.are_sent or self._socket is None:
             return False
         if len(self._thread) >= MOST_LONE:
             return False
@@ -304,7 +278,7 @@ class Connection(asyncio.BufferedProtocol):
     async def _answer(self, number: int, head: dict[str, Any], columns: Any) -> None:
         reply = await self._session.call(head, columns)
         if number:
-            self._write(number, reply)
+            self._answers.write(number, *reply)
         elif "error" in reply[0]:
             text = f"nobody waits for operation {head.get('op')!r}, and it failed: {reply[0]['text']}"
             self._refuse({**reply[0], "text": text})
@@ -315,7 +289,7 @@ class Connection(asyncio.BufferedProtocol):
         del self.puts[put.number]
         if self._ending and not self.puts:
             self._quiet.set()
-        self._write(put.number, (answer, []))
+        self._answers.write(put.number, answer, [])
         if self._is_full:
             self._look()
 
@@ -325,7 +299,7 @@ class Connection(asyncio.BufferedProtocol):
             self._tasks.pop(number, None)
             self._waiting.discard(task)
             if task.cancelled():
-                self._write(number, (encode_error(InvalidArgument("the request was cancelled")), []))
+                self._answers.write(number, encode_error(InvalidArgument("the request was cancelled")), [])
         else:
             self._unnumbered.discard(task)
         if not task.cancelled() and task.exception() is not None:
@@ -344,24 +318,6 @@ class Connection(asyncio.BufferedProtocol):
         if task is not None:
             task.cancel()
 
-    def _write(self, number: int, reply: tuple[dict[str, Any] | bytes, list[Any]]) -> None:
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        parts = encode_frame(number, reply[0], reply[1])
-        self._out += parts
-        self._unread += sum(map(len, parts))
-        if self._unread > UNREAD_BYTES:
-            self._room.clear()  # before the transport has seen any of it
-
-    def _flush(self) -> None:
-        """Send what was answered in this turn of the loop."""
-        out, self._out, self._unread = self._out, [], 0
-        if out and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(out))  # `writelines` of CPython 3.12 and later may pause nobody
-            if not self._is_paused and not self._room.is_set():
-                self._room.set()
-                self._look()
-
     # When to read ----------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
@@ -370,7 +326,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         full = self._with_columns > MOST_REQUESTS or len(self._unnumbered) >= MOST_REQUESTS
         full = full or self._large > 1 or self._under_way_bytes > self._credit + SLACK_BYTES
-        full = full or self._waits or not self._room.is_set()
+        full = full or self._waits or not self._answers.has_room
         if full != self._is_full:
             self._is_full = full
             if full:
@@ -410,13 +366,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing():
             return
         self._ending = True
-        self._write(0, (head, []))
-        self._flush()
+        self._answers.write(0, head, [])
+        self._answers.flush()
         self._transport.close()
 
     def drain(self, *, ends: bool) -> None:
         """Give the caller no more messages, and end the connection if it may and the caller holds none."""
-        self._is_draining = True
+        self._answers.is_draining = True
         if ends and not self._drained and not self._session.holds():
             self._drained = self._loop.create_task(self.end())
 
@@ -439,7 +395,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._start is not None and not self._transport.is_closing():  # it has just come, and is told no less
                 self._transport.write(frames.preamble())
             self._refuse({"closing": str(self._session.closed())})
-            await self._lost.wait()
+            await self._answers.lost.wait()
 
     def abort(self) -> None:
         """End the connection as it is."""
