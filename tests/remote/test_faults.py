@@ -161,17 +161,40 @@ def test_a_number_that_is_under_way_is_refused(jobs: qflow.Queue, spool: Path) -
         assert raw.frame() is None
 
 
-def test_a_settle_that_nobody_waits_for_and_fails_ends_the_connection(jobs: qflow.Queue, spool: Path) -> None:
+def test_a_settle_that_makes_no_sense_ends_the_connection_where_nobody_waits_for_it(
+    jobs: qflow.Queue, spool: Path
+) -> None:
     """With its sentence; what the connection held goes back."""
     jobs.put(b"x")
     with RawDoor(spool).greeted() as raw:
         raw.ask(GET)
-        raw.request({"op": "ack", "grant": 99}, number=0)
+        raw.request({"op": "ack", "grant": "x"}, number=0)
         frame = raw.frame()
         assert frame is not None
         assert "nobody waits for operation 'ack'" in frame.head["text"]
         assert raw.frame() is None
     assert jobs.get(10).delivery_count == 2
+
+
+def test_a_settle_that_comes_too_late_is_passed_over_where_nobody_waits_for_it(
+    owner: qflow.Broker, jobs: qflow.Queue, spool: Path
+) -> None:
+    """What was taken back from the connection meanwhile, or it never held: it goes on, and holds what it held."""
+    jobs.put_many([b"1", b"2"])
+    owner.declare_queue("other").put(b"x")
+    with RawDoor(spool).greeted() as raw:
+        raw.ask({**GET, "queue": "other"})
+        answer = raw.ask(GET).head["result"]
+        assert not answer["leased"]
+        jobs.on_slow_consumer(0.01, qflow.SlowConsumer.RELEASE)
+        until(lambda: not jobs.stats().acquired_messages)
+        raw.request({"op": "ack", "grant": answer["grant"], "places": [[0, 1]]}, number=0)
+        raw.request({"op": "ack", "grant": answer["grant"], "places": None}, number=0)
+        raw.request({"op": "ack", "grant": 99, "places": None}, number=0)
+        late = raw.ask({"op": "ack", "grant": answer["grant"], "places": None})
+        assert type(decode_error(late.head)) is qflow.AlreadySettled
+        assert owner.queue("other").stats().acquired_messages == 1
+    assert len(jobs) == 2
 
 
 def test_what_is_cancelled_takes_nothing(owner: qflow.Broker, spool: Path) -> None:

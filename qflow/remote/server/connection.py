@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from qflow.aio.broker import AsyncBroker
-from qflow.errors import FormatTooNew, InvalidArgument
+from qflow.errors import AlreadySettled, FormatTooNew, InvalidArgument
 from qflow.remote.server.answers import Answers
 from qflow.remote.server.budget import LARGE, Budget
 from qflow.remote.server.lone import MOST_LONE, MOST_TOGETHER, Lone, LoneThread
@@ -35,6 +35,8 @@ STALLED_S = 10.0
 """A large frame that somebody else waits for must go on coming within that."""
 WAITS = "get", "subscription_get"
 """Operations that wait for messages, perhaps without end."""
+TOO_LATE = AlreadySettled.__name__
+"""What was settled is not held any more: an error of nobody, where nobody waits to be told."""
 HELD_S = 1.0
 """A large frame that is not answered within that waits for room in a queue: it takes nothing from the budget then."""
 
@@ -279,7 +281,7 @@ class Connection(asyncio.BufferedProtocol):
         reply = await self._session.call(head, columns)
         if number:
             self._answers.write(number, *reply)
-        elif "error" in reply[0]:
+        elif reply[0].get("error", TOO_LATE) != TOO_LATE:
             text = f"nobody waits for operation {head.get('op')!r}, and it failed: {reply[0]['text']}"
             self._refuse({**reply[0], "text": text})
 
