@@ -19,6 +19,7 @@ import qflow
 from damaging import damaged, torn
 from door_raw import RawDoor, until
 from qflow import InvalidArgument, QueueEmpty, TransactionTooLarge
+from qflow.remote.server import budget, connection
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import encode_frame, preamble
 
@@ -404,3 +405,22 @@ def test_threads_that_come_and_go_share_a_connection(remote: qflow.RemoteBroker)
         thread.join()
     assert sorted(got) == sorted(b"%d.%d" % (name, place) for name in range(8) for place in range(50))
     assert len(queue) == 0
+
+
+def test_a_caller_that_hangs_in_a_large_frame_with_answers_unread_is_ended(
+    owner: qflow.Broker, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once others wait for the memory that it takes: their puts go on, and what it holds goes back."""
+    monkeypatch.setattr(budget, "BUDGET_BYTES", 2**22)
+    monkeypatch.setattr(connection, "STALLED_S", 0.01)
+    monkeypatch.setattr(connection, "LAST_WORDS_S", 0.01)
+    jobs, bulk = owner.declare_queues(["jobs", "bulk"], durable=False)
+    with RawDoor(spool).greeted() as raw, qflow.connect(spool) as remote:
+        get = {"op": "get", "queue": "bulk", "most": 1000}
+        raw.send(b"".join(b"".join(encode_frame(number, get)) for number in range(100, 104)))
+        raw.send((100 * 2**20).to_bytes(4, "little") + bytes(2**22))
+        for _ in range(4):
+            bulk.put_many([bytes(2**20)] * 7)
+        assert remote.queue("jobs").submit(bytes(3 * 2**20)).result(20) == 0
+        until(lambda: not bulk.stats().acquired_messages)
+    assert len(jobs) == 1

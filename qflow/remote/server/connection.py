@@ -35,6 +35,8 @@ STALLED_S = 10.0
 """A large frame that somebody else waits for must go on coming within that."""
 WAITS = "get", "subscription_get"
 """Operations that wait for messages, perhaps without end."""
+LAST_WORDS_S = 2.0
+"""As long is waited, at the end, for a caller to take what became of its calls."""
 TOO_LATE = AlreadySettled.__name__
 """What was settled is not held any more: an error of nobody, where nobody waits to be told."""
 HELD_S = 1.0
@@ -364,13 +366,17 @@ class Connection(asyncio.BufferedProtocol):
     # The end ---------------------------------------------------------------------------------------------------------
 
     def _refuse(self, head: dict[str, Any]) -> None:
-        """Tell the caller in a sentence why, and end the connection."""
-        if self._transport is None or self._transport.is_closing():
-            return
-        self._ending = True
-        self._answers.write(0, head, [])
-        self._answers.flush()
-        self._transport.close()
+        """End the connection of a caller that does not keep to the protocol, which may read nothing, either."""
+        self._say_last(head)
+        self._loop.call_later(LAST_WORDS_S, self._transport.abort)
+
+    def _say_last(self, head: dict[str, Any]) -> None:
+        """Tell the caller in a sentence why, and end the connection when it has read all that it is sent."""
+        if not self._transport.is_closing():
+            self._ending = True
+            self._answers.write(0, head, [])
+            self._answers.flush()
+            self._transport.close()
 
     def drain(self, *, ends: bool) -> None:
         """Give the caller no more messages, and end the connection if it may and the caller holds none."""
@@ -396,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             if self._start is not None and not self._transport.is_closing():  # it has just come, and is told no less
                 self._transport.write(frames.preamble())
-            self._refuse({"closing": str(self._session.closed())})
+            self._say_last({"closing": str(self._session.closed())})
             await self._answers.lost.wait()
 
     def abort(self) -> None:

@@ -14,11 +14,9 @@ from qflow.aio.broker import AsyncBroker, end_work
 from qflow.broker import Broker
 from qflow.door import Door
 from qflow.remote.server.budget import Budget
-from qflow.remote.server.connection import Connection
+from qflow.remote.server.connection import LAST_WORDS_S, Connection
 from qflow.remote.server.lone import LoneThread
 
-LAST_WORDS_S = 2.0
-"""As long is waited, at the end, for callers to take what became of their calls."""
 DRAIN_LOOK_S = 0.02
 """How often connections are looked at that are to end."""
 PAUSE_S = 1.0
