@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
@@ -18,10 +19,13 @@ import pytest
 import qflow
 import qflow.aio
 from door_raw import until
+from doors import event_loop
 from qflow import BrokerClosed, InDoubt, InvalidArgument, QflowError, StorageError
+from qflow.remote.client import tasks, threads
 from qflow.remote.client.connecting import open_socket
 from qflow.remote.client.link import Reply, Request
 from qflow.remote.client.promises import MOST_SUBMITTED, MOST_SUBMITTED_BYTES
+from qflow.remote.client.tasks import TaskConnection
 from qflow.remote.client.threads import Connection
 from qflow.remote.wire.frames import FrameReader, encode_frame, preamble
 
@@ -245,3 +249,57 @@ def test_a_path_may_begin_as_a_url_does(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     with qflow.open("grpc-spool"), qflow.connect("grpc-spool") as remote:
         assert remote.queues() == []
+
+
+def test_a_connection_is_closed_whose_owner_hangs(by_hand: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it has not sent all, and somebody waits, who is told first."""
+    monkeypatch.setattr(threads, "CLOSE_S", 0.01)
+    connection = by_hand.connection
+    connection.welcomed({"requests": 10, "bytes": 2**30, "frame_bytes": 2**30})
+    future = connection.submit(Request({"op": "ask"}, [[bytes(2**20)]], "the message"))
+    connection.tell(lambda: Request({"op": "ack"}))
+    connection.close()
+    assert isinstance(future.exception(30), InDoubt)
+
+
+def test_a_connection_of_tasks_is_closed_whose_owner_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of threads, also where the task that closes it is cancelled, and where several do."""
+    monkeypatch.setattr(tasks, "CLOSE_S", 0.01)
+
+    async def scenario(closing: Callable[[TaskConnection], Awaitable[object]]) -> None:
+        theirs, mine = socket.socketpair()
+        with theirs:
+            connection = TaskConnection("here")
+            await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=mine)
+            connection.welcomed({"requests": 10, "bytes": 2**30, "frame_bytes": 2**30})
+            call = asyncio.ensure_future(connection.call(Request({"op": "ask"}, [[bytes(2**20)]], "the message")))
+            await asyncio.sleep(0)
+            connection.tell(Request({"op": "ack"}))
+            await closing(connection)
+            with pytest.raises(InDoubt):
+                await call
+            await connection.close()
+            assert mine.fileno() == -1
+
+    async def cancelled(connection: TaskConnection) -> None:
+        closing = asyncio.ensure_future(connection.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+
+    event_loop.run(scenario(TaskConnection.close))
+    event_loop.run(scenario(lambda connection: asyncio.gather(connection.close(), connection.close())))
+    event_loop.run(scenario(cancelled))
+
+
+def test_a_connection_that_is_closed_keeps_no_file(owner: qflow.Broker, spool: Path) -> None:
+    """Though nothing was collected since."""
+    qflow.connect(spool).close()
+    gc.disable()
+    try:
+        before = os.listdir("/proc/self/fd")
+        for _ in range(10):
+            qflow.connect(spool).close()
+        until(lambda: len(os.listdir("/proc/self/fd")) <= len(before))
+    finally:
+        gc.enable()

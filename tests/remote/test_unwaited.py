@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from doors.event_loop import run, told, turns
 from drivers import DOOR, OWNER, joining
 from faults.seams import PATIENCE_S, Faults, faulty_broker
 from qflow.opening import with_door
-from qflow.remote.client import threads
+from qflow.remote.client import tasks, threads
 from qflow.remote.server import budget, connection
 from qflow.storage.log import transaction_log
 from qflow.storage.log.transaction_log import TransactionLog
@@ -211,3 +212,63 @@ def test_an_ack_that_waits_to_be_sent_is_told_of_the_end(owner: Owner, spool: Pa
     queue = owner.broker.queue("jobs")
     until(lambda: not queue.stats().acquired_messages)
     assert next(iter(queue.get_many(1))).sequence <= outcome[0].sequence
+
+
+def test_acks_are_heard_that_were_made_before_the_connection_is_closed(
+    owner: Owner, source: str, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that were not sent yet, for the owner reads no more for now."""
+    monkeypatch.setattr(threads, "CLOSE_S", PATIENCE_S)
+    remote = qflow.connect(spool)
+    deliveries = list(held(open_source(remote, source)))
+    owner.stop()
+    made: list[Any] = []
+
+    def ack_all() -> None:
+        with suppress(qflow.BrokerClosed):
+            for delivery in deliveries:
+                delivery.ack()
+                made.append(delivery)
+
+    acking = threading.Thread(target=ack_all)
+    acking.start()
+    link: Any = remote._connection
+    until(lambda: link._waking)
+    closing = threading.Thread(target=remote.close)
+    closing.start()
+    acking.join(PATIENCE_S)
+    owner.go_on()
+    closing.join(PATIENCE_S)
+    assert left_of(owner, source) == MESSAGES - len(made)
+
+
+def test_acks_of_tasks_are_heard_that_were_made_before_the_connection_is_closed(
+    owner: Owner, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of threads; where one that waits to be sent is told of the end."""
+    monkeypatch.setattr(tasks, "CLOSE_S", PATIENCE_S)
+
+    async def scenario() -> None:
+        async with joining(DOOR, qflow.aio.AsyncBroker(owner.broker)) as broker:
+            one = await told(open_source(broker, source))
+            batches = [await one.get_many(1000, 0) for _ in range(-(-MESSAGES // 1000))]
+            owner.stop()
+            made: list[Any] = []
+
+            async def ack_all() -> None:
+                with suppress(qflow.BrokerClosed):
+                    for batch in batches:
+                        for delivery in batch:
+                            await delivery.ack()
+                            made.append(delivery)
+
+            acking = asyncio.ensure_future(ack_all())
+            link: Any = broker._connection
+            await event_loop.until(lambda: acking.done() or not link._writable.is_set())
+            closing = asyncio.ensure_future(broker.close())
+            await acking
+            owner.go_on()
+            await closing
+            assert left_of(owner, source) == MESSAGES - len(made)
+
+    run(scenario())

@@ -239,7 +239,8 @@ class RemoteBroker:
     def close(self) -> None:
         """End the connection: what was delivered and not settled goes back; calls that wait get `BrokerClosed`.
 
-        The spool stays open with its owner. Twice is fine.
+        Acks that were made are heard, if the owner hears them within a second. The spool stays open with its owner.
+        Twice is fine.
         """
         self._connection.close()
 

@@ -21,6 +21,8 @@ FIRST_FRAME_BYTES = 16 * 2**20
 ANSWER_BYTES = 2**32 - 1
 CREDIT_BYTES = 32 * 2**20
 """Of requests with columns, under way at once, where the owner tells nothing else."""
+CLOSE_S = 1.0
+"""At the end of a connection the owner is to hear within that what was told and nobody waits for."""
 
 
 Reason = Callable[[], QflowError | None]
@@ -129,6 +131,11 @@ class Link:
     def has_unheard(self) -> bool:
         """What was sent, and nobody waits for, may not have been heard yet."""
         return self._unheard != 0
+
+    @property
+    def must_be_heard(self) -> bool:
+        """The owner is to hear what was sent before the connection is closed: it may be acks."""
+        return self._unheard != 0 and self.ended is None and bool(self.limits)
 
     def begin(self, request: Request, waiting: Waiting) -> int:
         """Have a request sent; return its number.

@@ -257,7 +257,8 @@ class AsyncRemoteBroker:
     async def close(self) -> None:
         """End the connection: what was delivered and not settled goes back; calls that wait get `BrokerClosed`.
 
-        The spool stays open with its owner. Twice is fine.
+        Acks that were made are heard, if the owner hears them within a second. The spool stays open with its owner.
+        Twice is fine.
         """
         await self._connection.close()
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
-from qflow.remote.client.link import Link, Reason, Reply, Request, Undo
+from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request, Undo
 from qflow.remote.wire.frames import WireError
 
 READ_BYTES = 2**18
@@ -168,6 +168,8 @@ class TaskConnection(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
+        if self._link.ended is not None:
+            return  # all were told
         try:
             self._link.feed(data)
         except WireError as error:
@@ -179,10 +181,7 @@ class TaskConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None and self.socket is not None:
             self._read_rest(self.socket)
-        if self._is_ending:
-            self._end(BrokerClosed(f"the connection to the owner of {self.target} was closed: connect again"))
-        else:
-            self._end(None)
+        self._end(None)
         self._lost.set()
 
     def _read_rest(self, one: socket.socket) -> None:
@@ -212,13 +211,28 @@ class TaskConnection(asyncio.Protocol):
         self._link.notices.append(call)
 
     async def close(self) -> None:
-        """End the connection; calls that wait get BrokerClosed. Twice is fine."""
+        """End the connection; calls that wait get BrokerClosed, and what nobody waits for is heard. Twice is fine."""
         if os.getpid() != self._process:
             return
-        self._is_ending = True
+        if not self._is_ending:
+            await self._close()
         if self._transport is not None:
-            self._transport.close()
             await self._lost.wait()
+
+    async def _close(self) -> None:
+        must_be_heard, self._is_ending = self._link.must_be_heard, True
+        self._end(BrokerClosed(f"the connection to the owner of {self.target} was closed: connect again"))
+        transport = self._transport
+        if transport is None:
+            return
+        try:
+            if must_be_heard and not transport.is_closing():
+                transport.write_eof()  # the owner ends the connection when it has read all
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(CLOSE_S):
+                        await self._lost.wait()
+        finally:
+            transport.abort()
 
     def leave(self) -> None:
         """In a forked child: close the copy of the socket, or the owner would not hear of the end."""

@@ -6,7 +6,6 @@ rest. The main thread does all of this out of reach of its signal handlers (see 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -17,22 +16,20 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from itertools import islice
 from typing import Any, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
 from qflow.memory.line import Wake
 from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
-from qflow.remote.client.link import Link, Reason, Reply, Request
+from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request
 from qflow.remote.client.lone import LARGE, Line, LonePuts
 from qflow.remote.client.promises import Call, Futures, Promise, Room
+from qflow.remote.client.sockets import Bell, hand_in, send_some
 from qflow.remote.wire.frames import WireError
 
 T = TypeVar("T")
 READ_BYTES = 2**18
 """Read at once, into a buffer that is kept: to allocate as much for each answer would cost more than to read it."""
-MOST_PARTS = 100
-"""Of what is sent at once: a system takes so many buffers, or more."""
 MOST_UNSENT_BYTES = 2**17
 """Acks that nobody waits for wait while more than that is not sent: the owner reads no more for now."""
 _logger = logging.getLogger("qflow")
@@ -40,11 +37,6 @@ _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def _nothing() -> None: ...
-
-
-def _close_pipe(told: int, tell: int) -> None:
-    os.close(told)
-    os.close(tell)
 
 
 class Connection:
@@ -59,11 +51,8 @@ class Connection:
         self._link = Link(target, reason)
         self._socket = one
         one.setblocking(False)
-        self._told, self._tell = os.pipe()
-        os.set_blocking(self._tell, False)
-        self._close_pipe = weakref.finalize(self, _close_pipe, self._told, self._tell)
-        """Not at the end: the main thread may write to it then, and the number would be another file's."""
-        self._close_pipe.atexit = False  # the reader still runs
+        self._bell: Bell | None = Bell()
+        """None: the reader has ended."""
         self._out: deque[memoryview] = deque()
         self._unsent = 0
         """Bytes in there."""
@@ -188,8 +177,9 @@ class Connection:
 
     def _rouse(self) -> None:
         """Have the reader look what there is to be done."""
-        with contextlib.suppress(OSError):  # it was told before, or this is a forked process
-            os.write(self._tell, b"o")
+        bell = self._bell
+        if bell is not None:
+            bell.ring()
         if self.closed or os.getpid() != self._process:
             shelter(self._begin_asked)  # nobody else may
 
@@ -303,21 +293,12 @@ class Connection:
             if waits:
                 return  # the reader is at it
         self._flush()
-        if self._out:
-            with contextlib.suppress(BlockingIOError):  # it was told before
-                os.write(self._tell, b"o")
+        if self._out and self._bell is not None:
+            self._bell.ring()
 
     def _flush(self) -> None:
         try:
-            while self._out:
-                sent = self._socket.sendmsg(islice(self._out, MOST_PARTS), (), socket.MSG_DONTWAIT)
-                self._unsent -= sent
-                while self._out and sent >= len(self._out[0]):
-                    sent -= len(self._out.popleft())
-                if sent:
-                    self._out[0] = self._out[0][sent:]
-        except BlockingIOError:
-            pass
+            self._unsent -= send_some(self._socket, self._out)
         except OSError:
             self._out.clear()  # the reader hears of it, too
             self._unsent = 0
@@ -346,19 +327,23 @@ class Connection:
         except BaseException as error:
             _logger.exception("the reader of the connection to %s failed", self.target)
             why = StorageError(f"{self.target}: reading failed: {error!r}; the connection was ended: connect again")
-        in_place(partial(self._end, why))
+        left = in_place(partial(self._end, why))
+        if left is not None:
+            hand_in(self._socket, left, CLOSE_S)
+        self._socket.close()
 
     def _read_all(self) -> None:
-        poll = select.poll()
-        poll.register(self._told, select.POLLIN)
+        assert self._bell is not None
+        poll, told = select.poll(), self._bell.told
+        poll.register(told, select.POLLIN)
         file, wanted = self._socket.fileno(), 0
         while True:
             if wanted != (wants := select.POLLIN | select.POLLOUT if self._out else select.POLLIN):
                 wanted = wants
                 poll.register(file, wanted)
             events = dict(poll.poll())
-            if self._told in events:
-                os.read(self._told, 4096)
+            if told in events:
+                os.read(told, 4096)
                 if self._is_ending:
                     return
                 if self._asked:
@@ -386,17 +371,20 @@ class Connection:
             if self._link.has_output:
                 self._send()
 
-    def _end(self, why: QflowError | None) -> None:
+    def _end(self, why: QflowError | None) -> deque[memoryview] | None:
+        """Tell everybody; return what is to be sent before the socket is closed, None where the owner need not hear."""
         with self.lock:
+            left = self._out if self._is_ending and self._link.must_be_heard else None
+            self._out, self._bell = deque(), None
             if self._is_ending and why is None:
                 why = BrokerClosed(f"the connection to the owner of {self.target} was closed: connect again")
             self._link.end(why)
             if self._lone is not None:
                 self._lone.close()
             self._futures.end()
-            self._socket.close()
             self._wake()
         self._begin_asked()
+        return left
 
     # The end ---------------------------------------------------------------------------------------------------------
 
@@ -414,7 +402,7 @@ class Connection:
         self.locked(begin)
 
     def close(self) -> None:
-        """End the connection; calls that wait get BrokerClosed. Twice is fine."""
+        """End the connection; calls that wait get BrokerClosed, and what nobody waits for is heard. Twice is fine."""
         if os.getpid() == self._process:
             shelter(self._tell_end)
             if threading.current_thread() is not self._reader:
@@ -426,8 +414,8 @@ class Connection:
                 self._is_ending = True
                 if self._lone is not None:
                     self._lone.close()
-                with contextlib.suppress(BlockingIOError):
-                    os.write(self._tell, b"e")
+                if self._bell is not None:
+                    self._bell.ring()
 
     def leave(self) -> None:
         """In a forked child: close the copies of everything."""
@@ -435,8 +423,9 @@ class Connection:
         self._socket.close()
         if self._lone is not None:
             self._lone.leave()
-        self._close_pipe()
-        self._told = self._tell = -1
+        if self._bell is not None:
+            self._bell.close()
+            self._bell = None
 
 
 def _after_fork() -> None:
