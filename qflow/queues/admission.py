@@ -390,7 +390,7 @@ class Admission:
         )
 
     def patience_s(self, deadline: float | None, disk: Exception | None = None) -> float:
-        """Return how long a put waits until it is time to look again, at most.
+        """Return how long a put that waits for memory does so until it is time to look again, at most.
 
         Raises:
             QueueFull, DiskFull: the deadline has passed.
@@ -401,8 +401,6 @@ class Admission:
             return wait
         if disk is not None:
             raise DiskFull(f"queue {context.name!r} is out of memory and could not spill: {disk}") from disk
-        if context.has_limit:
-            raise self.full()
         raise QueueFull(f"queue {context.name!r} found no memory in time: others wait with what they reserved")
 
     # Room ------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import qflow
 from qflow.config import QueueSettings, parse_size
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.overflow import Decision, Depth, decide
+from qflow.queues.queue import parts_of
+from unit.clocks import until
 
 pytestmark = pytest.mark.two_drivers
 
@@ -190,6 +192,30 @@ def test_who_holds_everything_can_still_put(open_spool: Open) -> None:
         queue.put(b"y" * 1000)
     held.ack()
     assert len(queue) == 35 - len(held)
+
+
+@pytest.mark.owner_only
+def test_a_put_that_found_no_memory_blames_no_limit(open_spool: Open) -> None:
+    """Deliveries fill the memory, one put is on its way beside that, and the limit is far away."""
+    broker = open_spool(capacity_bytes=65_536)
+    held, queue = broker.declare_queue("held", durable=False), broker.declare_queue("q", limit_messages=100)
+    held.put_many([b"x" * 1000] * 100)
+    batches = []
+    while batch := held.get_many(100, timeout_s=0):
+        batches.append(batch)
+    begun, go_on = threading.Event(), threading.Event()
+    first = threading.Thread(target=queue.put, args=(b"y" * 5000,))
+    others = threading.Thread(target=broker.engine.log.alone, args=(lambda *_: (begun.set(), go_on.wait(LONG_S)),))
+    others.start()
+    assert begun.wait(LONG_S)
+    first.start()
+    until(lambda: parts_of(queue).gate.incoming)
+    with pytest.raises(qflow.QueueFull, match="'q' found no memory in time"):
+        queue.put(b"z" * 5000, timeout_s=0)
+    go_on.set()
+    for thread in (first, others):
+        thread.join(LONG_S)
+    assert len(queue) == 1
 
 
 def test_queues_share_the_memory_of_the_broker_fairly(open_spool: Open) -> None:
