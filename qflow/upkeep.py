@@ -67,6 +67,7 @@ class Upkeep:
         self._ticked = -math.inf
         self._troubles = figures.troubles
         """Errors of parts of maintenance that were reported."""
+        self._tried: set[str] = set()  # what time did in the last round
         self.jobs: list[tuple[str, Callable[[], bool]]] = []
         """What else is done each second, under its name."""
         self._thread = threading.Thread(target=self._run, name="qflow-maintenance", daemon=True)
@@ -177,12 +178,20 @@ class Upkeep:
         now = self._spool.monotonic()
         if now - self._ticked < MAINTENANCE_S / 2:
             return False
-        queues = self._awake()
+        queues, tried = self._awake(), set()
+
+        def each(what: str, job: Callable[[], bool]) -> bool:
+            tried.add(what)
+            return attempt(what, job)
+
         self._figures.note_changed(queues)
-        more = [attempt(f"queue {queue.name!r}", partial(self._tick, queue)) for queue in queues]
-        more.append(self._streams.tick(attempt))
-        more.append(attempt("keys that have expired", self._queues.keys.forget_expired))
-        more += [attempt(what, job) for what, job in self.jobs]
+        more = [each(f"queue {queue.name!r}", partial(self._tick, queue)) for queue in queues]
+        more.append(self._streams.tick(each))
+        more.append(each("keys that have expired", self._queues.keys.forget_expired))
+        more += [each(what, job) for what, job in self.jobs]
+        for what in self._tried - tried:  # of what failed, only what is gone is not tried again
+            self._troubles.pop(what, None)
+        self._tried = tried
         self._ticked = -math.inf if any(more) else now
         return any(more)
 

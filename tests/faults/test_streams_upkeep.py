@@ -242,6 +242,32 @@ def test_a_job_that_fails_stops_no_other_and_is_reported_once(
     assert all(bool(record.exc_info) == ("a bug" in record.getMessage()) for record in caplog.records)
 
 
+def test_what_is_deleted_leaves_no_trouble_behind(
+    reopen: Callable[[], qflow.Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What failed of a queue or a stream is told as long as it is there."""
+    broker = reopen()
+    queue = broker.declare_queue("q")
+    upkeep = inside.upkeep(broker)
+
+    def fail(*_: object) -> bool:
+        raise ValueError("broken")
+
+    def tick() -> set[str]:
+        inside.is_due(broker)
+        upkeep.tick(upkeep.attempt)
+        return set(broker.stats().troubles)
+
+    monkeypatch.setattr(broker.stream("a"), "retain", fail)
+    monkeypatch.setattr("qflow.upkeep.tick", fail)
+    queue.put(b"1")
+    assert tick() == tick() == {"queue 'q'", "retention of stream 'a'"}
+    broker.delete_queue("q")
+    assert tick() == {"retention of stream 'a'"}
+    broker.delete_stream("a")
+    assert tick() == set()
+
+
 def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is to be forgotten is forgotten: it gives room back."""
     with qflow.open(spool) as broker, inside.paused(broker), monkeypatch.context() as patch:
