@@ -1,4 +1,4 @@
-"""Events on their way to callbacks, and the bell that has the maintenance thread hand them over."""
+"""Events on their way to callbacks, and the bell that has a thread hand them over."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _logger = logging.getLogger("qflow")
 
 
 class Bell:
-    """Wakes the maintenance thread: to look, or to end."""
+    """Wakes the thread: to look, or to end."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -34,7 +34,7 @@ class Bell:
         self.ended = True
         self._event.set()
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float | None) -> bool:
         """Wait for either; return whether it is the end."""
         self.rung = self._event.wait(timeout)
         if not self.ended:
@@ -60,8 +60,12 @@ class Listeners:
     def tell(self, kind: EventKind, queue: str, detail: str = "") -> None:
         """Note an event, to be told soon. Called anywhere, also under locks."""
         if self._listeners:
-            self._events.append(Event(kind, queue, detail, self._clock()))
-            self._bell.ring()
+            self.note(Event(kind, queue, detail, self._clock()))
+
+    def note(self, event: Event) -> None:
+        """Note an event that is there already; see `tell`."""
+        self._events.append(event)
+        self._bell.ring()
 
     def tell_all(self, harmless: type[BaseException] = Exception) -> None:
         """Hand events to callbacks; what these raise is written to the log of the process where it is `harmless`."""

@@ -63,6 +63,7 @@ MAY_IMPORT = {
     "restoring": {"words", "broker", "queues", "streams"},
     "remote": {
         "words",
+        "listeners",
         "restoring",
         "amqp",
         "facade",

@@ -203,9 +203,10 @@ class RemoteBroker:
         return transaction_of(self._connection, self.settings.max_transaction_bytes, parse_timeout(timeout_s))
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
-        """Have `callback(event)` called for each event of the owner from now on, by a thread of the connection.
+        """Have `callback(event)` called for each event of the owner from now on, by a thread of its own.
 
-        It may use the connection. What it raises is logged by the logger `qflow`; see `qflow.Broker.on_event`.
+        It may use the connection, and wait for futures. Of events that wait for it, the newest 10,000 are kept. What it
+        raises is logged by the logger `qflow`; see `qflow.Broker.on_event`.
         """
         self._events.add(callback)
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from qflow.callbacks import check_callback, check_ran
+from qflow.callbacks import check_callback
 from qflow.events import Event, EventKind
+from qflow.listeners import Bell, Listeners
 from qflow.remote.client import requests
 from qflow.remote.client.threads import Connection
-
-_logger = logging.getLogger("qflow")
 
 
 def event_of(head: dict[str, Any]) -> Event | None:
@@ -24,27 +23,41 @@ def event_of(head: dict[str, Any]) -> Event | None:
 
 
 class Events:
-    """Callbacks of one connection, which are called by the thread that resolves its futures."""
+    """Callbacks of one connection, called by a thread of their own: they may use it, wait for futures, and be slow."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._callbacks: list[Callable[[Event], object]] = []
-        self._lock = threading.Lock()
+        self._bell = Bell()
+        self._listeners = Listeners(connection.target, self._bell, time.time)
+        self._thread: threading.Thread | None = None
+        self._is_asked = False
+        """The owner tells of events."""
 
     def add(self, callback: Callable[[Event], object]) -> None:
         """Tell `callback` of each event from now on."""
         check_callback(callback, "an event callback")
-        with self._lock:
-            self._callbacks.append(callback)
-            if len(self._callbacks) > 1:
-                return
-        self._connection.listen(self._take)
-        self._connection.call(requests.events())
+        self._connection.locked(self._begin)
+        if not self._is_asked:
+            self._connection.call(requests.events())  # twice is fine
+            self._is_asked = True
+        self._listeners.add(callback)
 
-    def _take(self, head: dict[str, Any]) -> None:
+    def _begin(self) -> None:
+        """Under the lock of the connection."""
+        self._connection.check_open()
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="qflow-remote-events", daemon=True)
+            thread.start()
+            self._thread = thread
+            self._connection.listen(self._note, self._bell.end)
+
+    def _note(self, head: dict[str, Any]) -> None:
         event = event_of(head)
-        for callback in list(self._callbacks) if event is not None else ():
-            try:
-                check_ran(callback(event))  # type: ignore[arg-type]
-            except Exception:
-                _logger.exception("%s: the callback for %s failed", self._connection.target, event)
+        if event is not None:
+            self._listeners.note(event)
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._bell.wait(None)
+            self._listeners.tell_all(BaseException)

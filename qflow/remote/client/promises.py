@@ -39,22 +39,23 @@ class Call:
             self.gate.release()
 
 
-class Futures:
-    """A thread that resolves futures and tells of notices, started when first needed: they may use the connection."""
+class Worker:
+    """A thread that does one job after the other, started when first needed: they may use the connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._jobs: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Have the thread run. Called under the lock of the connection, before anything is to be done."""
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="qflow-remote-futures", daemon=True)
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             thread.start()
             self._thread = thread
 
     def do(self, job: Callable[[], object]) -> None:
-        """Have something done, one after the other."""
+        """Have something done."""
         self._jobs.put(job)
 
     def end(self) -> None:
@@ -65,7 +66,7 @@ class Futures:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception:
+            except BaseException:  # also `SystemExit` of a callback of a future: others wait for theirs
                 _logger.exception("a callback of a connection failed")
 
 
@@ -116,7 +117,7 @@ class Room:
 class Promise:
     """A future that waits for a reply."""
 
-    def __init__(self, request: Request, room: Room, futures: Futures) -> None:
+    def __init__(self, request: Request, room: Room, futures: Worker) -> None:
         self.future: Future[Any] = Future()
         self.future.set_running_or_notify_cancel()
         self.size = request.size

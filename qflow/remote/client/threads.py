@@ -23,7 +23,7 @@ from qflow.memory.line import Wake
 from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
 from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request
 from qflow.remote.client.lone import LARGE, Line, LonePuts
-from qflow.remote.client.promises import Call, Futures, Promise, Room
+from qflow.remote.client.promises import Call, Promise, Room, Worker
 from qflow.remote.client.sockets import Bell, hand_in, send_some
 from qflow.remote.wire.frames import WireError
 
@@ -61,7 +61,11 @@ class Connection:
         self._is_ending = False
         self._asked: deque[tuple[Request, Call]] = deque()
         """Of the main thread, for the reader to begin."""
-        self._futures = Futures()
+        self._futures = Worker("qflow-remote-futures")
+        self._opener = Worker("qflow-remote-opener")
+        """Makes connections for lone puts, for which the owner may let it wait."""
+        self._ended: list[Callable[[], object]] = []
+        """Called at the end."""
         self._room = Room(self.lock)
         self._lone: LonePuts | None = None
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -130,8 +134,8 @@ class Connection:
         self._lone = LonePuts(make, self._do_later)
 
     def _do_later(self, job: Callable[[], object]) -> None:
-        self.locked(self._futures.start)
-        self._futures.do(job)
+        self.locked(self._opener.start)
+        self._opener.do(job)
 
     def submit(self, request: Request) -> Future[Any]:
         """Make a request; the future has what its answer is read as. Waits while too much is submitted.
@@ -382,6 +386,9 @@ class Connection:
             if self._lone is not None:
                 self._lone.close()
             self._futures.end()
+            self._opener.end()
+            for ended in self._ended:
+                ended()
             self._wake()
         self._begin_asked()
         return left
@@ -392,14 +399,10 @@ class Connection:
         """The owner has told its limits."""
         self.locked(partial(self._link.welcomed, limits))
 
-    def listen(self, call: Callable[[dict[str, Any]], object]) -> None:
-        """Have the heads of notices given to a function, by the reader."""
-
-        def begin() -> None:
-            self._futures.start()
-            self._link.notices.append(lambda head: self._futures.do(partial(call, head)))
-
-        self.locked(begin)
+    def listen(self, call: Callable[[dict[str, Any]], object], ended: Callable[[], object]) -> None:
+        """Have the heads of notices given to a function, and have one called at the end. All under the lock."""
+        self._link.notices.append(call)
+        self._ended.append(ended)
 
     def close(self) -> None:
         """End the connection; calls that wait get BrokerClosed, and what nobody waits for is heard. Twice is fine."""
