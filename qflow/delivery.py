@@ -74,9 +74,11 @@ class Settler(Protocol):
     def extend_one(self, delivery: Delivery, seconds: float) -> None: ...
 
 
-class BatchSettler(Settler, Protocol):
-    """What settles a batch: its queue."""
+class BatchSettler(Protocol):
+    """What settles a batch, and deliveries of it: its queue."""
 
+    @property
+    def name(self) -> str: ...
     def settle_batch(self, batch: Deliveries, wait: bool) -> None: ...
     def return_batch(self, batch: Deliveries, how: Return) -> None: ...
     def extend_batch(self, batch: Deliveries, seconds: float) -> None: ...
@@ -276,7 +278,7 @@ class Deliveries(Sequence[Delivery]):
         if self.settled is None or position in self.settled:
             raise AlreadySettled(f"message {self.at(position)[0]} of queue {self.name!r} was settled before")
 
-    def unsettled_place(self, delivery: Delivery) -> tuple[Settler, int]:
+    def unsettled_place(self, delivery: Delivery) -> tuple[BatchSettler, int]:
         """Return who settles a delivery of it, and where in it that is. Raises as `check_unsettled`."""
         position = self.position(delivery.sequence)
         self.check_unsettled(position)

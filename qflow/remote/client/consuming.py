@@ -1,4 +1,4 @@
-"""Consumers at the door, for threads: `qflow.Consumer` over a queue that another process owns."""
+"""Consumers at the door, for threads: `qflow.Consumer` over a queue that another process owns; and what tasks share."""
 
 from __future__ import annotations
 
@@ -20,12 +20,31 @@ from qflow.takers import Noted, named
 _logger = logging.getLogger("qflow")
 
 
-class RemoteConsumed:
+class AnyConsumed:
+    """What consumers at the door share, of threads and of tasks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None:
+        """Return a delivery of a batch; None if it is settled, or the owner has taken the batch back."""
+        return None if batch.settled is None or index in batch.settled else batch[index]
+
+    def list_consumer(self, consumer: Listed) -> None:
+        """The owner is told when it gets first."""
+
+    def tell_failure(self, sequence: int | None, error: BaseException) -> None:
+        """A consumer's callback has raised; or, without a sequence, the consumer could not get a message."""
+        what = "to get a message, and tries again" if sequence is None else f"with message {sequence}"
+        _logger.error("the consumer of queue %r failed %s", self.name, what, exc_info=error)
+
+
+class RemoteConsumed(AnyConsumed):
     """What one consumer takes from, as `queues.consumer.Consumed` says."""
 
     def __init__(self, connection: Connection, name: str) -> None:
+        super().__init__(name)
         self._connection = connection
-        self.name = name
         self._number = 0
         """Of the request that waits."""
         self._consumer = 0
@@ -62,10 +81,6 @@ class RemoteConsumed:
         if not self._connection.closed:
             self._connection.tell(lambda: requests.cancel(self._number) if self._number else None)
 
-    def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None:
-        """Return a delivery of a batch; None if it is settled."""
-        return None if batch.settled is None or index in batch.settled else batch[index]
-
     def give_up_batch(self, batch: Deliveries) -> None:
         """Give back what was not handed out, not counted."""
         settler = batch.settler
@@ -82,16 +97,8 @@ class RemoteConsumed:
         except BrokerClosed:
             return  # it went back with all else
 
-    def list_consumer(self, consumer: Listed) -> None:
-        """The owner is told when it gets first."""
-
     def forget_consumer(self, consumer: Listed) -> None:
         """It has ended."""
         with suppress(BrokerClosed):
             if self._consumer:
                 self._connection.tell(lambda: requests.consume_end(self._consumer))
-
-    def tell_failure(self, sequence: int | None, error: BaseException) -> None:
-        """A consumer's callback has raised; or, without a sequence, the consumer could not get a message."""
-        what = "to get a message, and tries again" if sequence is None else f"with message {sequence}"
-        _logger.error("the consumer of queue %r failed %s", self.name, what, exc_info=error)

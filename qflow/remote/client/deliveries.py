@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from qflow.delivery import Deliveries, Delivery, Return
-from qflow.remote.client import requests
+from qflow.errors import AlreadySettled
+from qflow.remote.client import grants
 from qflow.remote.client.grants import AnyGrant, grant_of
 from qflow.remote.client.link import Request
 from qflow.remote.client.replies import Granted
-from qflow.remote.client.requests import Places
 from qflow.remote.client.threads import Connection
 
 
@@ -23,45 +24,31 @@ class Settler:
         self.grant = grant
 
     def settle_batch(self, batch: Deliveries, wait: bool) -> None:
-        self._settle(lambda: self.grant.take(batch), wait)
+        self._ask(batch, partial(grants.ack, self.grant, batch, None, wait), wait)
 
     def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
-        self._settle(lambda: self.grant.take_part(batch, index), wait)
+        self._ask(batch, partial(grants.ack, self.grant, batch, index, wait), wait)
 
     def return_batch(self, batch: Deliveries, how: Return) -> None:
-        self._return(batch, lambda: self.grant.take(batch), how)
+        self._ask(batch, partial(grants.nack, self.grant, batch, None, how), True)
 
     def return_part(self, batch: Deliveries, index: int, how: Return) -> None:
-        self._return(batch, lambda: self.grant.take_part(batch, index), how)
+        self._ask(batch, partial(grants.nack, self.grant, batch, index, how), True)
 
     def extend_batch(self, batch: Deliveries, seconds: float) -> None:
-        def make() -> Request | None:
-            places = self.grant.left(batch)
-            return None if places == [] else requests.extend(self.grant.number, places, seconds)
+        self._ask(batch, partial(grants.extend, self.grant, batch, seconds), True)
 
-        self.connection.settle(make, wait=True)
-
-    def _settle(self, take: Callable[[], Places], wait: bool) -> None:
-        def make() -> Request | None:
-            places = take()
-            return None if places == [] else requests.ack(self.grant.number, places, wait)
-
-        self.connection.settle(make, wait or self.grant.leased)
-
-    def _return(self, batch: Deliveries, take: Callable[[], Places], how: Return) -> None:
-        def make() -> Request | None:
-            places = take()
-            if how.requeue:
-                self.grant.returned(batch)
-            return None if places == [] else requests.nack(self.grant.number, places, how)
-
-        self.connection.settle(make, wait=True)
-
-    # Deliveries have their batch as settler, so nobody calls these.
-
-    def settle_one(self, delivery: Delivery, wait: bool) -> None: ...
-    def return_one(self, delivery: Delivery, how: Return) -> None: ...
-    def extend_one(self, delivery: Delivery, seconds: float) -> None: ...
+    def _ask(self, batch: Deliveries, make: Callable[[], Request | None], wait: bool) -> None:
+        if not self.grant.leased:
+            self.connection.settle(make, wait)
+            return
+        once = grants.Once(make)
+        try:
+            self.connection.settle(once, True)
+        except AlreadySettled:
+            if once.is_made:
+                self.connection.locked(partial(self.grant.lost, batch))
+            raise
 
 
 def deliveries_of(connection: Connection, name: str, granted: Granted) -> Deliveries:

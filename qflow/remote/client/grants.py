@@ -5,10 +5,13 @@ A batch is a `qflow.Deliveries`; what it calls its settler is made of this.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from qflow.delivery import Deliveries
+from qflow.delivery import Deliveries, Return
 from qflow.errors import AlreadySettled
+from qflow.remote.client import requests
+from qflow.remote.client.link import Request
 from qflow.remote.client.replies import Granted
 from qflow.remote.client.requests import Places
 from qflow.remote.wire.values import ranges
@@ -25,6 +28,7 @@ class AnyGrant(Protocol):
     def take_part(self, batch: Any, place: int) -> Places: ...
     def left(self, batch: Any) -> Places: ...
     def returned(self, batch: Any) -> None: ...
+    def lost(self, batch: Any) -> None: ...
     def in_doubt(self) -> AnyGrant: ...
 
 
@@ -34,13 +38,20 @@ class Grant(NamedTuple):
     number: int
     leased: bool
     """Whoever settles it waits for the answer: the owner may have taken it back."""
+    is_whole: bool = True
+    """It is taken back as a whole."""
 
     def returned(self, batch: Deliveries) -> None:
         """Some of a batch goes back: no matter for the rest of it."""
 
     def in_doubt(self) -> Grant:
         """Return the same, of which somebody else may have settled some."""
-        return self._replace(leased=True)
+        return self._replace(leased=True, is_whole=False)
+
+    def lost(self, batch: Deliveries) -> None:
+        """The owner says that it has taken some of a batch back: nothing of it is held any more."""
+        if self.is_whole:
+            batch.settled = None
 
     def take(self, batch: Deliveries) -> Places:
         """Mark what is left of a batch as settled; return it. Raises AlreadySettled: nothing is."""
@@ -73,3 +84,45 @@ class Grant(NamedTuple):
 def grant_of(granted: Granted) -> Grant:
     """Return the grant that messages came with."""
     return Grant(granted.number, granted.leased)
+
+
+class Once:
+    """Makes a request, and knows whether it did: if so, what is refused then was refused by the owner."""
+
+    __slots__ = ("_make", "is_made")
+
+    def __init__(self, make: Callable[[], Request | None]) -> None:
+        self._make = make
+        self.is_made = False
+
+    def __call__(self) -> Request | None:
+        request = self._make()
+        self.is_made = True
+        return request
+
+
+# Under the lock, as a grant's methods; None = there is nothing to be asked for.
+
+
+def _take(grant: AnyGrant, batch: Any, place: int | None) -> Places:
+    return grant.take(batch) if place is None else grant.take_part(batch, place)
+
+
+def ack(grant: AnyGrant, batch: Any, place: int | None, wait: bool) -> Request | None:
+    """Mark what is left of a batch, or one delivery, as settled; return the request. Raises AlreadySettled."""
+    places = _take(grant, batch, place)
+    return None if places == [] else requests.ack(grant.number, places, wait)
+
+
+def nack(grant: AnyGrant, batch: Any, place: int | None, how: Return) -> Request | None:
+    """As `ack`, to give it back."""
+    places = _take(grant, batch, place)
+    if how.requeue:
+        grant.returned(batch)
+    return None if places == [] else requests.nack(grant.number, places, how)
+
+
+def extend(grant: AnyGrant, batch: Any, seconds: float) -> Request | None:
+    """Return the request to hold what is left of a batch longer. Raises AlreadySettled."""
+    places = grant.left(batch)
+    return None if places == [] else requests.extend(grant.number, places, seconds)

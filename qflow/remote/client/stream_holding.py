@@ -138,6 +138,9 @@ class StreamGrant:
             return None
         return ranges([place for place in range(batch.total) if place not in batch.settled])
 
+    def lost(self, batch: Any) -> None:
+        """Some of a batch was taken back; of other partitions it may be held on."""
+
     def in_doubt(self) -> StreamGrant:
         """Return the same, of which somebody else may have settled some."""
         self.leased = True

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from qflow.delivery import Deliveries, Delivery
+from qflow.delivery import Deliveries
 from qflow.errors import NotFound, QueueDeleted
 from qflow.queues.consumer import Listed
 from qflow.remote.client import requests
+from qflow.remote.client.consuming import AnyConsumed
 from qflow.remote.client.task_settling import Settles, TaskSettler
 from qflow.remote.client.tasks import TaskConnection
 from qflow.takers import Taker
 
-_logger = logging.getLogger("qflow")
 
-
-class TaskConsumed(Settles):
+class TaskConsumed(AnyConsumed, Settles):
     """What consumers and loops take from, as `aio.consumer.AsyncConsumed` and `AsyncListed` say."""
 
     def __init__(
@@ -25,8 +23,8 @@ class TaskConsumed(Settles):
         name: str,
         collect: Callable[[int, float | None, str | int], Awaitable[Deliveries]] | None = None,
     ) -> None:
-        super().__init__(connection)
-        self.name = name
+        AnyConsumed.__init__(self, name)
+        Settles.__init__(self, connection)
         self._collect = collect
         self._consumer = 0
         """What the owner calls it."""
@@ -46,10 +44,6 @@ class TaskConsumed(Settles):
         """It knows its consumers itself."""
         return self
 
-    def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None:
-        """Return a delivery of a batch; None if it is settled."""
-        return None if batch.settled is None or index in batch.settled else batch[index]
-
     def give_up_batch(self, batch: Deliveries) -> None:
         """Give back what was not handed out, not counted: all that is not settled."""
         self.give_back_from(batch, 0)
@@ -65,9 +59,6 @@ class TaskConsumed(Settles):
             batch.settled.update(places)
             self._connection.tell(requests.give_back(settler.grant.number, index))
 
-    def list_consumer(self, consumer: Listed) -> None:
-        """The owner is told when it gets first."""
-
     def forget_consumer(self, consumer: Listed) -> None:
         """It has ended."""
         if self._consumer and not self._connection.closed:
@@ -76,8 +67,3 @@ class TaskConsumed(Settles):
     def holding(self, held: Iterable[object]) -> list[Listed]:
         """The owner asks for none."""
         return []
-
-    def tell_failure(self, sequence: int | None, error: BaseException) -> None:
-        """A consumer's callback has raised; or, without a sequence, the consumer could not get a message."""
-        what = "to get a message, and tries again" if sequence is None else f"with message {sequence}"
-        _logger.error("the consumer of queue %r failed %s", self.name, what, exc_info=error)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from qflow.aio.delivery import AsyncDelivery
 from qflow.delivery import Deliveries, Delivery, Return
 from qflow.errors import AlreadySettled, InvalidArgument
-from qflow.remote.client import requests
+from qflow.remote.client import grants
 from qflow.remote.client.grants import AnyGrant
 from qflow.remote.client.link import Request
 from qflow.remote.client.tasks import TaskConnection
@@ -37,10 +38,6 @@ class TaskSettler:
     def return_part(self, batch: Deliveries, index: int, how: Return) -> None:
         self.return_batch(batch, how)
 
-    def settle_one(self, delivery: Delivery, wait: bool) -> None: ...
-    def return_one(self, delivery: Delivery, how: Return) -> None: ...
-    def extend_one(self, delivery: Delivery, seconds: float) -> None: ...
-
 
 class Settles:
     """See the module; of one connection."""
@@ -51,34 +48,29 @@ class Settles:
     async def settle(self, held: Delivery | Deliveries, wait: bool) -> None:
         """Ack; it is on its way when this returns, and nobody waits for it but with `wait`, or where leases end."""
         grant, batch, index = _held(held)
-
-        def make() -> Request | None:
-            places = grant.take(batch) if index is None else grant.take_part(batch, index)
-            return None if places == [] else requests.ack(grant.number, places, wait)
-
-        await self._connection.settle(make, wait or grant.leased)
+        await self._ask(grant, batch, partial(grants.ack, grant, batch, index, wait), wait)
 
     async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
         """Nack."""
         grant, batch, index = _held(held)
-
-        def make() -> Request | None:
-            places = grant.take(batch) if index is None else grant.take_part(batch, index)
-            if how.requeue:
-                grant.returned(batch)
-            return None if places == [] else requests.nack(grant.number, places, how)
-
-        await self._connection.settle(make, True)
+        await self._ask(grant, batch, partial(grants.nack, grant, batch, index, how), True)
 
     async def extend(self, held: Delivery | Deliveries, seconds: float) -> None:
         """Hold it longer."""
         grant, batch, _ = _held(held)
+        await self._ask(grant, batch, partial(grants.extend, grant, batch, seconds), True)
 
-        def make() -> Request | None:
-            places = grant.left(batch)
-            return None if places == [] else requests.extend(grant.number, places, seconds)
-
-        await self._connection.settle(make, True)
+    async def _ask(self, grant: AnyGrant, batch: Any, make: Callable[[], Request | None], wait: bool) -> None:
+        if not grant.leased:
+            await self._connection.settle(make, wait)
+            return
+        once = grants.Once(make)
+        try:
+            await self._connection.settle(once, True)
+        except AlreadySettled:
+            if once.is_made:
+                grant.lost(batch)
+            raise
 
     async def settle_all(self, deliveries: Iterable[AsyncDelivery], wait: bool) -> None:
         """Ack deliveries; one that was settled before is told of when all the others are."""
@@ -96,7 +88,7 @@ class Settles:
             raise problem
 
 
-def _held(held: Delivery | Deliveries) -> tuple[Any, Any, int | None]:
+def _held(held: Delivery | Deliveries) -> tuple[AnyGrant, Any, int | None]:
     """Return the grant, the batch, and the place in it, None for all that is left."""
     if isinstance(held, Deliveries):
         batch: Any = held
