@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import qflow
 from door_raw import RawDoor
+from qflow.remote.server import pages
 from qflow.remote.wire.errors import decode_error
+from qflow.remote.wire.frames import encode_frame
 
 
 def test_a_transaction_is_done_whole_or_not_at_all(owner: qflow.Broker, spool: Path) -> None:
@@ -56,6 +61,51 @@ def test_what_waits_is_shown_in_pages_and_moved(owner: qflow.Broker, spool: Path
         assert raw.ask({"op": "browse_close", "browse": again}).head == {"result": None}
         gone = decode_error(raw.ask({"op": "browse_next", "browse": again}).head)
         assert type(gone) is qflow.NotFound
+
+
+@pytest.mark.parametrize(("kind", "source", "places"), [("browse", "queue", "entries"), ("query", "stream", "offsets")])
+def test_so_many_may_be_open_whose_pages_are_to_come(
+    owner: qflow.Broker, spool: Path, kind: str, source: str, places: str
+) -> None:
+    """Asked for at once, too: the ones beyond that are refused in a sentence, and the first ones go on."""
+    owner.declare_queue("one", durable=False).put_many([b"x"] * 1500)
+    owner.declare_stream("one", topics=["a"])
+    owner.publish_many([("a", b"x")] * 300)
+    head = {"op": kind, source: "one", "filter": "#"}
+    with RawDoor(spool).greeted() as raw:
+        raw.send(b"".join(b"".join(encode_frame(number, head)) for number in range(100, 105 + pages.MOST_OPEN)))
+        answers = [raw.frame() for _ in range(5 + pages.MOST_OPEN)]
+        refused = [decode_error(one.head) for one in answers if one and "error" in one.head]
+        assert [type(error) for error in refused] == [qflow.InvalidArgument] * 5
+        assert "end some of them" in str(refused[0])
+        opened = [one.head["result"][kind] for one in answers if one and "result" in one.head]
+        follows = raw.ask({"op": f"{kind}_next", kind: opened[0]}).head["result"]
+        assert follows[kind] is None
+        assert len(follows[places]) == {"browse": 500, "query": 1}[kind]
+        assert raw.ask({"op": f"{kind}_close", kind: opened[1]}).head == {"result": None}
+        assert "result" in raw.ask(head).head
+        assert "result" in raw.ask(head).head
+        assert "error" in raw.ask(head).head
+
+
+def test_a_page_takes_no_more_from_the_disk_than_it_has(
+    owner: qflow.Broker, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of large messages as many as fit in one answer."""
+    stream = owner.declare_stream("s", topics=["a"])
+    owner.publish_many([("a", bytes(2**20))] * 20)
+    read: list[Any] = []
+    query = type(stream).query
+
+    def counted(*given: Any, **options: Any) -> Iterator[Any]:
+        for message in query(*given, **options):
+            read.append(message)
+            yield message
+
+    monkeypatch.setattr(type(stream), "query", counted)
+    with RawDoor(spool).greeted() as raw:
+        page = raw.ask({"op": "query", "stream": "s", "filter": "#"})
+        assert len(page.columns[0]) == len(read) == 8
 
 
 def test_dead_letters_are_moved_back(owner: qflow.Broker, spool: Path) -> None:

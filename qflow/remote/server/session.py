@@ -13,6 +13,7 @@ import qflow
 from qflow.aio.broker import AsyncBroker
 from qflow.aio.loops import Promise
 from qflow.aio.queue import put_at_once
+from qflow.delivery import Entry
 from qflow.errors import (
     AlreadySettled,
     BrokerClosed,
@@ -28,7 +29,9 @@ from qflow.queues.consumer import Consumers
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.grants import Grants
 from qflow.remote.server.lone import PLAIN_PUT
+from qflow.remote.server.pages import Pages
 from qflow.remote.wire.errors import encode_error
+from qflow.streams.deliveries import StreamMessage
 from qflow.takers import Taker
 
 CREDIT_BYTES = 32 * 2**20
@@ -87,13 +90,13 @@ class Session:
         """Names of queues, and of streams, that were there when the caller named them."""
         self.pace: dict[str, int] = {}
         """By queue: how many messages fitted in an answer."""
-        self.browsing: dict[int, Any] = {}
-        """Pages that are still to come."""
         self.subscriptions: dict[int, Any] = {}
-        self.queries: dict[int, Any] = {}
-        """Those that have not come to their end."""
         self.numbers = count(1)
         """Of what the session opens."""
+        self.browsing: Pages[Entry] = Pages(broker, "browse", 1000, lambda entry: 0, self.numbers)
+        self.queries: Pages[StreamMessage] = Pages(
+            broker, "query", 256, lambda message: len(message.body), self.numbers
+        )
         self.flow: Flow = flow or FreeFlow()
         self.notify: Notify = notify or (lambda head: None)
         self.pid = 0
@@ -217,8 +220,10 @@ class Session:
                 continue  # it went back before, or with all others
             except QflowError as error:
                 _logger.warning("%s: what a connection held comes back later: %s", self.broker.path, error)
-        opened, self.subscriptions, self.queries = [*self.queries.values(), *self.subscriptions.values()], {}, {}
-        for one in opened:
+        self.browsing.close_all()
+        self.queries.close_all()
+        opened, self.subscriptions = self.subscriptions, {}
+        for one in opened.values():
             try:
                 await one.close()
             except QflowError as error:

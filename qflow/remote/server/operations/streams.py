@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from qflow.aio.stream import AsyncStream
-from qflow.errors import InvalidArgument, NotFound
+from qflow.errors import InvalidArgument
 from qflow.options import StreamOptions
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
-from qflow.remote.server.records import MOST_BYTES
 from qflow.remote.server.session import Operation, Reply, Session
 from qflow.remote.server.stream_records import describe_messages
 from qflow.remote.wire.values import plain
 from qflow.streams.deliveries import StreamMessage
-
-MOST_QUERIES = 100
-"""Of one connection that have not come to their end."""
-MOST_MESSAGES = 256
-"""In one page of a query."""
 
 
 async def declare_stream(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
@@ -67,59 +60,26 @@ async def last(session: Session, head: dict[str, Any], columns: Columns) -> Repl
     return {"result": told}, answer
 
 
-class Query:
-    """A query that goes on page by page."""
-
-    def __init__(self, messages: AsyncIterator[StreamMessage]) -> None:
-        self._messages: Any = messages
-
-    async def page(self) -> tuple[list[StreamMessage], bool]:
-        """Return the next messages, and whether there may be more."""
-        found: list[StreamMessage] = []
-        size = 0
-        async for message in self._messages:
-            found.append(message)
-            size += len(message.body)
-            if len(found) == MOST_MESSAGES or size >= MOST_BYTES:
-                return found, True
-        return found, False
-
-    async def close(self) -> None:
-        async with aclosing(self._messages):
-            pass
-
-
 async def query(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    stream = _stream(session, head)
-    if len(session.queries) >= MOST_QUERIES:
-        raise InvalidArgument(f"{MOST_QUERIES} queries of this connection have not come to their end: end some of them")
+    found = _stream(session, head).stream
     options = {name: head[name] for name in ("partition", "skip", "limit", "newest") if head.get(name) is not None}
     bounds = {name: moment(head.get(name)) for name in ("start", "end")}
-    begun = Query(stream.query(arguments.text(head, "filter"), **bounds, **options))
-    return await _page(session, begun, next(session.numbers))
+    begin = partial(found.query, arguments.text(head, "filter"), **bounds, **options)
+    return _told(*await session.queries.begin(begin))
 
 
 async def query_next(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    number = arguments.number(head, "query")
-    begun = session.queries.pop(number, None)
-    if begun is None:
-        raise NotFound(f"there is no query {number} of this connection: it has come to its end")
-    return await _page(session, begun, number)
+    return _told(*await session.queries.go_on(arguments.number(head, "query")))
 
 
 async def query_close(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    begun = session.queries.pop(arguments.number(head, "query"), None)
-    if begun is not None:
-        await begun.close()
+    session.queries.close(arguments.number(head, "query"))
     return {"result": None}, []
 
 
-async def _page(session: Session, begun: Query, number: int) -> Reply:
-    found, goes_on = await begun.page()
-    told, answer = describe_messages(found)
-    if goes_on:
-        session.queries[number] = begun
-    return {"result": {**told, "query": number if goes_on else None}}, answer
+def _told(messages: list[StreamMessage], number: int | None) -> Reply:
+    told, answer = describe_messages(messages)
+    return {"result": {**told, "query": number}}, answer
 
 
 def moment(value: Any) -> Any:
