@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ import qflow.aio
 from door_raw import RawDoor, until
 from qflow import InvalidArgument, QflowError
 from qflow.remote.client.link import Link, Reply, Request
-from qflow.remote.server import budget, connection
+from qflow.remote.server import answers, budget, connection
+from qflow.remote.server.operations import streams
 from qflow.remote.server.session import Session
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import FrameReader, encode_frame, preamble
@@ -166,6 +168,33 @@ def test_a_subscriber_that_never_reads_is_sent_no_more_than_a_bound(owner: qflow
         for _ in range(20):
             other.ack(other.get(10))
     other.close()
+
+
+@pytest.mark.parametrize("operation", ["query", "last"])
+def test_what_a_caller_asks_for_and_never_reads_is_not_made(
+    owner: qflow.Broker, spool: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """But for a bound; as soon as it reads, all of it is."""
+    owner.declare_stream("s", topics=["a/#"])
+    owner.publish_many([(f"a/{number}", bytes(2**20)) for number in range(6)])
+    made: list[int] = []
+    describe = streams.describe_messages
+
+    def counted(messages: list[Any]) -> Any:
+        made.append(len(messages))
+        return describe(messages)
+
+    monkeypatch.setattr(streams, "describe_messages", counted)
+    head = {"op": operation, "stream": "s", "filter": "#"}
+    with RawDoor(spool).greeted() as raw, RawDoor(spool).greeted() as other:
+        raw.send(b"".join(b"".join(encode_frame(number, head)) for number in range(100, 140)))
+        until(lambda: made)
+        for _ in range(5):  # the threads that read come to it behind what was asked for before
+            other.ask(head)
+        assert len(made) <= 5 + answers.MADE_TOGETHER + 2
+        frames = [raw.frame() for _ in range(40)]
+        assert {frame.number for frame in frames if frame} == set(range(100, 140))
+    assert made == [6] * 45
 
 
 def test_connections_that_asked_for_events_leave_nothing(owner: qflow.Broker, spool: Path) -> None:

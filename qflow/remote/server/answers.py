@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from qflow.remote.wire.frames import encode_frame
 
 UNREAD_BYTES = 4 * 2**20
 """Of answers that the caller has not read: beyond that nothing is read, and no message acquired."""
+MADE_TOGETHER = 2
+"""Long answers of one connection that are made at once: as many as there are threads that read the disk."""
 
 
 class Answers:
@@ -31,6 +33,8 @@ class Answers:
         """Set when the connection has ended, and holds nothing any more."""
         self.is_draining = False
         """The caller is given no more messages."""
+
+        self._making = asyncio.Semaphore(MADE_TOGETHER)
 
     def begin(self, transport: Any) -> None:
         """Send by this from now on."""
@@ -81,6 +85,14 @@ class Answers:
             if not self._is_paused and not self._room.is_set():
                 self._room.set()
                 self._look()
+
+    @asynccontextmanager
+    async def long_one(self) -> AsyncIterator[None]:
+        """Wait until a long answer may be made, and have it made and written before others are."""
+        async with self._making:
+            while not self._room.is_set():
+                await self._room.wait()
+            yield
 
     # `Flow` ----------------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,11 @@ STALLED_S = 10.0
 """A large frame that somebody else waits for must go on coming within that."""
 WAITS = "get", "subscription_get"
 """Operations that wait for messages, perhaps without end."""
+LONG = frozenset((
+    "query", "query_next", "last", "browse", "browse_next", "queues", "streams", "schedules", "declare_queues", "stats",
+    "figures", "queue_stats", "stream_stats", "subscription_stats", "check", "recovery", "hello",
+))  # fmt: skip
+"""Operations whose answers may be long, and that wait for no other request."""
 LAST_WORDS_S = 2.0
 """As long is waited, at the end, for a caller to take what became of its calls."""
 TOO_LATE = AlreadySettled.__name__
@@ -240,10 +245,12 @@ class Connection(asyncio.BufferedProtocol):
                 self.puts[number] = put
                 self._look()
                 return
-        task = self._loop.create_task(self._answer(number, head, columns))
+        op = head.get("op")
+        answer = self._answer_at_length if type(op) is str and op in LONG else self._answer
+        task = self._loop.create_task(answer(number, head, columns))
         if number:
             self._tasks[number] = task
-            if head.get("op") in WAITS:
+            if op in WAITS:
                 self._waiting.add(task)
         else:
             self._unnumbered.add(task)
@@ -278,6 +285,10 @@ class Connection(asyncio.BufferedProtocol):
             self._quiet.set()
         else:
             self.abort()
+
+    async def _answer_at_length(self, number: int, head: dict[str, Any], columns: Any) -> None:
+        async with self._answers.long_one():
+            await self._answer(number, head, columns)
 
     async def _answer(self, number: int, head: dict[str, Any], columns: Any) -> None:
         reply = await self._session.call(head, columns)
