@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
@@ -71,6 +72,37 @@ def test_an_object_shows_what_users_call(kind: type) -> None:
     """A name that is added is public for good: it belongs into this list, and into the reference."""
     shown = {name for name in dir(kind) if not name.startswith("_")}
     assert shown == set(SURFACE[kind].split())
+
+
+ALIKE = [
+    (qflow.Broker, qflow.RemoteBroker, qflow.aio.AsyncBroker, qflow.aio.AsyncRemoteBroker),
+    (qflow.Queue, qflow.RemoteQueue, qflow.aio.AsyncQueue, qflow.aio.AsyncRemoteQueue),
+    (qflow.Stream, qflow.RemoteStream, qflow.aio.AsyncStream, qflow.aio.AsyncRemoteStream),
+    (
+        qflow.Subscription,
+        qflow.RemoteSubscription,
+        qflow.aio.AsyncSubscription,
+        qflow.aio.AsyncRemoteSubscription,
+    ),
+    (qflow.Transaction, qflow.RemoteTransaction, qflow.aio.AsyncTransaction, qflow.aio.AsyncRemoteTransaction),
+]
+
+
+@pytest.mark.parametrize("kinds", ALIKE, ids=lambda kinds: kinds[0].__name__)
+def test_a_call_takes_the_same_arguments_of_threads_and_tasks_in_the_owner_and_at_the_door(
+    kinds: tuple[type, ...],
+) -> None:
+    """But for options that are named in a class of their own."""
+    for name in SURFACE.get(kinds[0], "").split():
+        taken = [_arguments(getattr(kind, name)) for kind in kinds if callable(getattr(kind, name, None))]
+        if not any("**" in one for one in taken):
+            assert all(one == taken[0] for one in taken), name
+
+
+def _arguments(call: object) -> dict[str, object]:
+    assert callable(call)
+    found = list(inspect.signature(call).parameters.values())[1:]
+    return {"**" if one.kind is one.VAR_KEYWORD else one.name: one.default for one in found}
 
 
 def test_a_method_is_called_after_the_class_that_its_users_know() -> None:

@@ -21,7 +21,7 @@ from qflow.aio.subscription import AsyncSubscription, subscription_of
 from qflow.aio.transaction import AsyncTogether, AsyncTransaction, transaction_of
 from qflow.broker import Broker
 from qflow.callbacks import call, check_callback
-from qflow.config import check_names, parse_timeout
+from qflow.config import check_names
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed
 from qflow.events import Event
@@ -168,13 +168,14 @@ class AsyncBroker:
         headers: Headers | None = None,
         producer: str | None = None,
         number: int | None = None,
+        timeout_s: Duration | None = None,
     ) -> PublishResult:
         """Put a message into every stream that takes its topic and every queue bound to it; see `Broker.publish`.
 
         Cancelled as `AsyncQueue.put`.
         Cost: a share of one commit for all tasks that publish meanwhile, and 12 µs if it goes to one stream.
         """
-        return await self._publishing.publish_one((topic, body, key), headers, producer, number)
+        return await self._publishing.publish_one((topic, body, key), headers, producer, number, timeout_s)
 
     async def publish_many(
         self,
@@ -183,9 +184,10 @@ class AsyncBroker:
         headers: Headers | None = None,
         producer: str | None = None,
         number: int | None = None,
+        timeout_s: Duration | None = None,
     ) -> Sequence[PublishResult]:
         """Publish (topic, body) pairs, or (topic, body, key), in one commit, all of them or none; see `publish`."""
-        return await self._publishing.publish(list(messages), headers, producer, number)
+        return await self._publishing.publish(list(messages), headers, producer, number, timeout_s)
 
     def submit_publish(
         self,
@@ -196,13 +198,14 @@ class AsyncBroker:
         headers: Headers | None = None,
         producer: str | None = None,
         number: int | None = None,
+        timeout_s: Duration | None = None,
     ) -> asyncio.Future[PublishResult]:
         """`publish` that does not wait: the future has what it returns, once it is confirmed.
 
         If the message goes to streams alone, there is room, and no producer is named, it is handed to the log when this
         returns; else the future is a task that publishes. Cancelling it cancels a `publish`.
         """
-        return self._publishing.submit((topic, body, key), headers, producer, number)
+        return self._publishing.submit((topic, body, key), headers, producer, number, timeout_s)
 
     # Streams -----------------------------------------------------------------------------------------------------
 
@@ -358,18 +361,6 @@ def submit_all(broker: AsyncBroker, messages: list[tuple[str, bytes]]) -> asynci
 def keep(broker: AsyncBroker, rooms: Rooms) -> asyncio.Future[Any]:
     """Keep facts, all in one commit; the future is done when they are synced. Errors as `TransactionLog.keep_facts`."""
     return broker._publishing.keep(rooms)
-
-
-async def publish_within(
-    broker: AsyncBroker,
-    messages: list[Any],
-    headers: Headers | None,
-    producer: str | None,
-    number: int | None,
-    timeout_s: Duration | None,
-) -> Sequence[PublishResult]:
-    """`publish_many` that waits for room, and for another call with its number, no longer than so many seconds."""
-    return await broker._publishing.publish(messages, headers, producer, number, parse_timeout(timeout_s))
 
 
 def end_work(broker: AsyncBroker) -> None:

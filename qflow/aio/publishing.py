@@ -9,6 +9,8 @@ from typing import Any
 
 from qflow.aio.loops import Home, Homes, Steps, Waiter, Worker, attend
 from qflow.aio.transaction import AsyncTogether
+from qflow.config import parse_timeout
+from qflow.durations import Duration
 from qflow.errors import QueueDeleted, StreamDeleted
 from qflow.memory.line import FOREVER
 from qflow.memory.waiting import in_place
@@ -35,20 +37,20 @@ class AsyncPublishing:
         headers: Headers | None,
         producer: str | None,
         number: int | None,
-        timeout_s: float | None = None,
+        timeout_s: Duration | None,
     ) -> Sequence[PublishResult]:
         """Publish (topic, body) or (topic, body, key) in one commit; see `Broker.publish_many`.
 
         Cancelled while it waits for room, or for another call with its number, nothing was done; while it waits for the
         commit, it is done all the same, or refused.
         """
-        claim = self._publisher.claim_of(producer, number)
+        claim, timeout = self._publisher.claim_of(producer, number), parse_timeout(timeout_s)
         if claim is None:
-            return await self._publish(messages, headers, None, timeout_s=timeout_s)
+            return await self._publish(messages, headers, None, timeout_s=timeout)
         now = asyncio.get_running_loop().time
-        ends = None if timeout_s is None else now() + timeout_s
+        ends = None if timeout is None else now() + timeout
         try:
-            if not await self._take(claim, timeout_s):
+            if not await self._take(claim, timeout):
                 return [duplicate_result() for _ in messages]
             left = None if ends is None else max(0.0, ends - now())
             return await self._publish(messages, headers, claim, timeout_s=left)
@@ -91,7 +93,12 @@ class AsyncPublishing:
         return (await self._publish([message], headers, None, kept))[0]
 
     async def publish_one(
-        self, message: tuple[Any, ...], headers: Headers | None, producer: str | None, number: int | None
+        self,
+        message: tuple[Any, ...],
+        headers: Headers | None,
+        producer: str | None,
+        number: int | None,
+        timeout_s: Duration | None,
     ) -> PublishResult:
         """`publish` of one message."""
         if producer is None and number is None:
@@ -103,10 +110,15 @@ class AsyncPublishing:
                 if sent is not None:
                     await self._homes.here().confirmed(sent.request)
                     return lots.results(sent)[0]
-        return (await self.publish([message], headers, producer, number))[0]
+        return (await self.publish([message], headers, producer, number, timeout_s))[0]
 
     def submit(
-        self, message: tuple[Any, ...], headers: Headers | None, producer: str | None, number: int | None
+        self,
+        message: tuple[Any, ...],
+        headers: Headers | None,
+        producer: str | None,
+        number: int | None,
+        timeout_s: Duration | None,
     ) -> asyncio.Future[PublishResult]:
         """`publish_one` that returns a future; without a task if the message can join a batch at once."""
         home = self._homes.here()
@@ -120,7 +132,8 @@ class AsyncPublishing:
                 sent = self._send_at_once(lots)
                 if sent is not None:
                     return home.confirmed(sent.request, lambda: lots.results(sent)[0])
-        return home.loop.create_task(self.publish_one(message, headers, producer, number))
+        timeout = parse_timeout(timeout_s)
+        return home.loop.create_task(self.publish_one(message, headers, producer, number, timeout))
 
     def _send_at_once(self, lots: Lots, kept: Kept | None = None) -> Sent | None:
         """Join lots to a batch if there is room; None if not."""

@@ -1073,3 +1073,26 @@ def test_what_failed_a_task_is_the_reason_of_the_dead_letter(on: On) -> None:
         assert said == ["single", "ValueError: block", "batch", "batch"]
 
     on(scenario)
+
+
+@pytest.mark.parametrize("way", ["publish", "publish_many", "submit_publish"])
+def test_a_publish_waits_for_room_no_longer_than_it_says(on: On, way: str) -> None:
+    """As one of threads; nothing was published."""
+
+    async def scenario(broker: qflow.aio.AsyncBroker) -> None:
+        queue = await broker.declare_queue("q", limit_messages=1)
+        await broker.bind(queue, "t")
+
+        def publish(timeout_s: Any) -> Any:
+            if way == "publish_many":
+                return broker.publish_many([("t", b"x")], timeout_s=timeout_s)
+            return getattr(broker, way)("t", b"x", timeout_s=timeout_s)
+
+        await publish(1000)
+        with pytest.raises(qflow.QueueFull):
+            await publish(0)
+        with pytest.raises(qflow.InvalidArgument):
+            await publish(-1)
+        assert (await queue.stats()).messages == 1
+
+    on(scenario)

@@ -137,33 +137,32 @@ class AsyncRemoteBroker:
 
     async def publish(
         self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
-        producer: str | None = None, number: int | None = None,
+        producer: str | None = None, number: int | None = None, timeout_s: Duration | None = None,
     ) -> PublishResult:  # fmt: skip
         """Put a message into every stream that takes its topic and every queue bound to it; see `qflow.Broker.publish`.
 
         Raises:
             InDoubt: the connection ended before the answer came; it may have been published.
         """
-        return await self._connection.call(
-            publish_requests.publish(topic, body, key, headers=headers, producer=producer, number=number)
-        )
+        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
+        return await self._connection.call(publish_requests.publish(topic, body, key, **options))
 
     async def publish_many(
         self, messages: Iterable[Publication], *, headers: Headers | None = None, producer: str | None = None,
-        number: int | None = None,
+        number: int | None = None, timeout_s: Duration | None = None,
     ) -> Sequence[PublishResult]:  # fmt: skip
         """Publish (topic, body) pairs, or (topic, body, key), in one commit, all of them or none; see `publish`."""
-        request = publish_requests.publish_many(messages, headers=headers, producer=producer, number=number)
+        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
+        request = publish_requests.publish_many(messages, **options)
         return [] if request is None else await self._connection.call(request)
 
     def submit_publish(
         self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
-        producer: str | None = None, number: int | None = None,
+        producer: str | None = None, number: int | None = None, timeout_s: Duration | None = None,
     ) -> asyncio.Future[PublishResult]:  # fmt: skip
         """`publish` that does not wait: the future has the result once it is confirmed."""
-        return self._connection.submit(
-            publish_requests.publish(topic, body, key, headers=headers, producer=producer, number=number)
-        )
+        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
+        return self._connection.submit(publish_requests.publish(topic, body, key, **options))
 
     # Streams -----------------------------------------------------------------------------------------------------
 

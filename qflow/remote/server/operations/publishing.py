@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from qflow.aio.broker import publish_within
 from qflow.aio.transaction import AsyncTransaction
 from qflow.config import parse_timeout
 from qflow.errors import InvalidArgument, NotFound
@@ -29,8 +28,8 @@ async def publish(session: Session, head: dict[str, Any], columns: Columns) -> R
     headers = arguments.mapping(head, "headers") or None
     producer = None if head.get("producer") is None else arguments.text(head, "producer")
     messages = list(zip(named, bodies, keys, strict=True))
-    results = await publish_within(
-        session.broker, messages, headers, producer, head.get("number"), head.get("timeout_s")
+    results = await session.broker.publish_many(
+        messages, headers=headers, producer=producer, number=head.get("number"), timeout_s=head.get("timeout_s")
     )
     return {"result": encode_results(results)}, []
 
