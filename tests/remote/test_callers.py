@@ -128,6 +128,26 @@ def test_an_answer_that_cannot_be_read_is_the_future_s_error(by_hand: Owner) -> 
     assert isinstance(future.exception(30), KeyError)
 
 
+def test_an_answer_that_cannot_be_read_is_the_error_of_a_future_of_tasks() -> None:
+    """As of threads."""
+
+    def read(reply: Reply) -> Any:
+        raise KeyError(reply.result)
+
+    async def scenario() -> None:
+        theirs, mine = socket.socketpair()
+        with theirs:
+            connection = TaskConnection("here")
+            await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=mine)
+            future = connection.submit(Request({"op": "ask"}, read=read))
+            theirs.sendall(preamble() + b"".join(encode_frame(1, {"result": 1})))
+            with pytest.raises(KeyError):
+                await future
+            await connection.close()
+
+    event_loop.run(scenario())
+
+
 def test_what_is_submitted_after_the_end_is_refused(owner: qflow.Broker, remote: qflow.RemoteBroker) -> None:
     """In the main thread, too."""
     queue = remote.declare_queue("jobs")

@@ -64,6 +64,18 @@ def test_a_timeout_begins_with_the_call(
     assert sent(link)[0].head == {"op": "put", "queue": "jobs", "headers": {"a": '"timeout_s"'}}
 
 
+def test_what_is_told_counts_as_heard_though_the_request_that_would_show_it_was_given_up(link: Link) -> None:
+    """It was kept back, and so never sent: the next one shows it."""
+    link.begin(put(), Waiting())
+    link.tell(requests.ack(1, None, False))
+    link.give_up(link.begin(put(), Waiting()))
+    link.feed(b"".join(encode_frame(1, {"result": None})))
+    assert link.has_unheard
+    number = link.begin(put(), Waiting())
+    link.feed(b"".join(encode_frame(number, {"result": None})))
+    assert not link.has_unheard
+
+
 GET = {"offsets": [], "sequences": [], "grant": 3}
 GIVEN_BACK = {"op": "give_back", "grant": 3, "from": 0}
 

@@ -221,6 +221,8 @@ class Link:
             return
         if self._kept.pop(number, None) is not None:
             del self._given[number]
+            if number == self._unheard:
+                self._unheard = -1
             self._send_kept()
         else:
             self._given[number] = given._replace(waiting=None)

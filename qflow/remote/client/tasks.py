@@ -90,11 +90,12 @@ class TaskConnection(asyncio.Protocol):
         def answered(future: asyncio.Future[Any]) -> None:
             if result.cancelled():
                 return
-            error = future.exception()
-            if error is None:
-                result.set_result(request.read(future.result()))
-            else:
+            try:
+                value = request.read(future.result())
+            except Exception as error:
                 result.set_exception(error)
+            else:
+                result.set_result(value)
 
         waiting.future.add_done_callback(answered)
         result.add_done_callback(lambda future: self._give_up(waiting) if future.cancelled() else None)
