@@ -14,7 +14,16 @@ from typing import Any, NamedTuple, Protocol
 from qflow.errors import BrokerClosed, InDoubt, InvalidArgument, QflowError, TransactionTooLarge, again
 from qflow.remote.wire import frames
 from qflow.remote.wire.errors import decode_error
-from qflow.remote.wire.frames import Frame, FrameReader, Head, WireError, encode_frame, encode_head, shorten_timeout
+from qflow.remote.wire.frames import (
+    MOST_HEAD_BYTES,
+    Frame,
+    FrameReader,
+    Head,
+    WireError,
+    encode_frame,
+    encode_head,
+    shorten_timeout,
+)
 
 FIRST_FRAME_BYTES = 16 * 2**20
 """The longest frame before the owner has told its own limit."""
@@ -204,9 +213,14 @@ class Link:
 
     def _encoded(self, number: int, request: Request) -> list[bytes]:
         parts = encode_frame(number, request.encoded().head, request.columns)
-        most = self.limits.get("frame_bytes", FIRST_FRAME_BYTES)
-        if sum(map(len, parts)) > most:
-            raise refuse_size(sum(map(len, parts)), most)
+        size, most = sum(map(len, parts)), self.limits.get("frame_bytes", FIRST_FRAME_BYTES)
+        if size > most:
+            raise refuse_size(size, most)
+        if size > MOST_HEAD_BYTES and len(parts[1]) > MOST_HEAD_BYTES:
+            raise TransactionTooLarge(
+                f"what this call says beside its bodies takes {len(parts[1])} bytes, and the owner takes "
+                f"{MOST_HEAD_BYTES} bytes at once: make it smaller"
+            )
         return parts
 
     def check(self) -> None:
@@ -288,7 +302,7 @@ class Link:
     def welcomed(self, limits: dict[str, int]) -> None:
         """The owner has told its limits."""
         self.limits = limits
-        self._reader.most_bytes = ANSWER_BYTES
+        self._reader.most_bytes = self._reader.most_head_bytes = ANSWER_BYTES
 
     def end(self, why: QflowError | None = None) -> None:
         """No answer comes any more: tell all who wait; twice is fine."""

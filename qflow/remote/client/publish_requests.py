@@ -30,7 +30,9 @@ def publish_many(
         raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {messages!r:.100}") from error
     head: dict[str, Any] = {"op": "publish"}
     topics = [topic for topic, _, _ in given]
-    head["topics"] = topics[0] if len(set(topics)) == 1 else topics
+    is_one = len(set(topics)) == 1
+    if is_one:
+        head["topics"] = topics[0]
     keys = [key for _, _, key in given]
     if headers:
         head["headers"] = decode_headers(encode_headers(headers))
@@ -40,8 +42,11 @@ def publish_many(
     if timeout is not None:
         head["timeout_s"] = timeout
     columns: list[list[Any]] = [[body for _, body, _ in given]]
-    if any(key is not None for key in keys):
-        columns.append(keys)
+    has_keys = any(key is not None for key in keys)
+    if has_keys or not is_one:
+        columns.append(keys if has_keys else [])
+    if not is_one:
+        columns.append([topic.encode() for topic in topics])
     return Request(head, columns, "what was published", results) if given else None
 
 

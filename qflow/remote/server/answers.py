@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from qflow.remote.wire.frames import encode_frame
+from qflow.errors import QflowError
+from qflow.remote.wire.errors import encode_error
+from qflow.remote.wire.frames import WireError, encode_frame
 
 UNREAD_BYTES = 4 * 2**20
 """Of answers that the caller has not read: beyond that nothing is read, and no message acquired."""
@@ -71,7 +73,11 @@ class Answers:
         """Send an answer, or a notice, with the others of this turn of the loop."""
         if not self._out:
             self._loop.call_soon(self.flush)
-        parts = encode_frame(number, head, columns)
+        try:
+            parts = encode_frame(number, head, columns)
+        except WireError as error:
+            text = f"what was asked for is done, but the answer is too long: {error}; ask for less at once"
+            parts = encode_frame(number, encode_error(QflowError(text)))
         self._out += parts
         self._unread += sum(map(len, parts))
         if self._unread > UNREAD_BYTES:

@@ -28,6 +28,8 @@ _NUMBERS = _START.size - _LENGTH.size
 KNOWN_HEADS = 64
 KNOWN_HEAD_BYTES = 256
 MOST_HEAD_BYTES = 16 * 2**20
+"""Of a request: what a head says takes some twenty times as much once it is read."""
+MOST_FRAME_BYTES = 2**32 - 1
 Head = dict[str, Any]
 
 
@@ -79,8 +81,8 @@ def encode_frame(number: int, head: Head | bytes, columns: Sequence[Items] = ())
     for column in columns:
         parts += encode_column(column)
     length = _NUMBERS + sum(map(len, parts))
-    if length > 0xFFFFFFFF:
-        raise WireError(f"a frame takes at most 4 GiB, and this one {length} bytes")
+    if length > MOST_FRAME_BYTES:
+        raise WireError(f"a frame takes at most {MOST_FRAME_BYTES} bytes, and this one {length}")
     parts[0] = _START.pack(length, number, len(packed))
     return parts
 
@@ -104,6 +106,8 @@ class FrameReader:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         """The longest frame."""
+        self.most_head_bytes = MOST_HEAD_BYTES
+        """The longest head of one."""
         self._bytes = bytearray()
         self._heads: dict[bytes, Head] = {}
         """Short heads that came: those of puts are all alike."""
@@ -154,8 +158,11 @@ class FrameReader:
         size = end - start
         _, number, head_bytes = _START.unpack_from(data, start)
         start += _START.size
-        if head_bytes > min(end - start, MOST_HEAD_BYTES):
-            raise WireError(f"the head of a frame says it has {head_bytes} bytes: more than the frame, or than 16 MiB")
+        if head_bytes > min(end - start, self.most_head_bytes):
+            raise WireError(
+                f"the head of a frame says it has {head_bytes} bytes: more than the frame, or than "
+                f"{self.most_head_bytes} bytes"
+            )
         packed = bytes(data[start : start + head_bytes])
         head = self._heads.get(packed)
         if head is None:

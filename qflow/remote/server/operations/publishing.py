@@ -21,8 +21,7 @@ _PUT = ("headers", "durable", "priority", "ttl_s", "delay_s", "not_before")
 async def publish(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     bodies = arguments.column(head, columns, 0)
     keys = columns[1] if len(columns) > 1 and columns[1] else [None] * len(bodies)
-    topics = head.get("topics")
-    named = [topics] * len(bodies) if isinstance(topics, str) else arguments.texts(head, "topics")
+    named = _topics(head, columns, len(bodies))
     if not len(bodies) == len(keys) == len(named):
         raise InvalidArgument(f"{len(named)} topics and {len(keys)} keys came with {len(bodies)} bodies")
     headers = arguments.mapping(head, "headers") or None
@@ -32,6 +31,17 @@ async def publish(session: Session, head: dict[str, Any], columns: Columns) -> R
         messages, headers=headers, producer=producer, number=head.get("number"), timeout_s=head.get("timeout_s")
     )
     return {"result": encode_results(results)}, []
+
+
+def _topics(head: dict[str, Any], columns: Columns, count: int) -> list[str]:
+    """Return the topic of each message: one for all of them, or a list; in the head, or in a column."""
+    if len(columns) > 2:
+        try:
+            return [topic.decode() for topic in arguments.column(head, columns, 2)]
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"topics of operation 'publish' must be UTF-8: {error}") from error
+    topics = head.get("topics")
+    return [topics] * count if isinstance(topics, str) else arguments.texts(head, "topics")
 
 
 async def transaction(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
