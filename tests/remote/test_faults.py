@@ -19,6 +19,7 @@ import qflow
 from damaging import damaged, torn
 from door_raw import RawDoor, until
 from qflow import InvalidArgument, QueueEmpty, TransactionTooLarge
+from qflow.aio.delivery import AsyncDeliveries
 from qflow.remote.server import budget, connection
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import encode_frame, preamble
@@ -424,3 +425,29 @@ def test_a_caller_that_hangs_in_a_large_frame_with_answers_unread_is_ended(
         assert remote.queue("jobs").submit(bytes(3 * 2**20)).result(20) == 0
         until(lambda: not bulk.stats().acquired_messages)
     assert len(jobs) == 1
+
+
+def test_what_cannot_be_given_back_holds_up_nothing_else(
+    owner: qflow.Broker,
+    jobs: qflow.Queue,
+    spool: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """When a connection ends: the rest goes back, and the log says what did not."""
+    other = owner.declare_queue("other")
+    nack = AsyncDeliveries.nack
+
+    async def fails(batch: AsyncDeliveries, *how: Any) -> None:
+        if batch.deliveries.bodies == [b"jobs"]:
+            raise MemoryError("none is left")
+        await nack(batch, *how)
+
+    monkeypatch.setattr(AsyncDeliveries, "nack", fails)
+    for queue in (jobs, other):
+        queue.put(queue.name.encode())
+    with RawDoor(spool).greeted() as raw:
+        raw.ask({**GET, "queue": "other"})
+        raw.ask(GET)
+    until(lambda: not other.stats().acquired_messages)
+    assert "none is left" in caplog.text

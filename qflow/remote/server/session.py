@@ -213,18 +213,15 @@ class Session:
             call()
         for taker, known in self.consumers.values():
             in_place(partial(known.see_off, taker))
-        for grant in self.grants.take_all():
-            try:
-                await grant.batch.nack()
-            except (AlreadySettled, BrokerClosed):
-                continue  # it went back before, or with all others
-            except QflowError as error:
-                _logger.warning("%s: what a connection held comes back later: %s", self.broker.path, error)
         self.browsing.close_all()
         self.queries.close_all()
-        opened, self.subscriptions = self.subscriptions, {}
-        for one in opened.values():
+        left = [grant.batch.nack for grant in self.grants.take_all()]
+        left += [one.close for one in self.subscriptions.values()]
+        for let_go in left:
             try:
-                await one.close()
-            except QflowError as error:
-                _logger.warning("%s: what a connection had opened was not closed: %s", self.broker.path, error)
+                await let_go()
+            except (AlreadySettled, BrokerClosed):
+                continue  # it went back before, or with all others
+            except Exception as error:
+                trace = not isinstance(error, QflowError)
+                _logger.warning("%s: what a connection held is free later: %s", self.broker.path, error, exc_info=trace)
