@@ -34,8 +34,6 @@ from qflow.remote.wire.errors import encode_error
 from qflow.streams.deliveries import StreamMessage
 from qflow.takers import Taker
 
-CREDIT_BYTES = 32 * 2**20
-"""Where nobody says another."""
 Reply = tuple[dict[str, Any], list[Any]]
 """A head and columns."""
 T = TypeVar("T")
@@ -54,16 +52,6 @@ class Flow(Protocol):
         """Wait until there is; False: there will be none, and the time is over."""
 
 
-class FreeFlow:
-    """Room for everything."""
-
-    def is_open(self) -> bool:
-        return True
-
-    async def opened(self, timeout_s: float | None) -> bool:
-        return True
-
-
 class Session:
     """See the module. One for each connection; made and used in one event loop; `close` ends it."""
 
@@ -72,8 +60,8 @@ class Session:
         broker: AsyncBroker,
         operations: dict[str, Operation],
         *,
-        flow: Flow | None = None,
-        notify: Notify | None = None,
+        flow: Flow,
+        notify: Notify,
     ) -> None:
         """Begin.
 
@@ -84,7 +72,7 @@ class Session:
         """
         self.broker = broker
         self.grants = Grants()
-        self.credit_bytes = CREDIT_BYTES
+        self.credit_bytes = 0
         """Of requests with columns that may be under way; `hello` tells it."""
         self.known: dict[str, set[str]] = {"queue": set(), "stream": set()}
         """Names of queues, and of streams, that were there when the caller named them."""
@@ -97,8 +85,8 @@ class Session:
         self.queries: Pages[StreamMessage] = Pages(
             broker, "query", 256, lambda message: len(message.body), self.numbers
         )
-        self.flow: Flow = flow or FreeFlow()
-        self.notify: Notify = notify or (lambda head: None)
+        self.flow = flow
+        self.notify = notify
         self.pid = 0
         """The process of the caller; 0 where that is not known."""
         self.takers: dict[str, Taker] = {}

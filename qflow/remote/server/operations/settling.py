@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from qflow.config import parse_span
@@ -22,6 +23,18 @@ def _asked(session: Session, head: dict[str, Any]) -> tuple[int, Grant, list[int
     return number, grant, arguments.places(head, len(grant.batch))
 
 
+async def _each(settles: Iterable[Awaitable[None]]) -> None:
+    """Settle one after the other. Raises AlreadySettled: the last of those that were; the others are done."""
+    problem: AlreadySettled | None = None
+    for settle in settles:
+        try:
+            await settle
+        except AlreadySettled as error:
+            problem = error
+    if problem is not None:
+        raise problem
+
+
 async def ack(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     number, grant, places = _asked(session, head)
     wait = arguments.flag(head, "wait")
@@ -29,14 +42,7 @@ async def ack(session: Session, head: dict[str, Any], columns: Columns) -> Reply
         if places is None:
             await grant.batch.ack(wait)
         else:
-            problem: AlreadySettled | None = None
-            for place in places:
-                try:
-                    await grant.batch[place].ack()
-                except AlreadySettled as error:
-                    problem = error
-            if problem is not None:
-                raise problem
+            await _each(grant.batch[place].ack() for place in places)
             if wait:
                 await grant.settled()
     finally:
@@ -54,14 +60,7 @@ async def nack(session: Session, head: dict[str, Any], columns: Columns) -> Repl
         if places is None:
             await grant.batch.nack(*how)
         else:
-            problem: AlreadySettled | None = None
-            for place in places:
-                try:
-                    await grant.batch[place].nack(*how)
-                except AlreadySettled as error:
-                    problem = error
-            if problem is not None:
-                raise problem
+            await _each(grant.batch[place].nack(*how) for place in places)
     finally:
         session.grants.drop(number)
     return _NOTHING
