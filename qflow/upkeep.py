@@ -188,7 +188,7 @@ class Upkeep:
         more = [each(f"queue {queue.name!r}", partial(self._tick, queue)) for queue in queues]
         more.append(self._streams.tick(each))
         more.append(each("keys that have expired", self._queues.keys.forget_expired))
-        more += [each(what, job) for what, job in self.jobs]
+        more += [each(what, job) for what, job in list(self.jobs)]
         for what in self._tried - tried:  # of what failed, only what is gone is not tried again
             self._troubles.pop(what, None)
         self._tried = tried

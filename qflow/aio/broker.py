@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
 
 from qflow.aio.dedupe import AsyncKeys
-from qflow.aio.loops import Home, Homes, Worker
+from qflow.aio.loops import Home, Worker, homes_of
 from qflow.aio.opening import Opening
 from qflow.aio.publishing import AsyncPublishing
 from qflow.aio.queue import AsyncQueue, queue_of
@@ -61,7 +61,7 @@ class AsyncBroker:
         self.broker = broker
         """The same broker for threads; its methods block."""
         self._worker = Worker(broker.path)
-        self._homes = Homes(broker.engine.log)
+        self._homes = homes_of(broker.engine)
         self._together = AsyncTogether(broker.engine.together, self._homes, self._worker)
         self._publishing = AsyncPublishing(broker.engine.publisher, self._together, self._homes, self._worker)
         keys = broker.engine.queues.keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
@@ -63,6 +64,7 @@ class ConsumerTasks:
         self._troubles = Troubles(self._consumed)
         self._current: dict[asyncio.Task[None], Delivery] = {}
         self._consumed.list_consumer(self)
+        home.unfinished.add(self._give_up)
         self._tasks = [home.loop.create_task(self._run()) for _ in range(concurrency)]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
@@ -119,10 +121,18 @@ class ConsumerTasks:
 
     def _task_ended(self, _: object) -> None:
         if all(task.done() for task in self._tasks):
-            self._stopped = True
-            if self._batch is not None:
-                in_place(partial(self._consumed.give_up_batch, self._batch))
-            self._consumed.forget_consumer(self)
+            in_place(self._give_up)
+            self._home.unfinished.discard(self._give_up)
+
+    def _give_up(self) -> None:
+        """Give back what it has, for no task goes on."""
+        self._stopped = True
+        for delivery in self._current.values():
+            with suppress(AlreadySettled):
+                delivery.nack()
+        if self._batch is not None:
+            self._consumed.give_up_batch(self._batch)
+        self._consumed.forget_consumer(self)
 
     async def _next(self) -> Delivery | None:
         """Take the next message of the batch that all tasks share; None if it is gone.

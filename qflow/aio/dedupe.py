@@ -31,6 +31,7 @@ class AsyncKeys:
         claim = keys.claim(puts, key, record)
         ask = partial(keys.ask, claim)
         try:
+            home.unfinished.add(claim.give_up)
             while (answer := ask() if keys.is_quick(claim) else await self._worker.run(home, ask)) is not None:
                 if isinstance(answer, int):
                     return answer
@@ -46,4 +47,6 @@ class AsyncKeys:
         except BaseException:
             claim.give_up()
             raise
+        finally:
+            home.unfinished.discard(claim.give_up)
         return receipts[0].first

@@ -47,9 +47,11 @@ class AsyncPublishing:
         claim, timeout = self._publisher.claim_of(producer, number), parse_timeout(timeout_s)
         if claim is None:
             return await self._publish(messages, headers, None, timeout_s=timeout)
-        now = asyncio.get_running_loop().time
+        home = self._homes.here()
+        now = home.loop.time
         ends = None if timeout is None else now() + timeout
         try:
+            home.unfinished.add(claim.give_up)
             if not await self._take(claim, timeout):
                 return [duplicate_result() for _ in messages]
             left = None if ends is None else max(0.0, ends - now())
@@ -57,6 +59,8 @@ class AsyncPublishing:
         except BaseException:
             in_place(claim.give_up)
             raise
+        finally:
+            home.unfinished.discard(claim.give_up)
 
     def submit_many(self, messages: list[tuple[str, bytes]]) -> asyncio.Future[Sequence[PublishResult]]:
         """`publish` without headers and producer that returns a future; without a task if there is room at once."""

@@ -115,6 +115,7 @@ class AsyncQueue(Generic[Placed]):
             waiter.future = waiter.home.loop.create_future()
             putting = putting_of(puts, put)
             try:
+                waiter.home.unfinished.add(putting.give_up)
                 if putting.stand(waiter):
                     await waiter.future
                     if putting.go_on():
@@ -126,6 +127,8 @@ class AsyncQueue(Generic[Placed]):
                 finally:  # see `attend`
                     in_place(putting.give_up)
                 raise
+            finally:
+                waiter.home.unfinished.discard(putting.give_up)
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
         if dedupe_key is not None:
@@ -219,8 +222,7 @@ class AsyncQueue(Generic[Placed]):
             await home.confirmed(put)
         if queue.exceeds:
             self._worker.spill(queue.spiller)
-        first: int = put.first
-        return first
+        return put.first
 
     def _enter(self, put: Any) -> None:
         """Hand a put whose room is reserved to the log, or make it visible if it is not logged."""
@@ -280,12 +282,14 @@ class AsyncQueue(Generic[Placed]):
         Cost: 2 µs a message.
         """
         config.parse_count(prefetch, "prefetch")
-        claims, taker = self._claims, task_name()
+        claims, taker, home = self._claims, task_name(), self._homes.here()
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # a loop body that never waits must not starve other tasks
             batch = await self._work.collect(prefetch, None, taker)
+            give_up = partial(claims.give_up, batch)
             try:
+                home.unfinished.add(give_up)
                 for index in range(len(batch)):
                     try:
                         delivery = claims.leave_batch(batch, index)
@@ -294,7 +298,8 @@ class AsyncQueue(Generic[Placed]):
                     if delivery is not None:
                         yield AsyncDelivery(delivery, self._work)
             finally:
-                in_place(partial(claims.give_up, batch))
+                in_place(give_up)
+                home.unfinished.discard(give_up)
 
     def consume(
         self,

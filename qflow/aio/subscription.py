@@ -109,7 +109,7 @@ class AsyncSubscription:
 
         Cost: 2 µs a message in a replay.
         """
-        claims = self._member.cursor.claims
+        claims, home = self._member.cursor.claims, self._homes.here()
         most = self._member.ahead_at_once
         for turn in count(1):
             if turn % TURNS == 0:
@@ -117,7 +117,9 @@ class AsyncSubscription:
             batch = await self._collect(most, None, ahead=True)
             if batch is None:
                 return
+            give_up = partial(claims.release, batch)
             try:
+                home.unfinished.add(give_up)
                 for index, delivery in enumerate(iter(batch)):
                     if batch.settled is None:
                         break
@@ -130,7 +132,8 @@ class AsyncSubscription:
                         if claims.is_crowded:
                             await self._settling.hold_up()
             finally:
-                in_place(partial(claims.release, batch))
+                in_place(give_up)
+                home.unfinished.discard(give_up)
 
     # Settling and moving ---------------------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class AsyncTogether:
         assembly = Assembly(leavings, puts)
         ends = None if timeout is None else home.loop.time() + timeout
         try:
+            home.unfinished.add(assembly.withdraw)
             for fan in assembly.fans:
                 while (receipt := in_place(partial(reserve_fan, fan))) is not None:
                     left = None if ends is None else max(0.0, ends - home.loop.time())
@@ -82,6 +83,8 @@ class AsyncTogether:
         except BaseException:
             in_place(assembly.withdraw)
             raise
+        finally:
+            home.unfinished.discard(assembly.withdraw)
         entered = in_place(partial(together.enter, assembly, soon=False))
         if entered is not None:
             await home.confirmed(entered)
