@@ -92,7 +92,7 @@ class QueueWork(InMemory):
     @property
     def is_leased(self) -> bool:
         """What is held may be taken back from whoever holds it."""
-        return parts_of(self.queue).leases.is_watched
+        return parts_of(self.queue).held.is_watched
 
     def give_up(self, batch: AsyncDeliveries) -> None:
         """Give back what is left of a batch, not counted as delivered: nobody was handed it."""

@@ -7,6 +7,7 @@ Methods take the lock themselves where their description says nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Deliveries, Delivery, Return, Segment
@@ -15,9 +16,10 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
 from qflow.queues.admission import Admission
+from qflow.queues.apart import HeldOne, Term
 from qflow.queues.dead_letters import Cause
 from qflow.queues.exits import Exits, Fate, Leaving, weigh
-from qflow.queues.held import Held, HeldOne, segments_of
+from qflow.queues.held import Held, segments_of
 from qflow.queues.lanes import Lanes, settled
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
@@ -70,18 +72,19 @@ class Claims:
             self._exits.forget(segments, Fate.ACKED)
         return joined, problem
 
-    def _singled(self, deliveries: list[Delivery]) -> tuple[dict[HeldOne, float | None], AlreadySettled | None]:
+    def _singled(self, deliveries: list[Delivery]) -> tuple[dict[HeldOne, None], AlreadySettled | None]:
         """Return deliveries, of batches too, as single ones; and why one of them is left out. Under the lock."""
         problem: AlreadySettled | None = None
-        wanted: dict[HeldOne, float | None] = {}
+        wanted: dict[HeldOne, None] = {}
         for delivery in deliveries:
             try:
                 if delivery in wanted:
                     raise AlreadySettled(f"message {delivery.sequence} of queue {self.name!r} is there twice")
-                if delivery not in self._singles and self._is_held(delivery):
-                    self.leave_batch(*_place_of(delivery), delivery)  # type: ignore[arg-type]
-                if delivery in self._singles:
-                    wanted[delivery] = self._singles[delivery]
+                if delivery in self._singles or delivery in self._held:
+                    wanted[delivery] = None
+                elif self._is_held(delivery):
+                    self.leave_batch(*_place_of(delivery), delivery, stays=False)  # type: ignore[arg-type]
+                    wanted[delivery] = None
             except AlreadySettled as error:
                 problem = error
         return wanted, problem
@@ -100,13 +103,13 @@ class Claims:
             self._settle_logged(delivery, wait)
             return
         size = len(delivery.record)
-        looks = False
+        done = looks = False
         context, lanes, gate = self._context, self._lanes, self._gate
         try:
             with context.lock:  # a straight line; see `waiting`
                 singles = self._singles
-                held = delivery in singles
-                if held and "a" not in collecting:
+                if delivery in singles and "a" not in collecting:
+                    done = True
                     lanes.acked += 1
                     gate.used = used = gate.used - size - _SINGLE_CHARGE
                     lanes.message_bytes -= size
@@ -118,10 +121,8 @@ class Claims:
                     looks = True
             if looks:
                 self._let_others_look()
-            elif held:
-                self.settle_all([delivery])
-            else:
-                self._check_late(delivery.sequence)
+            elif not done:
+                self._settle_long(delivery, False)
         except BaseException:
             self._let_others_look()
             raise
@@ -156,7 +157,7 @@ class Claims:
             if looks:
                 self._let_others_look()
             if not found:
-                self._check_late(sequence)
+                self._settle_long(delivery, wait)
                 return
             log.handed_over(settling, urgent=wait)
         except BaseException:
@@ -164,6 +165,16 @@ class Claims:
             self._let_others_look()
             raise
         self.finish(settling, wait)
+
+    @sheltered
+    def _settle_long(self, delivery: Delivery, wait: bool) -> None:
+        """Ack one delivery that is held apart, or while garbage is collected; or tell why it is not held."""
+        with self._context.lock:
+            was_apart = self._held.bring_back(delivery)
+            if not was_apart and self._is_held(delivery):
+                self.settle_all([delivery])
+        if was_apart:
+            self.settle_one(delivery, wait)
 
     @sheltered
     def _let_others_look(self) -> None:
@@ -239,7 +250,7 @@ class Claims:
 
     @sheltered
     def _settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
-        delivery = self.leave_batch(batch, index)
+        delivery = self.leave_batch(batch, index, stays=False)
         if delivery is not None:
             self.settle_one(delivery, wait)
 
@@ -283,19 +294,18 @@ class Claims:
     def return_batch(self, batch: Deliveries, how: Return) -> None:
         """Take back what is left of a batch."""
         with self._context.lock:
-            if not self._holds(batch):
-                return
-            self.take_back({batch: self._held.batches[batch]}, how)
+            if self._holds(batch):
+                self.take_back([batch], how)
         self._spiller.keep_within_capacity()
 
     @sheltered
     def return_part(self, batch: Deliveries, index: int, how: Return) -> None:
         """Take back one delivery of a batch."""
-        delivery = self.leave_batch(batch, index)
+        delivery = self.leave_batch(batch, index, stays=False)
         if delivery is not None:
             self.return_one(delivery, how)
 
-    def take_back(self, held: dict[HeldOne, float | None], how: Return = AT_ONCE) -> None:
+    def take_back(self, held: Collection[HeldOne], how: Return = AT_ONCE) -> None:
         """Return acquired messages to the queue, or let them go if they are not wanted or came too often.
 
         Called with the lock held; lets go of it where dead letters are carried away.
@@ -342,8 +352,10 @@ class Claims:
 
     # In a batch ------------------------------------------------------------------------------------------------------
 
-    def leave_batch(self, batch: Deliveries, index: int, delivery: Delivery | None = None) -> Delivery | None:
-        """Make one delivery of a batch, this object or a new one, a single one; None if it was purged."""
+    def leave_batch(
+        self, batch: Deliveries, index: int, delivery: Delivery | None = None, *, stays: bool = True
+    ) -> Delivery | None:
+        """Make one delivery of a batch a single one, for a while if it `stays`; None if it was purged."""
         delivery = delivery or batch[index]
         with self._context.lock:
             if batch.settled is not None:
@@ -354,16 +366,16 @@ class Claims:
             assert batch.settled is not None
             batch.settled.add(index)
             batch.settled_bytes += len(delivery.record)
-            self._held.leave_batch(delivery, batch)
+            self._held.leave_batch(delivery, batch, stays)
             if len(batch.settled) == batch.total:
                 batch.settled = None
-                del self._held.batches[batch]
+                self._held.drop([batch])
             self._lanes.cover_singles()
             return delivery
 
     def _holds(self, batch: Deliveries) -> bool:
         """Tell whether a batch is acquired; False if it was purged. Under the lock."""
-        if batch in self._held.batches:
+        if batch in self._held:
             return True
         if batch.settled is None:
             raise AlreadySettled(f"this batch of queue {self.name!r} was settled before")
@@ -382,7 +394,7 @@ class Claims:
         if batch is not None:
             batch.check_unsettled(index)
             return self._holds(batch)
-        if one not in self._singles:
+        if one not in self._held:
             self._check_late(one.sequence)
             return False
         return True
@@ -396,26 +408,13 @@ class Claims:
     # More time -------------------------------------------------------------------------------------------------------
 
     @sheltered
-    def extend_one(self, delivery: Delivery, seconds: float) -> None:
+    def extend_one(self, one: HeldOne, seconds: float) -> None:
         """Give a holder more time; see `Delivery.extend`."""
         with self._context.lock:
-            if delivery in self._singles:
-                self._extend(delivery, self._singles[delivery], seconds)
-            else:
-                self._check_late(delivery.sequence)
+            if self._is_held(one):
+                self._held.extend(one, self._context.monotonic() + seconds)
 
-    @sheltered
-    def extend_batch(self, batch: Deliveries, seconds: float) -> None:
-        """Give the holder of a batch more time."""
-        with self._context.lock:
-            if self._holds(batch):
-                self._extend(batch, self._held.batches[batch], seconds)
-
-    def _extend(self, one: HeldOne, since: float | None, seconds: float) -> None:
-        timeout, extended = self._context.settings.ack_timeout_s, self._held.extended
-        if timeout is not None and since is not None:
-            end = max(since + timeout, extended.get(one, 0.0))
-            extended[one] = max(end, self._context.monotonic() + seconds)
+    extend_batch = extend_one
 
     # In a transaction ------------------------------------------------------------------------------------------------
 
@@ -428,17 +427,17 @@ class Claims:
         with self._context.lock:
             self._context.check_not_closed()
             wanted = [] if self._context.ended else [(one, *_place_of(one)) for one in deliveries if self._is_held(one)]
-            held: dict[HeldOne, float | None] = {}
+            held: dict[HeldOne, Term] = {}
             parts: list[tuple[Delivery, Deliveries, int]] = []
             for one, batch, index in wanted:
                 if isinstance(one, Delivery):
                     if batch is not None:
-                        self.leave_batch(batch, index, one)
+                        self.leave_batch(batch, index, one, stays=False)
                         parts.append((one, batch, index))
-                    held[one] = self._singles[one]
+                    held[one] = self._held.term(one)
             for one, _, _ in wanted:
-                if isinstance(one, Deliveries) and one in self._held.batches:
-                    held[one] = self._held.batches[one]
+                if isinstance(one, Deliveries) and one in self._held:
+                    held[one] = self._held.term(one)
             leaving = self._exits.begin(segments_of(held), Fate.ACKED, held)
             leaving.parts = parts
             return leaving

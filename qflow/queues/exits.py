@@ -29,9 +29,10 @@ from qflow.events import EventKind
 from qflow.memory.run import NOTHING, Place
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.admission import RETRY_S, Admission
+from qflow.queues.apart import HeldOne, Term
 from qflow.queues.context import Unlocked
 from qflow.queues.dead_letters import Cause
-from qflow.queues.held import Held, HeldOne
+from qflow.queues.held import Held
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Depth
 from qflow.queues.restorer import Restorer
@@ -61,7 +62,7 @@ class Leaving:
 
     __slots__ = ("_exits", "cause", "fate", "has_left", "held", "parts", "queue", "segments", "unit")
 
-    def __init__(self, exits: Exits, segments: list[Segment], fate: Fate, held: dict[HeldOne, float | None]) -> None:
+    def __init__(self, exits: Exits, segments: list[Segment], fate: Fate, held: dict[HeldOne, Term]) -> None:
         self._exits = exits
         self.queue = exits.context
         self.segments = segments
@@ -152,7 +153,7 @@ class Exits:
 
     # With a commit ---------------------------------------------------------------------------------------------------
 
-    def begin(self, segments: list[Segment], fate: Fate, held: dict[HeldOne, float | None]) -> Leaving:
+    def begin(self, segments: list[Segment], fate: Fate, held: dict[HeldOne, Term]) -> Leaving:
         """Have messages leave that their holders have no more."""
         leaving = Leaving(self, segments, fate, held)
         self._held.leaving[leaving] = None

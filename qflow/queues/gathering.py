@@ -15,10 +15,10 @@ from qflow.durations import Duration
 from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
+from qflow.queues.apart import HeldOne
 from qflow.queues.desk import Desk, Tab, Waiting
 from qflow.queues.envelope import Moment
 from qflow.queues.exits import Leaving
-from qflow.queues.held import HeldOne
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Insert, Receipt, Together
 

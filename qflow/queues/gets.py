@@ -228,8 +228,7 @@ class Gets:
         due_ms = self.lanes.next_due_ms()
         if due_ms is not None:
             moments.append((due_ms - self.context.now_ms() + 1) / 1000)
-        timeout = self.context.settings.ack_timeout_s
-        if timeout is not None:
-            moments.append(self.leases.next_end_s(timeout))
+        if self.held.timeout_s is not None:
+            moments.append(self.leases.next_end_s())
         soonest = min(moments, default=FOREVER)
         return None if soonest == FOREVER else max(0.001, min(LOOK_AGAIN_S, soonest))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, takewhile
 from typing import Any
 
 from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.memory.gate import Gate
 from qflow.message import SINGLE_BYTES
-
-HeldOne = Delivery | Deliveries
-SOME = 1000
-"""What was held for too long is taken back so many at a time."""
+from qflow.queues.apart import SOME, Apart, HeldOne, Term
 
 
 class Held:
@@ -23,81 +21,141 @@ class Held:
         self.singles: dict[Delivery, float | None] = {}
         self.batches: dict[Deliveries, float | None] = {}
         """What is delivered and not settled, in order, since when (monotonic); see `Leases.since`."""
-        self.extended: dict[HeldOne, float] = {}
-        """Ends of ack timeouts that were extended; of what was settled since, until maintenance looks."""
+        self.apart = Apart()
+        """The same, of what does not fit into that order."""
+        self.timeout_s: float | None = None
+        """The ack timeout."""
+        self.is_watched = False
+        """Something follows from how long messages are held."""
         self.quiet_until = 0.0
         """No ack timeout ends before that; it is looked again then."""
         self.leaving: dict[Any, None] = {}
         """On its way out with a commit: see `Leaving`."""
         self._kept: list[Segment] = []  # what was held when the broker was closed: it is counted as delivered
-        self._in_order = True  # of when it was delivered
 
     def __contains__(self, one: HeldOne) -> bool:
-        return one in (self.batches if isinstance(one, Deliveries) else self.singles)
+        return one in self._table(one) or one in self.apart
+
+    def _table(self, one: HeldOne) -> dict[Any, float | None]:
+        return self.batches if isinstance(one, Deliveries) else self.singles
+
+    def term(self, one: HeldOne) -> Term:
+        """Return since when one is held, and until when if it was extended."""
+        table = self._table(one)
+        return (table[one], None) if one in table else (self.apart.since(one), self.apart.end(one))
 
     def is_any(self) -> bool:
         """Tell whether something is in flight."""
-        return bool(self.singles) or bool(self.leaving) or any(batch.total for batch in self.batches)
+        return bool(self.singles or self.apart or self.leaving) or any(batch.total for batch in self.batches)
 
     def add_single(self, delivery: Delivery, since: float | None) -> None:
         """Hold one delivery by itself; it is charged for that."""
         self.singles[delivery] = since
         self._gate.used += SINGLE_BYTES
 
-    def leave_batch(self, delivery: Delivery, batch: Deliveries) -> None:
-        """Hold one delivery of a batch by itself, as long as the batch."""
-        since = self.batches[batch]
+    def leave_batch(self, delivery: Delivery, batch: Deliveries, stays: bool) -> None:
+        """Hold one delivery of a batch by itself, as long as the batch; `stays` if not just for now."""
+        since, end = self.term(batch)
         delivery.taker = batch.taker
-        if since is not None and self.singles:
-            last = self.singles[next(reversed(self.singles))]
-            self._in_order = self._in_order and last is not None and last <= since
         self.add_single(delivery, since)
-        if batch in self.extended:
-            self.extended[delivery] = self.extended[batch]
+        if since is not None and (end is not None or (stays and self._is_overtaken(since))):
+            self._set_apart(delivery, end)
+
+    def _is_overtaken(self, since: float) -> bool:
+        """Tell whether what was added last would have to be before others."""
+        if not self.is_watched:
+            return False
+        last = next(islice(reversed(self.singles.values()), 1, None), None)
+        return last is not None and last > since
+
+    def bring_back(self, one: Delivery) -> bool:
+        """Have one that is apart among the others, for it is settled at once; tell whether it was apart."""
+        if one not in self.apart:
+            return False
+        self.singles[one] = self.apart.pop(one)
+        return True
 
     def rejoin(self, one: Delivery, batch: Deliveries, position: int) -> None:
         """Put a single delivery back into the batch it came in."""
-        self.batches[batch] = self.singles.pop(one)
-        self._gate.used -= SINGLE_BYTES
+        if batch not in self:
+            self.hold_again({batch: self.term(one)})
+        self.drop([one])
         batch.take_back(one, position)
 
-    def hold_again(self, held: Mapping[HeldOne, float | None]) -> None:
+    def hold_again(self, held: Mapping[HeldOne, Term]) -> None:
         """Hold what was leaving."""
-        self._in_order = False
         self.quiet_until = 0.0
-        for one, since in held.items():
+        for one, (since, end) in held.items():
             if isinstance(one, Deliveries):
                 self.batches[one] = since
             else:
                 self.add_single(one, since)
+            self._set_apart(one, end)
+
+    def extend(self, one: HeldOne, until: float) -> None:
+        """Have the ack timeout of one end then, unless it ends later, or never."""
+        since, end = self.term(one)
+        if self.timeout_s is not None and since is not None and since >= self.apart.timed_from:
+            self._set_apart(one, max(until, since + self.timeout_s, end or 0.0))
+
+    def _set_apart(self, one: HeldOne, end: float | None = None) -> None:
+        """Hold one in an order of its own; `end` if it was extended."""
+        since = self._pop(one)
+        assert since is not None
+        self.apart.put(one, since, end)
+
+    def _pop(self, one: HeldOne) -> float | None:
+        """Take one off the table; return since when it was held."""
+        table = self._table(one)
+        return table.pop(one) if one in table else self.apart.pop(one)
 
     def drop(self, held: Iterable[HeldOne]) -> None:
         """Take deliveries and batches off the table."""
         for one in held:
-            self.extended.pop(one, None)
-            if isinstance(one, Deliveries):
-                self.batches.pop(one, None)
-            elif one in self.singles:
+            if one in self.batches:
+                del self.batches[one]
+                continue
+            if one in self.singles:
                 del self.singles[one]
+            elif one in self.apart:
+                self.apart.pop(one)
+            else:
+                continue
+            if isinstance(one, Delivery):
                 self._gate.used -= SINGLE_BYTES
 
     def drop_all(self) -> None:
         """Forget everything: it was purged. What it was charged is not given back here."""
         self.singles.clear()
         self.batches.clear()
-        self.extended.clear()
+        self.apart.clear()
         self.leaving.clear()
         self._kept.clear()
 
     def keep_all(self) -> None:
         """Let nobody settle what is held any more: the broker is being closed."""
-        self._kept += segments_of([*self.singles, *self.batches])
+        self._kept += segments_of(self.all())
         self.singles.clear()
         self.batches.clear()
+        self.apart.clear()
+
+    def all(self) -> list[HeldOne]:
+        """Return all deliveries and batches. Cost: 0.01 µs each."""
+        return [*self.singles, *self.apart.singles, *self.batches, *self.apart.batches]
+
+    def all_since(self) -> list[float | None]:
+        """Return since when each of `all` is held."""
+        singles, batches = self.apart.singles.values(), self.apart.batches.values()
+        return [*self.singles.values(), *singles, *self.batches.values(), *batches]
+
+    def count(self) -> int:
+        """Return how many messages are delivered and not settled. Cost: O(batches)."""
+        batches = [*self.batches, *self.apart.batches]
+        return len(self.singles) + len(self.apart.singles) + sum([batch.left_size()[0] for batch in batches])
 
     def segments(self) -> list[Segment]:
         """Return everything that is acquired or on its way out."""
-        found = [*segments_of([*self.singles, *self.batches]), *self._kept]
+        found = [*segments_of(self.all()), *self._kept]
         for leaving in self.leaving:
             found += leaving.segments
         return found
@@ -105,77 +163,59 @@ class Held:
     def listed(self) -> tuple[list[Delivery], list[Deliveries], list[Segment]]:
         """Return what there is now: single deliveries, copies of batches, and all else. Cost: 0.01 µs a delivery."""
         others = [*self._kept, *(part for leaving in self.leaving for part in leaving.segments)]
-        return list(self.singles), [batch.now() for batch in self.batches], others
+        batches = [batch.now() for batch in (*self.batches, *self.apart.batches)]
+        return [*self.singles, *self.apart.singles], batches, others
 
     @property
     def singles_bytes(self) -> int:
         """What single deliveries are charged on top of their messages."""
-        return SINGLE_BYTES * len(self.singles)
+        return SINGLE_BYTES * (len(self.singles) + len(self.apart.singles))
 
     # Since when ------------------------------------------------------------------------------------------------------
 
-    def longer_than(self, seconds: float, now: float, *, respect_extensions: bool) -> dict[HeldOne, float | None]:
-        """Return some of what has been held for so long, and since when."""
-        tables: list[dict[Any, float | None]] = [self.singles, self.batches]
-        if not self._in_order:
-            for table in tables:
-                ordered = sorted(table.items(), key=_since)
-                table.clear()
-                table.update(ordered)
-            self._in_order = True
-        late: dict[HeldOne, float | None] = {}
-        for table in tables:
-            for one, since in table.items():
-                if since is None:
-                    continue  # being collected
-                if since + seconds > now:
+    def late(self, now: float) -> dict[HeldOne, float | None]:
+        """Return some of those whose ack timeout has ended, and since when they are held. Looks at a bounded number."""
+        assert self.timeout_s is not None
+        late = self.apart.late(self.timeout_s, now)
+        for table in self._tables():
+            untimed: list[HeldOne] = []
+            for one, since in self._first(table):
+                if since < self.apart.timed_from:
+                    untimed.append(one)
+                elif since + self.timeout_s > now:
                     break
-                if respect_extensions and self.extended.get(one, now) > now:
-                    continue
-                late[one] = since
-                if len(late) >= SOME:
-                    break
+                else:
+                    late[one] = since
+            for one in untimed:
+                self._set_apart(one)
         return late
 
-    def first_end(self, timeout: float) -> float:
-        """Return when the first lease ends."""
-        return min(self._first_end(self.singles, timeout), self._first_end(self.batches, timeout))
+    def first_end(self) -> float:
+        """Return when the first ack timeout ends, at the earliest."""
+        assert self.timeout_s is not None
+        firsts = [since + self.timeout_s for table in self._tables() for _, since in islice(self._first(table), 1)]
+        return min(self.apart.first_end(self.timeout_s), *firsts, math.inf)
 
-    def _first_end(self, held: Mapping[Any, float | None], timeout: float) -> float:
-        """Return when the first lease ends. Cost: O(1), and a step for each that was extended."""
-        first = math.inf
-        for one, since in held.items():
-            if since is not None:
-                extended = self.extended.get(one)
-                first = min(first, since + timeout if extended is None else extended)
-                if extended is None:
-                    break
-        return first
+    def longer_than(self, seconds: float, now: float) -> dict[HeldOne, float | None]:
+        """Return some of what has been held for so long, extended or not. Cost: O(1), and 0.05 µs for each apart."""
+        late: dict[HeldOne, float | None] = {}
+        for table in self._tables():
+            late.update(takewhile(lambda item: item[1] + seconds <= now, self._first(table)))  # type: ignore[operator]
+        for apart in (self.apart.singles, self.apart.batches):
+            late.update([(one, since) for one, since in apart.items() if since + seconds <= now][:SOME])
+        return late
 
     def oldest_since(self) -> float | None:
-        """Return since when the first of it is held; None if nothing is. Cost: O(1) where it is in order."""
-        if not (self.singles or self.batches):
-            return None
-        firsts = [next((since for since in self.batches.values() if since is not None), None)]
-        if not self._in_order:
-            self._in_order = len(self.singles) + len(self.batches) < 2
-            firsts += self.singles.values()
-        elif self.singles:
-            firsts.append(next(iter(self.singles.values())))
-        return min((since for since in firsts if since is not None), default=None)
+        """Return since when the first of it is held; None if nothing is. Cost: O(1), and 0.02 µs for each apart."""
+        firsts = [since for table in self._tables() for _, since in islice(self._first(table), 1)]
+        return min([*firsts, *self.apart.singles.values(), *self.apart.batches.values()], default=None)
 
-    def disorder(self) -> None:
-        """What is held from now on may be told to be held for longer than what is held already."""
-        self._in_order = False
+    def _tables(self) -> tuple[dict[Any, float | None], ...]:
+        return self.singles, self.batches
 
-    def extend_all(self, end: float) -> None:
-        """Have the ack timeouts of all that is held end then. Cost: 0.1 µs each."""
-        self.extended.update(dict.fromkeys([*self.singles, *self.batches], end))
-
-    def forget_extensions(self) -> None:
-        """Forget ends of what was settled since."""
-        for one in [one for one in self.extended if one not in self]:
-            del self.extended[one]
+    def _first(self, table: dict[Any, float | None]) -> Iterator[tuple[Any, float]]:
+        """Yield the first of a table, but for what is being collected."""
+        return islice(((one, since) for one, since in table.items() if since is not None), SOME)
 
 
 def segments_of(held: Iterable[HeldOne]) -> list[Segment]:
@@ -192,8 +232,3 @@ def segments_of(held: Iterable[HeldOne]) -> list[Segment]:
             follows, marks, records = one.sequence + 1, one.marks, [one.record]
             found.append(Segment(one.sequence, records, marks))
     return found
-
-
-def _since(item: tuple[Any, float | None]) -> float:
-    """Return since when something is held; what is being collected comes last."""
-    return math.inf if item[1] is None else item[1]

@@ -8,8 +8,9 @@ from qflow.config import SlowConsumer
 from qflow.delivery import Deliveries
 from qflow.errors import AlreadySettled
 from qflow.events import EventKind
+from qflow.queues.apart import HeldOne
 from qflow.queues.claims import Claims
-from qflow.queues.held import SOME, Held, HeldOne
+from qflow.queues.held import Held
 from qflow.queues.lanes import LEASED, Lanes
 from qflow.takers import named
 
@@ -38,7 +39,7 @@ class Leases:
         self.claims = claims
         self._slow_after_s: float | None = None
         self._slow_policy = SlowConsumer.NOTIFY
-        self._timeout_s = lanes.context.settings.ack_timeout_s  # before the last change
+        held.timeout_s = lanes.context.settings.ack_timeout_s
 
     def watch(self, after_s: float | None, policy: SlowConsumer) -> None:
         """Look for what is held for longer than that; None stops that."""
@@ -47,52 +48,52 @@ class Leases:
 
     def refresh(self) -> None:
         """After a change of what is watched for. What was taken while there was no ack timeout gets none."""
-        before, self._timeout_s = self._timeout_s, self._context.settings.ack_timeout_s
-        if before is None and self._timeout_s is not None:
-            self._held.extend_all(math.inf)
-        self._held.quiet_until = 0.0
-        self._held.disorder()
-        self._lanes.close_front(LEASED, self.is_watched)
+        context, held = self._context, self._held
+        context.tick.now_s = now = context.monotonic()  # so that what is held from now on is not noted as held before
+        before, held.timeout_s = held.timeout_s, context.settings.ack_timeout_s
+        if before is None and held.timeout_s is not None:
+            held.apart.timed_from = math.nextafter(now, math.inf)
+        held.is_watched = held.timeout_s is not None or self._slow_after_s is not None
+        held.quiet_until = 0.0
+        self._lanes.close_front(LEASED, held.is_watched)
         self._lanes.refresh()
-
-    @property
-    def is_watched(self) -> bool:
-        """Something follows from how long messages are held."""
-        return self._context.settings.ack_timeout_s is not None or self._slow_after_s is not None
 
     def since(self) -> float:
         """Return the time to note for what is delivered now: to the second where nothing follows from it."""
-        return self._context.monotonic() if self.is_watched else self._context.tick.now_s
+        if not self._held.is_watched:
+            return self._context.tick.now_s
+        now, first = self._context.monotonic(), self._held.apart.timed_from
+        return now if now > first else first
 
-    def next_end_s(self, timeout: float) -> float:
+    def next_end_s(self) -> float:
         """Return in how many seconds the first ack timeout ends, or what is held is to be looked at again for that."""
         now, quiet_until = self._context.monotonic(), self._held.quiet_until
-        return (quiet_until if now < quiet_until else self._held.first_end(timeout)) - now
+        return (quiet_until if now < quiet_until else self._held.first_end()) - now
 
     def release_late(self, may_work: bool = True) -> bool:
         """Take back some of what is held for longer than the ack timeout; it may let go of the lock.
 
-        Cost: O(1) until the first ack timeout ends, a step for each that was extended then.
+        Cost: O(1) until the first ack timeout ends, then a step for each that has ended.
 
         Returns:
             False if that takes work on the disk, which may not be done: some of it may become dead letters.
         """
-        settings = self._context.settings
-        timeout, held = settings.ack_timeout_s, self._held
+        held = self._held
+        timeout = held.timeout_s
         if timeout is None or (now := self._context.monotonic()) < held.quiet_until:
             return True
-        late = held.longer_than(timeout, now, respect_extensions=True)
-        if late and not may_work and settings.dead_letter is not None:
+        late = held.late(now)
+        if late and not may_work and self._context.settings.dead_letter is not None:
             return False
         self._release(late, f"ack_timeout_s={timeout}")
-        if len(late) < SOME:
-            held.quiet_until = min(held.first_end(timeout), now + timeout)  # of what is delivered from now on
+        if held.timeout_s is not None and (first_end := held.first_end()) > now:
+            held.quiet_until = min(first_end, now + held.timeout_s)  # of what is delivered from now on
         return True
 
     def are_late(self) -> bool:
         """Tell whether more is held for longer than the ack timeout, after some of it was taken back."""
-        timeout = self._context.settings.ack_timeout_s
-        return timeout is not None and self._held.quiet_until <= self._context.monotonic() and self._held.is_any()
+        held = self._held
+        return held.timeout_s is not None and held.quiet_until <= self._context.monotonic() and held.is_any()
 
     def _release(self, late: dict[HeldOne, float | None], why: str) -> None:
         """Take back what has been held for so long; it may let go of the lock."""
@@ -118,7 +119,7 @@ class Leases:
             text = f"{name!r}{process} held {count} message{'s' * (count != 1)} for {now_s - since_s:.1f} s: {why}"
             self._context.tell(EventKind.LEASE_EXPIRED, text)
 
-    def oldest_s(self) -> float:
+    def _oldest_s(self) -> float:
         """Return for how long the oldest delivery has been held."""
         since = self._held.oldest_since()
         return 0.0 if since is None else max(0.0, self._context.monotonic() - since)
@@ -129,14 +130,13 @@ class Leases:
         It may let go of the lock.
         """
         after_s = self._slow_after_s
-        age = self.oldest_s()
-        if after_s is None or age <= after_s or not self._held.is_any():
+        if after_s is None or (age := self._oldest_s()) <= after_s or not self._held.is_any():
             return {}
         depth = self._lanes.messages()
         text = f"a message is held for {age:.1f} s; {depth} messages are not settled"
         self._context.tell(EventKind.SLOW_CONSUMER, text)
         if self._slow_policy is SlowConsumer.NOTIFY:
             return {}
-        late = self._held.longer_than(after_s, self._context.monotonic(), respect_extensions=False)
+        late = self._held.longer_than(after_s, self._context.monotonic())
         self._release(late, f"on_slow_consumer allows, {after_s} s")
         return late if self._slow_policy is SlowConsumer.CLOSE else {}

@@ -54,6 +54,7 @@ def figures(queue: Parts) -> dict[str, Any]:
     waiting = resident + spilled + waits.logged
     acquired = messages - waiting
     in_memory = OVERHEAD_BYTES * (resident + acquired + waits.logged)
+    holders = there.holders() if acquired else []
     return {
         "name": queue.context.name,
         "durable": settings.durable,
@@ -77,7 +78,8 @@ def figures(queue: Parts) -> dict[str, Any]:
         "spill_files_overwritten_total": counters.overwritten,
         "spill_files_read_total": counters.read,
         "spill_files_unlinked_total": counters.unlinked,
-        "holders": there.holders() if acquired else [],
+        "holders": holders,
+        "oldest_unacked_s": holders[0]["oldest_s"] if holders else 0.0,
         "consumers": there.consumers(),
         "consumers_total": len(there.takers),
         **totals,
@@ -114,8 +116,7 @@ def flow_in(facts: dict[str, Any]) -> Totals:
 def _flow(queue: Parts) -> Totals:
     """Return how many were put, delivered and acked so far. Under the lock."""
     lanes, held = queue.lanes, queue.held
-    acquired = len(held.singles) + sum([batch.left_size()[0] for batch in held.batches])
-    acquired += sum([weigh(leaving.segments)[0] for leaving in held.leaving if leaving.held])
+    acquired = held.count() + sum([weigh(leaving.segments)[0] for leaving in held.leaving if leaving.held])
     delivered = lanes.acked + queue.claims.returned + acquired
     return lanes.messages() + lanes.acked + lanes.gone - queue.found, delivered, lanes.acked
 
@@ -130,7 +131,6 @@ def _totals(queue: Parts) -> dict[str, Any]:
         "blocked_on": on,
         "paused": lanes.paused,
         "resident_bytes": queue.gate.used,
-        "oldest_unacked_s": queue.leases.oldest_s(),
         "put_total": lanes.messages() + lanes.acked + lanes.gone - queue.found,
         "acked_total": lanes.acked,
         "redelivered_total": queue.claims.returned,

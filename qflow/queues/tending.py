@@ -98,7 +98,6 @@ def tick(queue: Parts) -> bool:
         slow = queue.consumers.holding(leases.release_slow())
         queue.admission.look_at_mark()
         queue.admission.admit_line()
-        queue.held.forget_extensions()
         queue.spiller.note_what_came_back()
         moment = lanes.next_due_ms()
         if queue.gate.getters and moment is not None and moment <= context.now_ms():
@@ -118,7 +117,7 @@ def is_at_rest(queue: Parts) -> bool:
         held.singles
         or held.batches
         or held.leaving
-        or held.extended
+        or held.apart
         or lanes.schedules
         or TIMED in lanes.closed
         or queue.context.settings.ttl_s is not None
@@ -189,8 +188,8 @@ def has_something_to_do(queue: Parts) -> bool:
         if context.ended is not None:
             return False
         return (
-            bool(gate.at_limit or gate.slack or gate.over > 0 or held.extended)
-            or (held.is_any() and queue.leases.is_watched)
+            bool(gate.at_limit or gate.slack or gate.over > 0)
+            or (held.is_any() and held.is_watched)
             or ((TIMED in lanes.closed or context.settings.ttl_s is not None) and lanes.messages() > 0)
             or bool(gate.getters and lanes.next_due_ms() is not None)
             or queue.spiller.is_busy

@@ -533,8 +533,7 @@ def test_settled_leases_leave_nothing_to_look_after(open_at: Open, clock: Clock,
     clock.advance(100)
     with parts_of(queue).context.lock:
         assert parts_of(queue).gets.next_moment_s() is None
-    inside.tick(queue)
-    assert not parts_of(queue).held.extended
+    assert not parts_of(queue).held.apart
 
 
 @pytest.mark.owner_only
@@ -564,8 +563,8 @@ def test_a_get_looks_at_extended_leases_no_more_than_once_until_one_of_them_ends
         queue.get(0).extend(60)
     clock.advance(11)
     held, looks = parts_of(queue).held, []
-    longer_than = held.longer_than
-    monkeypatch.setattr(held, "longer_than", lambda *given, **named: looks.append(1) or longer_than(*given, **named))
+    late = held.late
+    monkeypatch.setattr(held, "late", lambda *given: looks.append(1) or late(*given))
     for _ in range(100):
         queue.get(0)
     assert len(looks) <= 1
@@ -643,6 +642,138 @@ def test_leases_end_in_the_order_they_began_whoever_holds_them(open_at: Open, cl
     clock.advance(6)
     assert sorted(int(text[:4]) for text in queue.get_many(10, timeout_s=0).bodies) == [0, 1, 2]
     later.ack()
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that gets an item for each look at one delivery in a table of them."""
+    found: list[int] = []
+    monkeypatch.setattr(qflow.Delivery, "__hash__", lambda one: found.append(1) or object.__hash__(one))
+    return found
+
+
+@pytest.mark.owner_only
+def test_maintenance_looks_at_no_more_leases_however_many_were_extended(
+    open_at: Open, clock: Clock, durable: bool, looks: list[int]
+) -> None:
+    """Nor does a get, or what leaves them as they are; those that have ended are found all the same."""
+    queue = open_at().declare_queue("q", durable=durable, ack_timeout_s=10)
+    queue.put_many([b"x"] * 3000)
+    held = [queue.get(0) for _ in range(2000)]
+    for number, delivery in enumerate(held):
+        delivery.extend(60 + number % 7)
+    for _ in range(20):
+        clock.advance(1)
+        looks.clear()
+        assert not inside.tick(queue)
+        queue.get(0)
+        assert len(looks) < 30
+    clock.advance(41)
+    while inside.tick(queue):
+        pass
+    assert queue.stats().redelivered_total == 20 + len(held[::7]) + len(held[1::7])
+    for delivery in held[2::7]:
+        delivery.ack()
+    with pytest.raises(qflow.AlreadySettled, match="ack_timeout_s=10"):
+        held[0].ack()
+    assert queue.stats().acquired_messages == len(held) - len(held[::7]) - len(held[1::7]) - len(held[2::7])
+
+
+@pytest.mark.owner_only
+def test_an_ack_timeout_begins_without_a_look_at_what_is_held(
+    open_at: Open, clock: Clock, durable: bool, looks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is looked at some at a time, when it would have ended; it has no end, and what was taken since has one."""
+    monkeypatch.setattr("qflow.queues.apart.SOME", 100)
+    monkeypatch.setattr("qflow.queues.held.SOME", 100)
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([b"x"] * 3000)
+    held = [queue.get(0) for _ in range(2000)]
+    looks.clear()
+    for timeout_s in (10, None, 10, 20):
+        broker.alter_queue("q", ack_timeout_s=timeout_s)
+        queue.on_slow_consumer(1000)
+    assert len(looks) < 10
+    late = [queue.get(0) for _ in range(3)]
+    clock.advance(21)
+    with parts_of(queue).context.lock:
+        for _ in range(30):
+            looks.clear()
+            parts_of(queue).leases.release_late()
+            assert len(looks) < 1500
+    assert not inside.tick(queue)
+    with pytest.raises(qflow.AlreadySettled, match="ack_timeout_s=20"):
+        late[0].ack()
+    held[0].extend(1)
+    clock.advance(100)
+    looks.clear()
+    assert not inside.tick(queue)
+    assert len(looks) < 10
+    assert queue.stats().acquired_messages == 2000
+    for delivery in held:
+        delivery.ack()
+    assert queue.stats().acquired_messages == 0
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("settle", ["ack", "ack_many", "nack", "transaction", "rollback", "part", "purge"])
+def test_what_was_extended_is_settled_as_all_else(open_at: Open, clock: Clock, durable: bool, settle: str) -> None:
+    """One by one, together, in a batch, by a transaction or by a purge; each once."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, ack_timeout_s=10)
+    full = broker.declare_queue("full", durable=durable, limit_messages=1)
+    full.put(b"x")
+    queue.put_many([body(number) for number in range(6)])
+    single, batch, other = queue.get(0), queue.get_many(2, timeout_s=0), queue.get_many(2, timeout_s=0)
+    for held in (single, batch, other):
+        held.extend(60)
+    clock.advance(20)
+    inside.tick(queue)
+    stats = queue.stats()
+    assert (stats.acquired_messages, stats.acquired_bytes, stats.oldest_unacked_s) == (5, 5 * 1000, 20)
+    assert broker.check() == []
+    if settle == "ack":
+        single.ack(wait=True)
+        batch.ack(wait=True)
+        other.ack()
+    elif settle == "ack_many":
+        queue.ack_many([single, *batch, *other])
+    elif settle == "nack":
+        single.nack()
+        batch.nack()
+        other[1].nack()
+        other[0].nack()
+    elif settle == "purge":
+        queue.purge()
+    elif settle == "part":
+        single.ack()
+        for part in (*batch, *other):
+            part.ack()
+    else:
+        with broker.transaction(timeout_s=0) as tx:
+            for held in (single, batch, other[1], other[0]):
+                tx.ack(held) if isinstance(held, qflow.Delivery) else tx.ack_many(held)
+            if settle == "rollback":
+                tx.put(full, b"x")
+                with pytest.raises(qflow.QueueFull):
+                    tx.commit()
+    assert broker.check() == []
+    if settle == "rollback":
+        inside.tick(queue)
+        clock.advance(35)
+        inside.tick(queue)
+        assert queue.stats().acquired_messages == 5  # until the end that they were extended to
+        single.ack()
+        batch.ack()
+        other.ack()
+    elif settle != "purge":
+        with pytest.raises(qflow.AlreadySettled):
+            single.ack()
+    assert not parts_of(queue).held.apart
+    assert queue.stats().acquired_messages == 0
+    assert numbers_of(queue) == {"nack": [0, 1, 2, 3, 4, 5], "purge": []}.get(settle, [5])
+    assert broker.check() == []
 
 
 @pytest.mark.owner_only
