@@ -11,6 +11,7 @@ from typing import Any
 
 import qflow
 import qflow.aio
+from qflow.memory.schedule import Schedule
 from qflow.queues import tending
 from qflow.queues.consumer import Consuming
 from qflow.queues.queue import parts_of
@@ -74,6 +75,11 @@ def tick(queue: qflow.Queue) -> bool:
 def fit(queue: qflow.Queue) -> bool:
     """Take a step of what follows from an opening, or from other settings."""
     return tending.fit(parts_of(queue))
+
+
+def due_resident(schedule: Schedule, now_ms: int) -> bool:
+    """Tell whether a `take` from a schedule would find something."""
+    return schedule._resident_before(schedule._due_bound(now_ms))
 
 
 def left_behind(queue: qflow.Queue) -> dict[str, object]:

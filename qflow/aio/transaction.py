@@ -16,7 +16,7 @@ from qflow.durations import Duration
 from qflow.memory.waiting import StraightLock, in_place
 from qflow.message import Headers, Message
 from qflow.options import Body, Key, Moment, PutOptions
-from qflow.queues.assembly import Assembly, Waiting
+from qflow.queues.assembly import Assembly, Reserving
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
 from qflow.queues.gathering import Gathering
@@ -137,7 +137,7 @@ class AsyncTogether:
         await self._attend(self._together.waiting(assembly, putting.step, putting.give_up))
         assembly.puts += putting.puts
 
-    async def _attend(self, waiting: Waiting) -> None:
+    async def _attend(self, waiting: Reserving) -> None:
         await attend(self._homes.here(), self._worker, waiting)
 
     async def _redirect(self, insert: Insert, decision: Decision, assembly: Assembly, dead: bool) -> Insert | None:

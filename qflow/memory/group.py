@@ -74,11 +74,6 @@ def holds(group: Group, sequence: int) -> bool:
     return 0 <= sequence - group[1] < len(group) - AHEAD
 
 
-def groups_charge(count: int) -> int:
-    """Return what is charged for the groups of so many messages that are added at once, on top of their records."""
-    return GROUP_BYTES * -(-count // GROUP_MESSAGES)
-
-
 def weight(groups: list[Group]) -> tuple[int, int]:
     """Return the number and the bytes of the messages in some groups."""
     if len(groups) == 1:

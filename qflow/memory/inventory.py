@@ -81,10 +81,6 @@ class Inventory(Shelves):
             keys.append(moving.bound)
         return min(keys, default=None)
 
-    def due_resident(self, now_ms: int) -> bool:
-        """Tell whether `take` would find something. Cost: O(claims)."""
-        return self._resident_before(self._due_bound(now_ms))
-
     def entries(self) -> Iterator[tuple[int, int | None, str, int | None]]:
         """Yield (sequence, message bytes, "resident", due time) and (sequence, None, "spilled", None) of each message.
 

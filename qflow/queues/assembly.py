@@ -86,7 +86,7 @@ class ReserveStep(Protocol):
     def __call__(self, wake: Wake | None, *, may_work: bool) -> float | None: ...
 
 
-class Waiting:
+class Reserving:
     """Steps of reserving that are over when a queue was deleted in which the commit has room by then.
 
     Between two of them, `Together.leave_deleted` finds the commit in the table.

@@ -102,11 +102,11 @@ class Tab:
 
     def __init__(self) -> None:
         self.charged = 0
-        self.waiting: list[Waiting] = []
+        self.waiting: list[SeatedInsert] = []
 
 
-class Waiting:
-    """A insert whose bodies wait for the end, in memory or spilled."""
+class SeatedInsert:
+    """An insert whose bodies wait for the end, in memory or spilled."""
 
     __slots__ = ("charged", "largest", "number", "position", "queue", "records", "slots")
 

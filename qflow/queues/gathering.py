@@ -16,7 +16,7 @@ from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
 from qflow.queues.apart import HeldOne
-from qflow.queues.desk import Desk, Tab, Waiting
+from qflow.queues.desk import Desk, SeatedInsert, Tab
 from qflow.queues.envelope import Moment
 from qflow.queues.exits import Leaving
 from qflow.queues.queue import Queue, parts_of
@@ -204,7 +204,7 @@ class Gathering:
         start = len(self._tab.waiting)
         try:
             for insert in inserts:
-                self._tab.waiting.append(self._seat(Waiting(insert)))
+                self._tab.waiting.append(self._seat(SeatedInsert(insert)))
         except BaseException:
             self._unseat(start)
             raise
@@ -213,7 +213,7 @@ class Gathering:
         if run is not None:
             self._begin_run(run)
 
-    def _seat(self, waiting: Waiting) -> Waiting:
+    def _seat(self, waiting: SeatedInsert) -> SeatedInsert:
         """Find room for bodies: in memory, if need be for that by spilling those before them; else on disk."""
         desk = self._desk
         if desk.charge(waiting.charged):
@@ -300,7 +300,7 @@ class Gathering:
         self.check_open()
         self.end("rolled back")
 
-    def _records_of(self, waiting: Waiting) -> list[Record]:
+    def _records_of(self, waiting: SeatedInsert) -> list[Record]:
         if waiting.records is not None:
             return waiting.records
         if self._desk.charge(waiting.charged):  # else they pass without room, as a batch does that is too large for it

@@ -18,7 +18,7 @@ from qflow.errors import again
 from qflow.memory.line import Wake
 from qflow.memory.waiting import attend, shelter, sheltered
 from qflow.message import Record, is_plain
-from qflow.queues.assembly import Assembly, ReserveStep, Waiting
+from qflow.queues.assembly import Assembly, ReserveStep, Reserving
 from qflow.queues.dead_letters import Cause, dead_letters
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
@@ -196,11 +196,11 @@ class Together:
             attend(partial(waiting.step, may_work=True), waiting.give_up)
         assembly.puts += drafts
 
-    def waiting(self, assembly: Assembly, step: ReserveStep, give_up: Callable[[], object]) -> Waiting:
-        """Return steps of reserving that end when a queue is deleted in which the commit has room; see `Waiting`."""
-        return Waiting(self._waiting, assembly, step, give_up)
+    def waiting(self, assembly: Assembly, step: ReserveStep, give_up: Callable[[], object]) -> Reserving:
+        """Return steps of reserving that end when a queue is deleted in which the commit has room; see `Reserving`."""
+        return Reserving(self._waiting, assembly, step, give_up)
 
-    def waiting_together(self, drafts: list[Put], assembly: Assembly) -> Waiting:
+    def waiting_together(self, drafts: list[Put], assembly: Assembly) -> Reserving:
         """The same for partitions of streams, whose room is reserved all at once."""
         first: Any = drafts[0].lane.publisher
         asking = first.begin_puts(drafts)

@@ -83,7 +83,7 @@ def test_what_is_taken_back_from_its_spill_is_charged_as_it_lies(spool: Path, fa
         inside.still(broker)
         queue = broker.declare_queue("q", durable=False)
         sequences = queue.put_many(BODIES[:9], delay_s=0.001)
-        until(lambda: parts_of(queue).lanes.schedules[DELAYED].due_resident(parts_of(queue).context.now_ms()))
+        until(lambda: inside.due_resident(parts_of(queue).lanes.schedules[DELAYED], parts_of(queue).context.now_ms()))
         with held_up(faults, "pwrite", lambda: parts_of(queue).spiller.spill_tail(500)):
             (moving,) = parts_of(queue).lanes.schedules[DELAYED]._claims.values()
             assert moving.cut
