@@ -98,6 +98,46 @@ def test_what_a_consumer_took_and_may_not_send_is_there_for_others(tmp_path: Pat
     run(scenario())
 
 
+def test_while_a_client_does_not_read_those_after_it_are_served(tmp_path: Path) -> None:
+    """One of a higher priority has its turn again as soon as it does."""
+
+    class Slow(Outlet):
+        def __init__(self) -> None:
+            super().__init__(takes=9)
+            self.reads = asyncio.Event()
+
+        @property
+        def is_full(self) -> bool:  # type: ignore[override]
+            return bool(self.delivered) and not self.reads.is_set()
+
+        @is_full.setter
+        def is_full(self, _: bool) -> None: ...
+
+        async def drain(self) -> None:
+            await self.reads.wait()
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            above, below = Slow(), Outlet(takes=9)
+            queue, hosted, first = await consuming(broker, above, priority=5)
+            second = Consumer(below, hosted, "other", no_ack=False, exclusive=False, prefetch=0)
+            hosted.add(second)
+            await second.open({})
+            second.start()
+            await until(lambda: len(above.delivered) == 1)
+            await queue.put_many([b"d", b"e"])
+            await until(lambda: len(above.delivered) + len(below.delivered) == 5)
+            assert len(above.delivered) == 1
+            above.reads.set()
+            await until(lambda: not hosted.is_served(second))
+            await queue.put(b"f")
+            await until(lambda: len(above.delivered) == 2)
+            for one in (first, second):
+                await one.stop()
+
+    run(scenario())
+
+
 def test_other_tasks_run_between_the_batches_of_a_deep_queue(tmp_path: Path) -> None:
     """A client that reads as fast as it is sent to holds up nobody else."""
 

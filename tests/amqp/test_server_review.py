@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pamqp import commands
+from pamqp import body, commands, header
 
+from amqp_client import message
 from amqp_loop import Basic, Channels, Connections, Queue, Raw, connected, serving
 from doors.event_loop import run, until
 from qflow.amqp import Server
@@ -280,6 +282,32 @@ def test_a_transaction_of_nothing_but_names_is_bounded_too(queue: str, content: 
     run(scenario())
 
 
+def test_what_connections_have_that_is_not_whole_or_not_committed_is_bounded_for_all_of_them(tmp_path: Path) -> None:
+    """Whoever holds more than an equal share is ended; what it held is there for others then."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            server.budget.most_bytes = 3_000_000
+            small, large = await connected(server), await connected(server)
+            await filled(server, small)
+            await small.ask(Tx.Select(), Tx.SelectOk)
+            small.publish("q", bytes(100_000))
+            parts = message(1, bytes(2_500_000))
+            large.send(parts[:-100_000])
+            await until(lambda: server.budget._total > 2_400_000)
+            for _ in range(6):
+                small.publish("q", bytes(100_000))
+            await until(lambda: server.budget._total > 3_000_000)
+            large.send(parts[-100_000:-1])
+            assert (await large.expect(Connections.Close)).reply_code == 506
+            await small.ask(Tx.Commit(), Tx.CommitOk)
+            large.kill()
+            await until(lambda: not server.budget._held)
+            assert server.budget._total == 0
+
+    run(scenario())
+
+
 def test_answers_that_nobody_reads_are_not_made(tmp_path: Path) -> None:
     """One read may bring thousands of questions, each with a large answer."""
 
@@ -496,5 +524,24 @@ def test_a_nack_that_fails_leaves_the_rest_held(tmp_path: Path, monkeypatch: pyt
             assert (await client.expect(Connections.Close)).reply_code == 541
             await until(lambda: not acquired(server, "q"))
             assert len(server.broker.queue("q")) == 3
+
+    run(scenario())
+
+
+def test_a_delay_that_is_no_number_is_none(tmp_path: Path) -> None:
+    """A double may be that; the message comes at once."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            client = await connected(server)
+            await filled(server, client, number=0)
+            kind = {"x-delayed-type": "fanout"}
+            await client.ask(Exchange.Declare(0, "later", "x-delayed-message", arguments=kind), Exchange.DeclareOk)
+            await client.ask(Queue.Bind(0, "q", "later"), Queue.BindOk)
+            await client.ask(Confirm.Select(), Confirm.SelectOk)
+            properties = Basic.Properties(headers={"x-delay": math.nan})
+            client.send(Basic.Publish(0, "later"), header.ContentHeader(0, 1, properties), body.ContentBody(b"x"))
+            await client.expect(Basic.Ack)
+            await client.ask(Basic.Get(0, "q"), Basic.GetOk)
 
     run(scenario())

@@ -34,6 +34,11 @@ EngineQueues: TypeAlias = Callable[[str, bool], bool | None]
 _LINE_ENDS = str.maketrans("", "", "\r\n")
 
 
+def declared_name(name: str) -> str:
+    """Return the name that is meant by one in a declaration: line ends are taken out, as RabbitMQ does."""
+    return name.translate(_LINE_ENDS)
+
+
 def no_headers() -> Table:
     return {}
 
@@ -152,7 +157,6 @@ class VirtualHost:
             AmqpError: 403 for reserved names, 406 if it is there and differs, an argument is wrong, or there is no such
                 kind.
         """
-        name = name.translate(_LINE_ENDS)
         where = self.where(EXCHANGE, name)
         check_kind(kind, arguments, where)
         self._check_not_default(name)
@@ -209,7 +213,7 @@ class VirtualHost:
             AmqpError: 403 for reserved names, 405 if it is another connection's, 406 if it is there and differs or an
                 argument is wrong.
         """
-        server_named = not (name := name.translate(_LINE_ENDS))
+        server_named = not name
         name = name or new_name()
         if not server_named:
             _check_not_reserved(QUEUE, name, RESERVED_PREFIX)

@@ -12,6 +12,7 @@ from pamqp.commands import Basic, Confirm, Exchange, Queue, Tx
 
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.queues import new_name
+from qflow.amqp.model.vhost import declared_name
 from qflow.amqp.server.confirms import Confirms
 from qflow.amqp.server.consuming import Consumer, priority_of
 from qflow.amqp.server.holding import Held, Holding, settle_all
@@ -125,7 +126,7 @@ class Channel:
         return None
 
     async def exchange_declare(self, method: Exchange.Declare) -> None:
-        name = method.exchange
+        name = declared_name(method.exchange)
         if method.passive:
             self.host.check_exchange(name)
         else:
@@ -162,7 +163,7 @@ class Channel:
 
     async def queue_declare(self, method: Queue.Declare) -> None:
         await self.publishing.done()
-        name = method.queue
+        name = declared_name(method.queue)
         if method.passive:
             hosted = self.host.queue(self._named(name), self.client.number)
             hosted.used()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from qflow.amqp.errors import AmqpError
+    from qflow.amqp.server.budget import Share
     from qflow.amqp.server.host import Host
     from qflow.amqp.wire.connection import Connection
     from qflow.serving.users import Action
@@ -39,6 +40,10 @@ class Client(Protocol):
     @property
     def max_unit_bytes(self) -> int:
         """The most that a transaction may hold."""
+
+    @property
+    def share(self) -> Share:
+        """What it holds of the budget that connections have together."""
 
     async def drain(self) -> None:
         """Return when there is less to write."""

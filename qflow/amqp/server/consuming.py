@@ -138,7 +138,7 @@ class Consumer:
     @property
     def may_have_more(self) -> bool:
         """Its client may be sent a message now."""
-        return self._credit() > 0
+        return self._credit() > 0 and not self._outlet.is_full
 
     def _most(self) -> int:
         """Return how many messages may be taken now."""
@@ -167,8 +167,7 @@ class Consumer:
     async def _serve(self) -> None:
         """Take messages until the channel is closed, or the queue is gone."""
         while True:
-            while self._outlet.is_full:
-                await self._outlet.drain()
+            await self._drain()
             most = self._most()
             if most > 0:
                 if not await self._take(most):
@@ -179,6 +178,14 @@ class Consumer:
                 return
             else:
                 await self._wait()
+
+    async def _drain(self) -> None:
+        """Wait until the client has read what it was sent: meanwhile those after this one have their turn."""
+        if self._outlet.is_full:
+            self.hosted.wake()
+            while self._outlet.is_full:
+                await self._outlet.drain()
+            self.hosted.wake()
 
     async def _wait(self) -> None:
         self._wake = asyncio.get_running_loop().create_future()
@@ -202,8 +209,7 @@ class Consumer:
         sent = 0
         try:
             for delivery in batch:
-                while self._outlet.is_full:
-                    await self._outlet.drain()
+                await self._drain()
                 if self._credit() <= 0:
                     return True  # other consumers of the channel have used it: what is left is for whoever has some
                 if not self._send(delivery):

@@ -53,7 +53,8 @@ class HostedQueue:
         """As texts name it."""
         self.store = store
         """Its messages."""
-        self.consumers: list[Consuming] = []
+        self.consumers: dict[Consuming, None] = {}
+        """Those with a higher priority come first."""
         """In the order they came, those of a higher priority first."""
         self.used_s = time.monotonic()
         """When it was declared, consumed or got from."""
@@ -95,28 +96,35 @@ class HostedQueue:
             AmqpError: ACCESS_REFUSED, since one of them is exclusive, or is to be where one of several is active.
         """
         is_alone = not self.consumers and not self.arguments.single_active_consumer
-        if any(other.exclusive for other in self.consumers) or (consumer.exclusive and not is_alone):
+        first = self._first
+        if (first is not None and first.exclusive) or (consumer.exclusive and not is_alone):
             raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{self.where} in exclusive use")
-        self.consumers.append(consumer)
+        self.consumers[consumer] = None
         if consumer.priority and not self.arguments.single_active_consumer:
-            self.consumers.sort(key=lambda one: -one.priority)
+            self.consumers = dict.fromkeys(sorted(self.consumers, key=lambda one: -one.priority))
             self.wake()
+
+    @property
+    def _first(self) -> Consuming | None:
+        return next(iter(self.consumers), None)
 
     def remove(self, consumer: Consuming) -> bool:
         """Have a consumer no more; tell whether it was the last one."""
         if consumer not in self.consumers:
             return False
-        self.consumers.remove(consumer)
+        del self.consumers[consumer]
         self.used()
         self.wake()
         return not self.consumers
 
     def wake(self) -> None:
         """Have consumers look whether it is their turn: one before them has as much as it may."""
+        first = self._first
+        if first is None:
+            return
         if self.arguments.single_active_consumer:
-            if self.consumers:
-                self.consumers[0].wake()
-        elif self.consumers and self.consumers[0].priority != self.consumers[-1].priority:
+            first.wake()
+        elif first.priority != next(reversed(self.consumers)).priority:
             for consumer in self.consumers:
                 consumer.look_again()
 
@@ -133,7 +141,7 @@ class HostedQueue:
         that have as much as they may.
         """
         if self.arguments.single_active_consumer:
-            return self.consumers[:1] == [consumer]
+            return self._first is consumer
         for other in self.consumers:
             if other.priority <= consumer.priority:
                 return True

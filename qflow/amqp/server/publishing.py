@@ -316,6 +316,6 @@ def _failed(error: QflowError) -> asyncio.Future[Any]:
 def _delay_s(properties: Properties) -> float | None:
     """Return how long a message says that it is to wait; None for not at all."""
     delay = properties.headers().get(DELAY)
-    if isinstance(delay, bool) or not isinstance(delay, int | float) or delay <= 0:
+    if isinstance(delay, bool) or not isinstance(delay, int | float) or not delay > 0:  # it may be no number, too
         return None
     return min(delay / 1000, LONGEST_DELAY_S)

@@ -14,6 +14,7 @@ from pamqp.common import FieldTable
 from qflow import __version__
 from qflow.aio.broker import AsyncBroker
 from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.server.budget import Budget
 from qflow.amqp.server.host import Host, Hosts
 from qflow.amqp.server.logging_in import AMQPLAIN, EXTERNAL, PLAIN, credentials
 from qflow.amqp.server.permissions import Permissions
@@ -50,6 +51,7 @@ class Server:
         self.broker = broker
         self.login_s = LOGIN_S
         self.max_unit_bytes = UNIT_BYTES
+        self.budget = Budget()
         self._hosts: Hosts | None = None
         self._tasks = Tasks(_logger)
         self._logins = Logins(users)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
-import socket
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pamqp import commands
 
 from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
+from qflow.amqp.server.budget import Budget, Share
 from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.permissions import Permissions
@@ -23,6 +22,7 @@ from qflow.amqp.wire import events
 from qflow.amqp.wire.connection import Connection
 from qflow.amqp.wire.states import State
 from qflow.errors import QflowError
+from qflow.serving.sockets import has_hung_up
 from qflow.serving.users import User
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Site(Protocol):
     def login_s(self) -> float: ...
     @property
     def max_unit_bytes(self) -> int: ...
+    @property
+    def budget(self) -> Budget: ...
     def new_machine(self, writer: asyncio.StreamWriter) -> Connection: ...
     async def login(self, login: events.Login, address: str, certificate: dict[str, Any] | None) -> User | None: ...
     async def host(self, name: str) -> Host | None: ...
@@ -83,6 +85,7 @@ class Session:
         self._shutdown = AmqpError(ReplyCode.CONNECTION_FORCED, "")
         self._handled = self._handled_before = 0
         """Events, now and at the last tick."""
+        self.share = Share(server.budget)
         self._closing_s: float | None = None
         """When the client was told to close."""
         self._task = asyncio.current_task()
@@ -138,6 +141,8 @@ class Session:
                     await self._refuse(event, as_amqp_error(error))
                 if self.machine.pending_bytes() > BUFFER_BYTES:
                     await self._write()
+            if (excess := self.share.excess(self.machine.assembling_bytes)) is not None:
+                self.fail(excess)
             await self._write()
             self.is_handling = False
             if self.machine.state is State.CLOSING:
@@ -422,19 +427,11 @@ class Session:
         try:
             await self._leave()
         finally:
+            self.share.end()
             self._writer.close()
         with suppress(ConnectionError, TimeoutError, OSError):
             await asyncio.wait_for(self._writer.wait_closed(), LINGER_S)
         self._writer.transport.abort()
-
-
-def has_hung_up(client: socket.socket) -> bool:
-    """Tell whether the other side has closed, or died, also where there is something to read before its end."""
-    if client.fileno() < 0:
-        return True
-    poll = select.poll()
-    poll.register(client.fileno(), getattr(select, "POLLRDHUP", 0))
-    return bool(poll.poll(0))
 
 
 _HANDLERS: dict[type, Any] = {

@@ -61,9 +61,11 @@ class Unit:
     def __init__(self, channel: UnitChannel) -> None:
         self._channel = channel
         self._committing: asyncio.Task[None] | None = None
+        self._size = 0
         self._clear()
 
     def _clear(self) -> None:
+        self._channel.client.share.hold(-self._size)
         self._puts: list[tuple[HostedQueue, Parcel]] = []
         self._size = 0
         self._returned: list[_Returned] = []
@@ -74,7 +76,9 @@ class Unit:
         self, queues: list[HostedQueue], parcel: Parcel, mandatory: bool, where: tuple[str, str, Properties]
     ) -> None:
         """Put a message into its queues when the transaction commits."""
-        self._size += (len(parcel.body) + OVERHEAD_BYTES) * max(1, len(queues))
+        size = (len(parcel.body) + OVERHEAD_BYTES) * max(1, len(queues))
+        self._size += size
+        self._channel.client.share.hold(size)
         most = self._channel.client.max_unit_bytes
         if self._size > most:
             raise AmqpError(ReplyCode.RESOURCE_ERROR, f"a transaction holds at most {most:,} bytes")
