@@ -102,14 +102,6 @@ def test_a_login_that_is_refused_is_told_to_a_client_that_can_take_it() -> None:
     assert connection.state is State.OVER
 
 
-def test_a_challenge_brings_a_second_login() -> None:
-    """With the mechanism of the first one."""
-    connection = Connection()
-    events(connection, *HANDSHAKE[:2])
-    connection.challenge("more")
-    assert events(connection, method(0, Connections.SecureOk("it"))) == [Login("PLAIN", b"it", {}, "en_US")]
-
-
 def test_a_mechanism_that_was_not_offered_ends_the_connection() -> None:
     """Silently, as everything before a login."""
     connection = Connection(mechanisms=["PLAIN"])

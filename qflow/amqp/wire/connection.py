@@ -75,7 +75,6 @@ class Connection:
         "_input",
         "_largest",
         "_limits",
-        "_login",
         "_mechanisms",
         "_output",
         "_server_properties",
@@ -101,7 +100,6 @@ class Connection:
         self._limits = limits
         self._mechanisms = mechanisms
         self._server_properties = server_properties
-        self._login = ("", "")
         self._checked = b"\0\0"
         self._largest = limits.frame_min - AROUND_PAYLOAD_BYTES
         self._input = Input()
@@ -252,11 +250,9 @@ class Connection:
             if method.mechanism not in self._mechanisms:
                 raise AmqpError(ReplyCode.COMMAND_INVALID, f"mechanism {method.mechanism!r}").about(method)
             self.client_properties = method.client_properties
-            self._login = method.mechanism, method.locale
-            return self._login_event(method.response or "")
-        if isinstance(method, commands.Connection.SecureOk):
-            self._client_step(Step.SECURE_OK, method)
-            return self._login_event(method.response or "")
+            response: str | bytes = method.response or ""
+            encoded = response if isinstance(response, bytes) else response.encode()
+            return Login(method.mechanism, encoded, method.client_properties, method.locale)
         if isinstance(method, commands.Connection.TuneOk):
             self._client_step(Step.TUNE_OK, method)
             self._tuned(method)
@@ -274,11 +270,6 @@ class Connection:
             ReplyCode.COMMAND_INVALID if method.index >> 16 == commands.Connection.frame_id else ReplyCode.CHANNEL_ERROR
         )
         raise AmqpError(code, f"{method.name} on channel 0, {self.state.name}").about(method)
-
-    def _login_event(self, response: str | bytes) -> Login:
-        mechanism, locale = self._login
-        encoded = response if isinstance(response, bytes) else response.encode()
-        return Login(mechanism, encoded, self.client_properties, locale)
 
     def _tuned(self, method: commands.Connection.TuneOk) -> None:
         limits = self._limits
@@ -316,11 +307,6 @@ class Connection:
         if self._answers(Step.ACCEPT):
             tune = commands.Connection.Tune(limits.channel_max, limits.frame_max, limits.heartbeat_s)
             self._output.method(0, tune)
-
-    def challenge(self, text: str) -> None:
-        """Send `secure`; the answer is a `Login` once more."""
-        if self._answers(Step.CHALLENGE):
-            self._output.method(0, commands.Connection.Secure(text))
 
     def refuse_login(self, text: str) -> None:
         """Send `connection.close` with 403 if the client can take it; if not, all is over at once."""

@@ -9,7 +9,7 @@ from pamqp.common import FieldTable
 
 
 class Login(NamedTuple):
-    """The client names itself; answered by `accept_login`, `challenge` or `refuse_login`."""
+    """The client names itself; answered by `accept_login` or `refuse_login`."""
 
     mechanism: str
     response: bytes

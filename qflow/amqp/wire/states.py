@@ -19,8 +19,6 @@ class State(IntEnum):
     """`start` is sent."""
     LOGIN = auto()
     """This side decides about the login."""
-    CHALLENGED = auto()
-    """`secure` is sent."""
     TUNING = auto()
     """`tune` is sent."""
     TUNED = auto()
@@ -39,8 +37,6 @@ class Step(IntEnum):
 
     HEADER = 0
     START_OK = auto()
-    CHALLENGE = auto()
-    SECURE_OK = auto()
     ACCEPT = auto()
     TUNE_OK = auto()
     ASK_VHOST = auto()
@@ -54,12 +50,10 @@ CONNECTION: dict[State, dict[Step, State]] = {
     State.WAITING: {Step.HEADER: State.STARTING, Step.END: State.OVER},
     State.STARTING: {Step.START_OK: State.LOGIN, Step.END: State.OVER},
     State.LOGIN: {
-        Step.CHALLENGE: State.CHALLENGED,
         Step.ACCEPT: State.TUNING,
         Step.SEND_CLOSE: State.CLOSING,
         Step.END: State.OVER,
     },
-    State.CHALLENGED: {Step.SECURE_OK: State.LOGIN, Step.END: State.OVER},
     State.TUNING: {Step.TUNE_OK: State.TUNED, Step.SEND_CLOSE: State.CLOSING, Step.END: State.OVER},
     State.TUNED: {Step.ASK_VHOST: State.OPENING, Step.SEND_CLOSE: State.CLOSING, Step.END: State.OVER},
     State.OPENING: {Step.OPEN_OK: State.OPEN, Step.SEND_CLOSE: State.CLOSING, Step.END: State.OVER},
@@ -70,9 +64,6 @@ CONNECTION: dict[State, dict[Step, State]] = {
 
 TRUSTED = frozenset({State.TUNING, State.TUNED, State.OPENING, State.OPEN, State.CLOSING})
 """A client that has logged in is told what was wrong; any other one finds its connection closed."""
-
-UNTUNED = frozenset({State.WAITING, State.STARTING, State.LOGIN, State.CHALLENGED, State.TUNING})
-"""Only small frames are taken."""
 
 
 class ChannelState(IntEnum):
