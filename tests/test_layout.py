@@ -31,6 +31,7 @@ WORDS = {
     "options",
     "stats",
     "delivery",
+    "descriptors",
     "durations",
     "events",
     "handlers",

@@ -18,6 +18,7 @@ import click
 from qflow.cli.exits import EXIT_CODES, Exit, exit_code
 from qflow.cli.standard import discard_stdout, in_words
 from qflow.cli.stop import Interrupted
+from qflow.descriptors import occupy_standard
 from qflow.errors import QflowError
 
 if TYPE_CHECKING:
@@ -178,14 +179,5 @@ def app(context: click.Context, color: str) -> None:
 
 def main() -> None:
     """Run the command line."""
-    _occupy_standard_descriptors()
+    occupy_standard()
     app(prog_name="qflow")
-
-
-def _occupy_standard_descriptors() -> None:
-    """Open a dummy for a closed stdin, stdout or stderr, so that no file of the spool gets its number."""
-    for descriptor, refusing in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, refusing)

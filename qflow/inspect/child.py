@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
 
+from qflow.descriptors import occupy_standard
 from qflow.errors import CorruptionError, StorageError
 
 Result = TypeVar("Result")
@@ -39,6 +40,7 @@ def in_child(spool: str, work: Callable[[], Result]) -> Result:
         What interrupts the wait: the child is interrupted, too, and killed after `PATIENCE_S` or by a second interrupt.
     Cost: a fork, 1 to 5 ms, and 0.1 ms for each MiB of memory that this process has; and pickling the result.
     """
+    occupy_standard()
     parent = os.getpid()
     source, target = os.pipe()
     collects = gc.isenabled()

@@ -24,6 +24,7 @@ from typing import Any
 
 import lmdb
 
+from qflow.descriptors import occupy_standard
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
 from qflow.storage.encoding import Sections
 from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, storage_error
@@ -184,6 +185,7 @@ class Environment:
 
         Its owner always does: nothing of it is in memory when it is opened, see `_open_data`.
         """
+        occupy_standard()
         directory, self._name = os.path.split(path)
         self.place = Place(directory)
         """Of the spool."""

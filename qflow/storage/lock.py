@@ -7,6 +7,7 @@ import fcntl
 import os
 import time
 
+from qflow.descriptors import occupy_standard
 from qflow.errors import SpoolInUse
 from qflow.storage.files import FILE_MODE, READ, storage_error
 
@@ -101,6 +102,7 @@ def acquire_lock(spool_path: str | os.PathLike[str]) -> SpoolLock:
 
     Cost: about ten system calls; up to 0.1 s when the spool is in use, since a passing `owner_pid` also locks briefly.
     """
+    occupy_standard()
     spool = os.fspath(spool_path)
     descriptors: list[int] = []
     try:

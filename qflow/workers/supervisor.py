@@ -17,6 +17,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from qflow.config import check_name, is_url, parse_count, parse_span, spool_path
+from qflow.descriptors import occupy_standard
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, SpoolInUse
 from qflow.options import BrokerOptions, UrlOptions, WorkOptions
@@ -138,6 +139,7 @@ def supervise(
     stop: Stop | None = None,
 ) -> int:
     """Do what `run` does; `tell` prints what goes wrong, `ready` that all of them work."""
+    occupy_standard()
     with Signals() as signals, _broker(job, options) as broker:
         descriptor = make_descriptor(job.processes)
         try:

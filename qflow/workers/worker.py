@@ -23,6 +23,7 @@ from qflow import inspect
 from qflow.callbacks import check_ran, is_async
 from qflow.config import is_url, parse_span
 from qflow.delivery import Deliveries, Delivery, Settler, reason_of
+from qflow.descriptors import occupy_standard
 from qflow.durations import Duration
 from qflow.errors import (
     AlreadySettled,
@@ -223,6 +224,7 @@ class Worker:
 
 def main() -> int:
     """Work as the line on stdin says; return the exit code."""
+    occupy_standard()
     control = _take_stdin()
     order = Order.decode(_read_line(control))
     os.set_inheritable(order.report, False)

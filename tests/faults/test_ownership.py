@@ -228,3 +228,46 @@ def test_a_log_that_is_open_in_this_process_is_asked_of_its_broker(spool: Path) 
     with qflow.open(spool), pytest.raises(qflow.StorageError, match="ask the broker") as raised:
         inspect.check_spool(spool)
     assert "repairs" not in str(raised.value)
+
+
+CLOSED = """
+import ctypes, os, sys, qflow
+os.closerange(0, 3)
+broker = qflow.{opened}(sys.argv[1])
+queue = broker.declare_queue("q")
+queue.put(b"a")
+{then}
+ctypes.CDLL(None).perror(b"a C library")
+for descriptor in 0, 1, 2:
+    try:
+        os.write(descriptor, b"what a program prints")
+    except OSError:
+        pass
+queue.put(b"b")
+broker.close()
+"""
+
+
+@pytest.mark.parametrize("then", ["", "os.closerange(0, 3); broker.compact()"])
+def test_what_a_program_prints_whose_standard_descriptors_are_closed_is_not_written_into_its_log(spool, then):
+    """A daemon may have closed them, before it opens the spool or while it has it open."""
+    program = [sys.executable, "-c", CLOSED.format(opened="open", then=then), str(spool)]
+    assert subprocess.run(program, timeout=60).returncode == 0
+    with qflow.open(spool) as broker:
+        assert drained(broker.queue("q")) == [b"a", b"b"]
+
+
+def test_what_a_client_prints_whose_standard_descriptors_are_closed_is_not_sent_to_the_owner(spool, open_spool):
+    """Its socket would have the number of one of them."""
+    broker = open_spool()
+    program = [sys.executable, "-c", CLOSED.format(opened="connect", then=""), str(spool)]
+    assert subprocess.run(program, timeout=60).returncode == 0
+    assert drained(broker.queue("q")) == [b"a", b"b"]
+
+
+def test_a_reader_whose_standard_descriptors_are_closed_looks_as_any_other(spool):
+    """The child that reads the log for it answers through a pipe, which is no other's number."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q").put(b"a")
+    look = "import os, sys; os.closerange(1, 3); from qflow import inspect; sys.exit(len(inspect.check_spool(sys.argv[1])))"
+    assert subprocess.run([sys.executable, "-c", look, str(spool)], timeout=60).returncode == 0

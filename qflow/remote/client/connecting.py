@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from qflow.config import is_url, parse_timeout, spool_path
+from qflow.descriptors import occupy_standard
 from qflow.door import NAME, address
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, NotFound, PermissionDenied, QflowError, StorageError
@@ -53,6 +54,7 @@ def connect(
         StorageError: the socket cannot be used, or the owner does not answer in time.
         InvalidArgument: the target is no path, or this process is of another user than the owner's.
     """
+    occupy_standard()
     if is_url(target):
         module = load("qflow.flight.client", needs="pyarrow", what="a URL")
         shown = token_of(token, token_file)

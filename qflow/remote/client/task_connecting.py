@@ -10,6 +10,7 @@ from typing import Any
 
 from qflow.aio.opening import Opening
 from qflow.config import is_url, parse_timeout
+from qflow.descriptors import occupy_standard
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed
 from qflow.remote.client import requests
@@ -43,6 +44,7 @@ async def _connect(
     files: tuple[str | os.PathLike[str] | None, ...],
     timeout_s: Duration,
 ) -> AsyncRemoteBroker:
+    occupy_standard()
     timeout = parse_timeout(timeout_s)
     tunnel: Any = None
     if is_url(target):
