@@ -290,3 +290,60 @@ def test_events_are_told_in_the_loop(owner: qflow.Broker) -> None:
         assert (told[0].kind, told[0].queue) == (qflow.EventKind.LIMIT_REACHED, "jobs")
 
     through(owner, scenario)
+
+
+CALLS: dict[str, Callable[[qflow.aio.AsyncRemoteBroker, qflow.aio.AsyncRemoteQueue], Any]] = {
+    "put": lambda broker, queue: queue.put(b"x"),
+    "put within a time": lambda broker, queue: queue.put(b"x", timeout_s=5),
+    "submit": lambda broker, queue: queue.submit(b"x"),
+    "get": lambda broker, queue: queue.get(0),
+    "publish": lambda broker, queue: broker.publish("t", b"x"),
+    "transaction": lambda broker, queue: broker.transaction(),
+    "stats": lambda broker, queue: broker.stats(),
+    "event": lambda broker, queue: broker.on_event(lambda event: None),
+    "close": lambda broker, queue: broker.close(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_of_another_loop_is_refused_and_does_nothing(call: str, owner: qflow.Broker) -> None:
+    """Its answer would come in a loop that does not wait for it, when the work is done."""
+
+    async def elsewhere(broker: qflow.aio.AsyncRemoteBroker, queue: qflow.aio.AsyncRemoteQueue) -> None:
+        with pytest.raises(qflow.InvalidArgument, match="another event loop: connect in this one"):
+            made = CALLS[call](broker, queue)
+            if hasattr(made, "__await__"):
+                await made
+
+    async def scenario(broker: qflow.aio.AsyncRemoteBroker) -> None:
+        queue = await broker.declare_queue("jobs")
+        await queue.put(b"first")
+        held = await queue.get()
+        await asyncio.to_thread(lambda: asyncio.run(elsewhere(broker, queue)))
+        await held.nack()
+        assert [bytes(body) for body in (await queue.get_many(9)).bodies] == [b"first"]
+
+    through(owner, scenario)
+
+
+def test_a_connection_whose_loop_has_ended_is_refused_and_closed_quietly(owner: qflow.Broker) -> None:
+    """The owner hears of its end: what it held comes back."""
+
+    async def first() -> tuple[qflow.aio.AsyncRemoteBroker, qflow.aio.AsyncRemoteQueue]:
+        broker = await qflow.aio.connect(owner.path)
+        queue = await broker.declare_queue("jobs")
+        await queue.put(b"x")
+        await queue.get()
+        return broker, queue
+
+    async def second() -> None:
+        with pytest.raises(qflow.InvalidArgument, match="another event loop: connect in this one"):
+            await queue.put(b"y")
+        await broker.close()
+        await broker.close()
+        assert broker.closed
+        await until(lambda: not owner.queue("jobs").stats().acquired_messages)
+
+    broker, queue = asyncio.run(first())
+    asyncio.run(second())
+    assert len(owner.queue("jobs")) == 1

@@ -217,10 +217,10 @@ class AsyncRemoteBroker:
         What it raises is logged by the logger `qflow`; see `qflow.Broker.on_event`.
         """
         check_callback(callback, "an event callback")
-        self._callbacks.append(callback)
-        if len(self._callbacks) == 1:
-            self._connection.listen(self._tell)
+        if not self._callbacks:
             self._connection.tell(requests.events())
+            self._connection.listen(self._tell)
+        self._callbacks.append(callback)
 
     def _tell(self, head: dict[str, Any]) -> None:
         event = event_of(head)

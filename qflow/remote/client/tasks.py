@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
+from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QflowError, StorageError
 from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request, Undo
 from qflow.remote.wire.frames import WireError
 
@@ -51,6 +51,7 @@ class TaskConnection(asyncio.Protocol):
         self.socket: socket.socket | None = None
         """Of the transport, from before there is one."""
         self._process = os.getpid()
+        self._loop = asyncio.get_running_loop()
         self._link = Link(target, reason)
         self._transport: Any = None
         self._is_ending = False
@@ -85,7 +86,7 @@ class TaskConnection(asyncio.Protocol):
     def submit(self, request: Request) -> asyncio.Future[Any]:
         """Make a request; the future has what its answer is read as. Cancelled, it is given up."""
         waiting = self._begin(request)
-        result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[Any] = self._loop.create_future()
 
         def answered(future: asyncio.Future[Any]) -> None:
             if result.cancelled():
@@ -123,6 +124,7 @@ class TaskConnection(asyncio.Protocol):
     async def writable(self) -> None:
         """Return when little of what was asked for is not sent yet, or the connection has ended."""
         while not self._writable.is_set():
+            self._check_loop()
             await self._writable.wait()
 
     def tell(self, request: Request) -> None:
@@ -132,18 +134,27 @@ class TaskConnection(asyncio.Protocol):
         self._flush()
 
     def check_open(self) -> None:
-        """Raises BrokerClosed: it has ended. ForkedProcess: it is another process's."""
+        """Raises BrokerClosed: it has ended. ForkedProcess, InvalidArgument: it is another process's, or loop's."""
         if os.getpid() != self._process:
             raise ForkedProcess(
                 f"this connection to {self.target} belongs to process {self._process}: connect after the fork"
             )
+        self._check_loop()
         if self._is_ending:
             raise BrokerClosed(f"the connection to the owner of {self.target} was closed: connect again")
         self._link.check()
 
+    def _check_loop(self) -> None:
+        """Refuse a loop that would not hear of an answer: nothing is asked for then."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidArgument(
+                f"this connection to {self.target} belongs to another event loop: connect in this one, and close each "
+                "in its own"
+            )
+
     def _begin(self, request: Request) -> _Waiting:
         self.check_open()
-        waiting = _Waiting(asyncio.get_running_loop().create_future(), request.undo)
+        waiting = _Waiting(self._loop.create_future(), request.undo)
         waiting.number = self._link.begin(request, waiting)
         self._flush()
         return waiting
@@ -212,9 +223,18 @@ class TaskConnection(asyncio.Protocol):
         self._link.notices.append(call)
 
     async def close(self) -> None:
-        """End the connection; calls that wait get BrokerClosed, and what nobody waits for is heard. Twice is fine."""
+        """End the connection; calls that wait get BrokerClosed, and what nobody waits for is heard. Twice is fine.
+
+        Raises:
+            InvalidArgument: it is another loop's, which is not closed.
+        """
         if os.getpid() != self._process:
             return
+        if self._loop.is_closed():
+            self._is_ending = True
+            self.leave()
+            return
+        self._check_loop()
         if not self._is_ending:
             await self._close()
         if self._transport is not None:
@@ -236,7 +256,7 @@ class TaskConnection(asyncio.Protocol):
             transport.abort()
 
     def leave(self) -> None:
-        """In a forked child: close the copy of the socket, or the owner would not hear of the end."""
+        """In a forked child, or without the loop: close the socket, or the owner would not hear of the end."""
         if self.socket is not None:
             self.socket.close()
 
