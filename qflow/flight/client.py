@@ -11,7 +11,7 @@ from qflow.config import parse_timeout
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument
 from qflow.flight.trust import Trust, check_url
-from qflow.flight.tunnel import Outlet
+from qflow.flight.tunnel import Outlet, check_usable
 from qflow.handlers import is_of_handler
 from qflow.memory.waiting import shelter_made
 from qflow.remote.client import requests
@@ -56,7 +56,9 @@ def outlet(url: str, token: str | None, files: tuple[File, File, File] = NONE) -
 
     Raises:
         InvalidArgument: the URL, or what goes with it, makes no sense.
+        ForkedProcess: this is a child of a process that had a session open then.
     """
+    check_usable(url)
     return Outlet(client_of(url, *files), call_options(token), url, Trust.of(url, *files))
 
 

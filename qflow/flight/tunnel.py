@@ -24,7 +24,7 @@ from weakref import WeakSet
 import pyarrow as pa
 import pyarrow.flight as pf
 
-from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError, StorageError
+from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, NotFound, QflowError, StorageError
 from qflow.flight.owner import Owner
 from qflow.flight.trust import Trust, what_is_wrong
 from qflow.remote.client.connecting import open_socket, when_let_in
@@ -189,7 +189,7 @@ class Outlet:
     ) -> None:
         self._client = client
         self._options = options
-        self._target = target
+        self.target = target
         self._trust = trust or Trust()
         self.socket, self._inner = socket.socketpair()
         """For a connection, which closes it."""
@@ -201,6 +201,11 @@ class Outlet:
         self._thread.start()
         _outlets.add(self)
 
+    @property
+    def is_open(self) -> bool:
+        """The session has not ended, and gRPC carries it."""
+        return self._inner.fileno() >= 0
+
     def end(self) -> threading.Thread:
         """End the session, as a client does; return the thread that ends when it has."""
         _end(self._inner)
@@ -208,16 +213,16 @@ class Outlet:
 
     def reason(self) -> QflowError | None:
         """Return why a session has ended that had begun; None where it ended by itself."""
-        return None if self.error is None else explained(self.error, self._target)
+        return None if self.error is None else explained(self.error, self.target)
 
     def explained(self) -> QflowError:
         """Return the error for a client whose session could not begin."""
         assert self.error is not None
         if isinstance(self.error, pf.FlightUnavailableError):
-            wrong = what_is_wrong(self._target, self._trust, may_guess=True)
+            wrong = what_is_wrong(self.target, self._trust, may_guess=True)
             if wrong is not None:
                 return InvalidArgument(wrong)
-        return explained(self.error, self._target)
+        return explained(self.error, self.target)
 
     def _carry(self) -> None:
         with self._inner:
@@ -270,7 +275,26 @@ class Outlet:
 
 
 _outlets: WeakSet[Outlet] = WeakSet()
-os.register_at_fork(after_in_child=_outlets.clear)  # they are the parent's, and go on
+_left_open: list[str] = []
+"""Where sessions led that were open when this process was forked."""
+
+
+def _after_fork() -> None:
+    """The sessions are the parent's, and go on; gRPC without its threads does not."""
+    _left_open.extend(outlet.target for outlet in _outlets if outlet.is_open)
+    _outlets.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def check_usable(target: str) -> None:
+    """Refuse what would abort the process, or wait in vain. Raises ForkedProcess."""
+    if _left_open:
+        raise ForkedProcess(
+            f"cannot connect to {target}: this process was forked while a connection to {_left_open[0]} was open, and "
+            "gRPC works in no such child: start it by spawn or forkserver, or connect in the children alone"
+        )
 
 
 def end_sessions() -> None:

@@ -40,6 +40,32 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 print(remote.queue("jobs").put(b"a"), flush=True)
 """
+CONNECTS_IN_A_CHILD = """
+import os, pathlib, sys
+import qflow
+def names():
+    for one in pathlib.Path("/proc/self/task").iterdir():
+        try:
+            yield one.joinpath("comm").read_text()
+        except OSError:
+            pass  # it has ended
+remote = qflow.connect(sys.argv[1])
+if sys.argv[2] == "closed":
+    remote.close()
+    of_grpc = "grpc", "event_engine", "lifeguard"  # which end when nothing is connected any more
+    while any(name.startswith(of_grpc) for name in names()):
+        pass
+child = os.fork()
+if not child:
+    try:
+        qflow.connect(sys.argv[1]).queue("jobs").put(b"a")
+        print("stored", flush=True)
+    except qflow.ForkedProcess as error:
+        print(error, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+remote.close()
+"""
 
 
 def url(server: qflow.flight.Server) -> str:
@@ -74,6 +100,15 @@ def test_a_child_that_ends_leaves_the_sessions_of_its_parent(server: qflow.fligh
     """It has copies of their sockets."""
     command = [sys.executable, "-c", FORKED, url(server)]
     assert subprocess.run(command, check=True, capture_output=True, timeout=60).stdout == b"0\n"
+
+
+@pytest.mark.parametrize(("parent", "said"), [("open", b"spawn or forkserver"), ("closed", b"stored")])
+def test_a_child_connects_unless_a_connection_was_open_when_it_was_forked(
+    parent: str, said: bytes, server: qflow.flight.Server
+) -> None:
+    """gRPC has lost its threads then, and would abort the child, or have it wait."""
+    command = [sys.executable, "-c", CONNECTS_IN_A_CHILD, url(server), parent]
+    assert said in subprocess.run(command, check=True, capture_output=True, timeout=60).stdout
 
 
 def test_a_process_ends_the_sessions_it_has_left_open(server: qflow.flight.Server) -> None:
