@@ -110,14 +110,19 @@ class QueueWork(InMemory):
 
     async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
         """Nack; in a thread if that needs the disk."""
-        if self._claims.returns_by_disk(how.requeue):
+        if self._claims.returns.takes_disk(how.requeue):
             await self._worker.run(self._homes.here(), partial(held.nack, *how))
         else:
             in_place(partial(held.nack, *how))
+            if self._claims.returns.is_crowded(how):
+                await self.hold_up()
 
     async def give_back_all(self, held: list[Delivery], requeue: bool) -> None:
         """Nack deliveries together; in a thread if that needs the disk."""
-        if self._claims.returns_by_disk(requeue):
-            await self._worker.run(self._homes.here(), partial(self._claims.return_all, held, Return(requeue)))
+        how = Return(requeue)
+        if self._claims.returns.takes_disk(requeue):
+            await self._worker.run(self._homes.here(), partial(self._claims.return_all, held, how))
         else:
-            in_place(partial(self._claims.return_all, held, Return(requeue)))
+            in_place(partial(self._claims.return_all, held, how))
+            if self._claims.returns.is_crowded(how):
+                await self.hold_up()

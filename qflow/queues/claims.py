@@ -7,20 +7,19 @@ Methods take the lock themselves where their description says nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
-from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Deliveries, Delivery, Return, Segment
+from qflow.delivery import Deliveries, Delivery, Return, Segment
 from qflow.errors import AlreadySettled, BrokerFailed, again, in_doubt
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
 from qflow.queues.admission import Admission
 from qflow.queues.apart import HeldOne, Term
-from qflow.queues.dead_letters import Cause
-from qflow.queues.exits import Exits, Fate, Leaving, weigh
+from qflow.queues.exits import Exits, Fate, Leaving
 from qflow.queues.held import Held, segments_of
 from qflow.queues.lanes import Lanes, settled
+from qflow.queues.returns import Returns
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.batch import Settling
@@ -45,7 +44,7 @@ class Claims:
         self._source = source
         self._spiller = spiller
         self._exits = exits
-        self.returned = 0
+        self.returns = Returns(lanes, held, source, exits)
 
     @property
     def name(self) -> str:
@@ -275,69 +274,46 @@ class Claims:
 
     # Give back -------------------------------------------------------------------------------------------------------
 
-    @sheltered
     def return_one(self, delivery: Delivery, how: Return) -> None:
         """Take one delivery back; see `Delivery.nack`."""
         self.return_all([delivery], how)
 
-    @sheltered
     def return_all(self, deliveries: list[Delivery], how: Return) -> None:
         """Take deliveries back together, dead letters in one commit; `AlreadySettled` of one comes after all others."""
+        self._return_all(deliveries, how)
+        self.returns.hold_up(how)
+
+    @sheltered
+    def _return_all(self, deliveries: list[Delivery], how: Return) -> None:
         with self._context.lock:
             wanted, problem = self._singled(deliveries)
-            self.take_back(wanted, how)
+            self.returns.take_back(wanted, how)
         self._spiller.keep_within_capacity()
         if problem is not None:
             raise problem
 
-    @sheltered
     def return_batch(self, batch: Deliveries, how: Return) -> None:
         """Take back what is left of a batch."""
-        with self._context.lock:
-            if self._holds(batch):
-                self.take_back([batch], how)
-        self._spiller.keep_within_capacity()
+        self._return_batch(batch, how)
+        self.returns.hold_up(how)
 
     @sheltered
+    def _return_batch(self, batch: Deliveries, how: Return) -> None:
+        with self._context.lock:
+            if self._holds(batch):
+                self.returns.take_back([batch], how)
+        self._spiller.keep_within_capacity()
+
     def return_part(self, batch: Deliveries, index: int, how: Return) -> None:
         """Take back one delivery of a batch."""
+        self._return_part(batch, index, how)
+        self.returns.hold_up(how)
+
+    @sheltered
+    def _return_part(self, batch: Deliveries, index: int, how: Return) -> None:
         delivery = self.leave_batch(batch, index, stays=False)
         if delivery is not None:
-            self.return_one(delivery, how)
-
-    def take_back(self, held: Collection[HeldOne], how: Return = AT_ONCE) -> None:
-        """Return acquired messages to the queue, or let them go if they are not wanted or came too often.
-
-        Called with the lock held; lets go of it where dead letters are carried away.
-        """
-        context = self._context
-        most = context.settings.max_deliveries
-        segments = segments_of(held)
-        self.returned += weigh(segments)[0]
-        self._held.drop(held)
-        for one in held:
-            if isinstance(one, Deliveries):
-                one.settled = None
-        back: list[Segment] = []
-        spent: list[Segment] = []
-        for first, records, marks in segments:
-            is_spent = not how.requeue or (most is not None and (marks >> 1) + 1 >= most)
-            (spent if is_spent else back).append(Segment(first, records, marks + ONE_ATTEMPT))
-        if back:
-            self._source.give_back(back, context.now_ms() + int(how.delay_s * 1000) if how.delay_s else 0)
-            log = context.usable_log
-            if (most is not None or how.delay_s) and log is not None:
-                for first, records, marks in back:
-                    log.attempts(self._lanes.logged[lane_of(first)], [(first, first + len(records), marks >> 1)])
-        if spent:
-            cause = Cause("max_deliveries" if how.requeue else "rejected", how.reason)
-            self._exits.let_go_of((spent, cause, Fate.DROPPED))
-
-    def returns_by_disk(self, requeue: bool) -> bool:
-        """Tell whether taking messages back may take work on the disk: for dead letters, or for want of memory."""
-        settings = self._context.settings
-        may_bury = settings.dead_letter is not None and (not requeue or settings.max_deliveries is not None)
-        return may_bury or self._gate.used > self._gate.account.capacity
+            self._return_all([delivery], how)
 
     @sheltered
     def give_up(self, one: HeldOne) -> None:

@@ -3,7 +3,7 @@
 A queue is composed of parts. Each owns its state, and knows those below it only:
 
     Puts, Gets                   the ways in and out; one call on its way is a `Putting`, `Getting` or `Deleting`
-    Claims, Leases               what was delivered: settled, given back, held for too long
+    Claims, Returns, Leases      what was delivered: settled, given back, held for too long
     Exits                        all else that leaves: expired, dropped, dead letters, deleted, purged
     Spiller, Restorer            messages move between memory and disk
     Source                       messages are taken from the lanes, and put back in their place

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 
 from qflow import config
-from qflow.delivery import Deliveries, Delivery, Segment
+from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
 from qflow.durations import Duration
 from qflow.errors import QueueEmpty, again
 from qflow.memory.line import FOREVER
 from qflow.memory.waiting import attend, collecting, shelter, straight
-from qflow.message import SINGLE_BYTES, Message, Record, lane_of
+from qflow.message import SINGLE_BYTES, Message, Record
 from qflow.queues.admission import Admission
 from qflow.queues.expiry import Expiry
 from qflow.queues.getting import Getting
@@ -206,15 +206,8 @@ class Gets:
         """Log that messages are delivered again; return what to wait for before they are, if there is something."""
         if self.context.settings.max_deliveries is None:
             return None
-        log = self.context.usable_log
-        ranges: dict[int, list[tuple[int, int, int]]] = {}
-        for first, records, marks in batch.segments:
-            if marks:
-                ranges.setdefault(lane_of(first), []).append((first, first + len(records), (marks >> 1) + 1))
-        joined: Request | None = None
-        for number, part in ranges.items() if log is not None else ():
-            joined = log.attempts(self.lanes.logged[number], part)  # type: ignore[union-attr]
-        return joined
+        repeated = [part._replace(marks=part.marks + ONE_ATTEMPT) for part in batch.segments if part.marks]
+        return self.lanes.log_attempts(repeated) if repeated else None
 
     def wake_all(self) -> None:
         """Let every waiting getter look whether it is to stop, or has something by now. Under the lock."""

@@ -9,7 +9,7 @@ All of it under the queue's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from qflow.delivery import ONE_ATTEMPT, Segment
@@ -35,7 +35,7 @@ from qflow.message import (
 from qflow.queues.context import Context
 from qflow.storage.log.lane import Publisher
 from qflow.storage.log.rows import Row, Settled, new_row, purged_row
-from qflow.storage.log.transaction_log import Lane
+from qflow.storage.log.transaction_log import Lane, Request
 
 NOWHERE = RunList(-1)
 """Where a fast get finds nothing, and goes the long way."""
@@ -314,7 +314,7 @@ class Lanes:
             groups = moving.groups
             freed = schedule.chunk_spilled(claim, slots)
             if freed is not None and number < DELAYED:
-                self._log_hidden_attempts(number, groups)
+                self._log_hidden_attempts(groups)
             return freed
         if moving.claim is not claim:
             return None
@@ -325,15 +325,23 @@ class Lanes:
         self.lists[number].join(moving)
         return freed
 
-    def _log_hidden_attempts(self, number: int, groups: list[Group]) -> None:
+    def _log_hidden_attempts(self, groups: list[Group]) -> None:
         """Have it in the log how often spilled messages were delivered: memory does not know it any more."""
-        ranges = [(first, first + len(records), marks_of(tag) // ONE_ATTEMPT) for _, first, tag, *records in groups]
-        counted = [part for part in ranges if part[2]]
-        log = self.context.usable_log
-        if log is not None and counted:
-            log.attempts(self.logged[number], counted)
+        segments = [Segment(first, records, marks_of(tag)) for _, first, tag, *records in groups]
+        self.log_attempts([segment for segment in segments if segment.marks >= ONE_ATTEMPT])
 
     # In the log ------------------------------------------------------------------------------------------------------
+
+    def log_attempts(self, segments: Iterable[Segment]) -> Request | None:
+        """Have it in the log how often messages were delivered; return what to wait for, if there is something."""
+        log = self.context.usable_log
+        ranges: dict[int, list[tuple[int, int, int]]] = {}
+        for first, records, marks in segments:
+            ranges.setdefault(lane_of(first), []).append((first, first + len(records), marks // ONE_ATTEMPT))
+        joined: Request | None = None
+        for number, part in ranges.items() if log is not None else ():
+            joined = log.attempts(self.logged[number], part)  # type: ignore[union-attr]
+        return joined
 
     def settled_parts(self, segments: list[Segment]) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane; nothing of a queue that is not logged, or was deleted."""

@@ -103,7 +103,7 @@ class Leases:
             one.settler = _Late(name, text)
         if late:
             self._tell_of(late, why)
-            self.claims.take_back(late)
+            self.claims.returns.take_back(late)
 
     def _tell_of(self, late: dict[HeldOne, float | None], why: str) -> None:
         """Tell who held what for too long."""

@@ -117,7 +117,7 @@ def _flow(queue: Parts) -> Totals:
     """Return how many were put, delivered and acked so far. Under the lock."""
     lanes, held = queue.lanes, queue.held
     acquired = held.count() + sum([weigh(leaving.segments)[0] for leaving in held.leaving if leaving.held])
-    delivered = lanes.acked + queue.claims.returned + acquired
+    delivered = lanes.acked + queue.claims.returns.total + acquired
     return lanes.messages() + lanes.acked + lanes.gone - queue.found, delivered, lanes.acked
 
 
@@ -133,7 +133,7 @@ def _totals(queue: Parts) -> dict[str, Any]:
         "resident_bytes": queue.gate.used,
         "put_total": lanes.messages() + lanes.acked + lanes.gone - queue.found,
         "acked_total": lanes.acked,
-        "redelivered_total": queue.claims.returned,
+        "redelivered_total": queue.claims.returns.total,
         "expired_total": counts[Fate.EXPIRED],
         "dropped_total": counts[Fate.DROPPED],
         "dead_lettered_total": counts[Fate.DEAD_LETTERED],

@@ -1,4 +1,7 @@
-"""Acks that nobody waits for, while the log stands still: how many are held, on both sides of the door, and beside it."""
+"""Acks that nobody waits for, while the log stands still: how many are held, on both sides of the door, and beside it.
+
+So are nacks that it notes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ from doors import event_loop
 from doors.event_loop import run, told, turns
 from drivers import DOOR, OWNER, joining
 from faults.seams import PATIENCE_S, Faults, faulty_broker
+from qflow.delivery import Return
 from qflow.opening import with_door
+from qflow.queues.queue import parts_of
 from qflow.remote.client import tasks, threads
 from qflow.remote.server import budget, connection
 from qflow.storage.log import transaction_log
@@ -80,6 +85,7 @@ def owner(spool: Path) -> Iterator[Owner]:
     with faulty_broker(spool, faults) as broker:
         with_door(broker)
         queue, _ = broker.declare_queues(["jobs", "other"])
+        broker.declare_queue("counted", max_deliveries=9).put_many([b""] * MESSAGES)
         broker.declare_stream("s", topics=["s"])
         queue.put_many([b""] * MESSAGES)
         broker.publish_many([("s", b"")] * MESSAGES)
@@ -132,6 +138,82 @@ def test_threads_beside_the_owner_wait_for_the_log(owner: Owner, source: str, si
     owner.go_on()
     acking.join(PATIENCE_S)
     assert left_of(owner, source) == MESSAGES - len(deliveries)
+
+
+NOTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "delayed": ("jobs", {"delay_s": 60}),
+    "counted": ("counted", {}),
+    "rejected": ("jobs", {"requeue": False}),
+}
+"""What the log is told of a nack: how often a message was delivered, or that it is gone."""
+
+
+@pytest.mark.parametrize("noted", NOTED)
+@pytest.mark.parametrize("kind", ["single", "part", "batch"])
+def test_nacks_wait_for_the_log_as_acks_do(owner: Owner, noted: str, kind: str) -> None:
+    """Of threads: of one message, of one in a batch, of what is left of a batch."""
+    name, how = NOTED[noted]
+    queue = owner.broker.queue(name)
+    requests = owner.broker.engine.log.requests
+    many = 2 * MOST_STANDING
+    ones: list[Any] = [queue.get(0) for _ in range(many)] if kind == "single" else []
+    if kind == "part":
+        ones += queue.get_many(many, 0)
+    if kind == "batch":
+        ones += [queue.get_many(1, 0) for _ in range(many)]
+    owner.stop()
+    nacking = threading.Thread(target=lambda: [one.nack(**how) for one in ones])
+    nacking.start()
+    until(lambda: waits_for_the_log(nacking) or not nacking.is_alive())
+    assert nacking.is_alive()
+    assert len(requests) <= MOST_STANDING + 2
+    owner.go_on()
+    nacking.join(PATIENCE_S)
+    assert not nacking.is_alive()
+
+
+@pytest.mark.parametrize("noted", NOTED)
+def test_nacks_of_tasks_wait_for_the_log_too(owner: Owner, noted: str) -> None:
+    """Beside the owner."""
+    name, how = NOTED[noted]
+    requests = owner.broker.engine.log.requests
+
+    async def scenario() -> None:
+        queue = qflow.aio.AsyncBroker(owner.broker).queue(name)
+        held = await queue.get_many(2 * MOST_STANDING, 0)
+        owner.stop()
+
+        async def nack_all() -> None:
+            for delivery in held:
+                await delivery.nack(**how)
+
+        nacking = asyncio.ensure_future(nack_all())
+        await turns(MOST_STANDING)
+        assert not nacking.done()
+        assert len(requests) <= MOST_STANDING + 2
+        owner.go_on()
+        await nacking
+
+    run(scenario())
+
+
+def test_a_nack_that_the_log_is_not_told_of_waits_for_nothing(owner: Owner) -> None:
+    """However much stands before it; and nacks of many messages together are one request."""
+    jobs, counted = owner.broker.queue("jobs"), owner.broker.queue("counted")
+    delivery = jobs.get(0)
+    batch = counted.get_many(MOST_STANDING, 0)
+    others = [batch[number] for number in range(0, len(batch), 2)]
+    owner.stop()
+    requests = owner.broker.engine.log.requests
+    before = len(requests)
+    parts_of(counted).claims.return_all(others, Return())
+    assert len(requests) == before + 1
+    for _ in range(MOST_STANDING):
+        parts_of(jobs).claims.join_settles()
+    assert owner.broker.engine.log.crowded
+    delivery.nack()
+    assert len(requests) == before + 1 + MOST_STANDING
+    owner.go_on()
 
 
 def test_threads_at_the_door_wait_when_the_owner_reads_no_more(owner: Owner, source: str, spool: Path) -> None:

@@ -1,0 +1,75 @@
+"""What is given back: to its place, to a schedule until its delay is over, or away, if it is wanted no more.
+
+What the log is told of it, nobody waits for; but where thousands of requests stand before the writer, as of acks, the
+thread or task that gave something back waits for them: they take memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Deliveries, Return, Segment
+from qflow.memory.waiting import is_inside
+from qflow.queues.apart import HeldOne
+from qflow.queues.dead_letters import Cause
+from qflow.queues.exits import Exits, Fate, weigh
+from qflow.queues.held import Held, segments_of
+from qflow.queues.lanes import Lanes
+from qflow.queues.source import Source
+
+
+class Returns:
+    """See the module."""
+
+    def __init__(self, lanes: Lanes, held: Held, source: Source, exits: Exits) -> None:
+        self._context = lanes.context
+        self._gate = lanes.gate
+        self._lanes = lanes
+        self._held = held
+        self._source = source
+        self._exits = exits
+        self.total = 0
+        """Deliveries that came back, those that made a dead letter included."""
+
+    def take_back(self, held: Collection[HeldOne], how: Return = AT_ONCE) -> None:
+        """Return acquired messages to the queue, or let them go if they are not wanted or came too often.
+
+        Called with the lock held; lets go of it where dead letters are carried away.
+        """
+        context = self._context
+        most = context.settings.max_deliveries
+        segments = segments_of(held)
+        self.total += weigh(segments)[0]
+        self._held.drop(held)
+        for one in held:
+            if isinstance(one, Deliveries):
+                one.settled = None
+        back: list[Segment] = []
+        spent: list[Segment] = []
+        for first, records, marks in segments:
+            is_spent = not how.requeue or (most is not None and (marks >> 1) + 1 >= most)
+            (spent if is_spent else back).append(Segment(first, records, marks + ONE_ATTEMPT))
+        if back:
+            self._source.give_back(back, context.now_ms() + int(how.delay_s * 1000) if how.delay_s else 0)
+            if most is not None or how.delay_s:
+                self._lanes.log_attempts(back)
+        if spent:
+            cause = Cause("max_deliveries" if how.requeue else "rejected", how.reason)
+            self._exits.let_go_of((spent, cause, Fate.DROPPED))
+
+    def takes_disk(self, requeue: bool) -> bool:
+        """Tell whether taking messages back may take work on the disk: for dead letters, or for want of memory."""
+        settings = self._context.settings
+        may_bury = settings.dead_letter is not None and (not requeue or settings.max_deliveries is not None)
+        return may_bury or self._gate.used > self._gate.account.capacity
+
+    def is_crowded(self, how: Return) -> bool:
+        """Tell whether the log is told of what was given back so, and that is to wait for what stands before it."""
+        log = self._context.log
+        is_told = how.delay_s or not how.requeue or self._context.settings.max_deliveries is not None
+        return bool(is_told and log is not None and log.crowded)
+
+    def hold_up(self, how: Return) -> None:
+        """Return when the log has what stands before it, if that is crowded, unless others may wait for this thread."""
+        if self.is_crowded(how) and not is_inside():
+            self._context.log.drain()  # type: ignore[union-attr]
