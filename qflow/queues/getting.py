@@ -75,8 +75,8 @@ class Getting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_deadline", "_done", "_given_up", "_is_over", "_looks", "_most", "_queue", "_single", "_starved", "_turn",
-        "_turns", "_watcher", "collected", "delivery", "stopped", "taker",
+        "_deadline", "_done", "_given_up", "_is_over", "_keeps_time", "_looks", "_most", "_queue", "_single",
+        "_starved", "_turn", "_turns", "_watcher", "collected", "delivery", "stopped", "taker",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +98,7 @@ class Getting:
         self._looks = 0  # for room that others were making
         self._turns = 0  # that it had because there were so many expired messages
         self._starved = False
+        self._keeps_time = False  # it waits until something is due, which no other may know
         self._watcher: Watcher | None = None
 
     @property
@@ -129,6 +130,7 @@ class Getting:
                 queue.waiting.pop(self, None)
                 if gate.starved:
                     gate.arrived.notify()
+                self._hand_time_on()
                 return None
             lack = Lack.MESSAGE
             while not queue.lanes.is_bare or queue.admission.ready:
@@ -153,6 +155,7 @@ class Getting:
                 self._finish()
                 if lack in SHORT and not has_some:
                     gate.arrived.notify()  # what it was woken for may still be there: another waits for that
+                self._hand_time_on()
                 return None
             if batch is not None:
                 batches.pop(batch, None)  # until it tries again: many may wait
@@ -186,6 +189,12 @@ class Getting:
                 queue.claims.give_up(self.collected)
             queue.gate.arrived.notify()
             self._is_over = True
+
+    def _hand_time_on(self) -> None:
+        """Have another wait until the next message is due, if this one did."""
+        gate = self._queue.gate
+        if self._keeps_time and gate.getters and self._queue.lanes.next_due_ms() is not None:
+            gate.arrived.notify()
 
     def _unwatch(self, watcher: Watcher) -> None:
         gate = self._queue.gate
@@ -327,6 +336,7 @@ class Getting:
         # Room may come from another queue, which does not know of this one.
         wait = RETRY_S if lack in SHORT else PAUSE_S if lack is Lack.TURN else FOREVER
         moment = self._queue.next_moment_s()
+        self._keeps_time = moment is not None and self._queue.lanes.next_due_ms() is not None
         if moment is not None:
             wait = min(wait, moment)
         if self._deadline is not None:

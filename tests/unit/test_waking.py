@@ -15,14 +15,14 @@ import inside
 import qflow
 from calls import count
 from qflow.memory import waiting
-from qflow.memory.line import Alarm, Line
+from qflow.memory.line import FOREVER, Alarm, Line
 from qflow.memory.waiting import shelter
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.admission import TURN, Admission
 from qflow.queues.getting import Getting
 from qflow.queues.putting import Putting
 from qflow.queues.queue import parts_of
-from unit.clocks import LONG_S, until
+from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
 
@@ -446,3 +446,41 @@ def test_what_a_publish_reserved_is_given_back_where_one_queue_refuses(open_at: 
     assert [queue.stats().messages for queue in queues] == [1] * 50
     assert not any(inside.left_behind(queue) for queue in queues)
     assert broker.check() == []
+
+
+@pytest.mark.parametrize("ends", ["served", "timed_out", "given_up"])
+@pytest.mark.parametrize("single", [True, False], ids=["one", "many"])
+def test_who_waits_for_the_next_due_time_hands_that_on(open_at: Open, clock: Clock, ends: str, single: bool) -> None:
+    """One get is woken for a delayed message, and waits until that is due; when it ends before, the next one does."""
+    queue = open_at().declare_queue("q", durable=False)
+    woken: list[int] = []
+    gets = parts_of(queue).gets
+    getters = [
+        gets.begin(1, 0.25 if ends == "timed_out" and not one else None, None, single=single) for one in range(3)
+    ]
+
+    def step(number: int) -> float | None:
+        return shelter(partial(getters[number].step, partial(woken.append, number), may_work=True))
+
+    queue.put(b"first")
+    held = queue.get(0)
+    assert [step(number) for number in range(3)] == [0.25 if ends == "timed_out" else FOREVER, FOREVER, FOREVER]
+    held.nack(delay_s=0.5)
+    assert woken == [0]
+    assert step(0) == pytest.approx(0.25 if ends == "timed_out" else 0.5, abs=0.01)
+    if ends == "given_up":
+        shelter(getters[0].give_up)
+    else:
+        if ends == "served":
+            queue.put(b"second")
+        else:
+            clock.advance(0.25)
+        assert step(0) is None
+    assert woken[-1] == 1
+    assert step(1) == pytest.approx(0.25 if ends == "timed_out" else 0.5, abs=0.01)
+    clock.advance(0.6)
+    assert step(1) is None
+    assert woken[-1] == 1  # nothing else is to come
+    for getter in getters:
+        shelter(getter.give_up)
+    queue.purge()
