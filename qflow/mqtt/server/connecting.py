@@ -9,13 +9,14 @@ from contextlib import suppress
 import attrs
 
 from qflow.aio.broker import keep
-from qflow.errors import QflowError, StorageError
+from qflow.errors import QflowError, QueueFull
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.sessions import SessionState
 from qflow.mqtt.model.wills import Will
 from qflow.mqtt.server.allowing import Access, Login
 from qflow.mqtt.server.client import Client
 from qflow.mqtt.server.house import House
+from qflow.mqtt.server.leaving import NO_ROOM
 from qflow.mqtt.server.session import Session
 from qflow.mqtt.server.storing import SESSIONS, WILLS, Rooms, forgetting
 from qflow.mqtt.server.terms import Terms
@@ -68,6 +69,8 @@ class Reception:
             properties["server_keep_alive_s"] = client.keep_alive_s
         client.session_expiry_of = self._terms.session_expiry_s
         async with self._hub.turns.turn(client_id):
+            if client.is_gone:
+                return
             await self._take_over(client_id)
             await self._give_session(client, connect, client_id, access, properties)
 
@@ -88,7 +91,7 @@ class Reception:
         rooms: Rooms = {}
         is_present = state is not None
         if kept.will is not None and self._house.leaving.is_overdue(client_id):
-            with suppress(StorageError):  # it is told of; the client is back, and is not kept out for that
+            with suppress(*NO_ROOM):  # it is told of; the client is back, and is not kept out for that
                 await self._house.leaving.publish_now(client_id, kept.will, {WILLS: {client_id: None}})
                 kept = kept._replace(will=None)
         self._house.leaving.is_back(client_id)
@@ -98,7 +101,11 @@ class Reception:
             forgotten = await self._house.groups.forget(client_id, kept.shared)
             rooms = {**kept.forgotten(client_id), **forgotten}
             if kept.will is not None:  # its session ends here, or has ended
-                await self._house.leaving.publish(kept.will, {WILLS: {client_id: None}})
+                try:
+                    await self._house.leaving.publish(kept.will, {WILLS: {client_id: None}})
+                except QueueFull as error:  # the client is not kept out for that
+                    rooms[WILLS] = {client_id: None}
+                    _logger.warning("the will of %r is lost: %s", client_id, error)
         state = state or SessionState(client_id, 0)
         state.expiry_s = client.session_expiry_of(connect.session_expiry_s)
         if state.expiry_s != connect.session_expiry_s:

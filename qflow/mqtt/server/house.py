@@ -68,6 +68,7 @@ class House:
             if _HOUSES.get(self.hub.broker.broker) is self:
                 del _HOUSES[self.hub.broker.broker]
             await self.hub.tasks.close()
+            self.hub.together.end()
             self.hub.telling.end()
 
     def tick(self) -> None:

@@ -77,7 +77,7 @@ class Hub:
         """That messages with QoS 0 are not retained, since one was."""
         self._late: dict[asyncio.Future[None], int] = {}
         """Those who wait for it to come to an offset."""
-        self._together = Together(broker)
+        self.together = Together(broker)
         self.marks = Marks()
         self._trie: FilterTrie[Subscribed] = FilterTrie()
 
@@ -193,18 +193,18 @@ class Hub:
             rooms = {**rooms, RETAINED: {message.topic: message.pack() if message.payload else None}}
         headers = message.headers()
         if headers is None and not rooms and len(message.payload) < LARGE_BYTES:
-            return self._together.store(message.topic, message.payload)
+            return self.together.store(message.topic, message.payload)
         if rooms:
-            return self._together.alone(
-                partial(publish_and_keep, self.broker, message.topic, message.payload, headers, rooms)
+            return self.together.alone(
+                message.topic, partial(publish_and_keep, self.broker, message.topic, message.payload, headers, rooms)
             )
-        return self._together.alone(
-            partial(self.broker.submit_publish, message.topic, message.payload, headers=headers)
+        return self.together.alone(
+            message.topic, partial(self.broker.submit_publish, message.topic, message.payload, headers=headers)
         )
 
     def forget(self, rooms: Rooms) -> asyncio.Future[Any]:
         """Keep facts, or forget some."""
-        self._together.send()
+        self.together.send()
         return keep(self.broker, rooms)
 
     def fan_out(self, message: Message) -> asyncio.Future[Any] | None:
@@ -223,7 +223,7 @@ class Hub:
         return retained
 
     def _is_retained(self, kept: asyncio.Future[Any]) -> None:
-        error = kept.exception()
+        error = None if kept.cancelled() else kept.exception()
         if error is None:
             self._has_warned = False
         else:

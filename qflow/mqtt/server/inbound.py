@@ -23,6 +23,8 @@ Answer = Puback | Pubrec | Pubcomp
 MOST_WAITING = 100
 MOST_WAITING_BYTES = 64 * 1024
 """Of publishes of a client that are not synced: at one of them, no more is read from it."""
+SETTLE_S = 1.0
+"""For so long a client that leaves has its publishes wait, for room in a queue or for the log."""
 
 
 class Publishing(Protocol):
@@ -211,8 +213,16 @@ class Inbound:
             self._machine.send(type(answer)(answer.packet_id, error.code, {"reason_string": error.text[:1000]}))
         self._line.flush_soon()
 
-    async def settled(self) -> None:
-        """Return when nothing waits for the log any more."""
-        while self._waiting:
-            self._settled = asyncio.get_running_loop().create_future()
-            await self._settled
+    async def settle(self) -> None:
+        """Return when nothing waits for the log any more; what waits for longer than `SETTLE_S` is withdrawn.
+
+        No client was told of that: it sends it again.
+        """
+        if not self._waiting:
+            return
+        self._settled = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._settled], timeout=SETTLE_S)
+        for one in self._waiting:
+            if one.stored is not None:
+                one.stored.withdraw()
+        self._waiting.clear()

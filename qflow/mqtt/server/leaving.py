@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import logging
 from contextlib import suppress
@@ -9,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from qflow.aio.broker import in_thread, keep
-from qflow.errors import BrokerClosed, QflowError, StorageError
+from qflow.errors import BrokerClosed, QflowError, QueueFull, StorageError
 from qflow.mqtt.model.sessions import expires_ms, left_at, left_ms_of
 from qflow.mqtt.model.wills import Will
 from qflow.mqtt.server.groups import Groups
@@ -18,6 +19,10 @@ from qflow.mqtt.server.storing import SESSIONS, WILLS, Rooms
 
 LOOK_S = 60.0
 """Between two looks at all sessions, at the least."""
+ROOM_S = 1.0
+"""For so long a will waits for room in a queue, or for the log."""
+NO_ROOM = (StorageError, QueueFull)
+"""Why a will is not published now, and nothing was kept."""
 LATER_MS = 60_000
 """When a will that the log does not take is tried again."""
 STALE = 1_000
@@ -39,7 +44,7 @@ class Leaving:
         self._next_look_s = 0.0
         """On the monotonic clock: the other one may be set back."""
         self._overdue: set[str] = set()
-        """Clients whose wills were to be published, which the log did not take."""
+        """Clients whose wills were to be published, and had no room."""
         self._next_end_ms: int | None = 0
         """When the next session ends, or before, milliseconds since the epoch; None: none does, as far as is known."""
         self.is_looking = False
@@ -70,7 +75,7 @@ class Leaving:
             heapq.heapify(self._heap)
 
     def is_overdue(self, client_id: str) -> bool:
-        """Tell whether a client's will was to be published, and was not for want of room on the disk."""
+        """Tell whether a client's will was to be published, and was not for want of room."""
         return client_id in self._overdue
 
     def is_back(self, client_id: str) -> None:
@@ -78,13 +83,13 @@ class Leaving:
         self._overdue.discard(client_id)
 
     async def publish_now(self, client_id: str, will: Will, rooms: Rooms) -> None:
-        """`publish` for a client that is gone; a will that the log does not take now is published later.
+        """`publish` for a client that is gone; a will that has no room now is published later.
 
-        Raises StorageError: so it is, and nothing was kept.
+        Raises NO_ROOM: so it is, and nothing was kept.
         """
         try:
             await self.publish(will, rooms)
-        except StorageError as error:
+        except NO_ROOM as error:
             self._overdue.add(client_id)
             self.wait_for(self._hub.now_ms() + LATER_MS, client_id)
             _logger.warning("the will of %r is published later: %s", client_id, error)
@@ -92,13 +97,17 @@ class Leaving:
         self._overdue.discard(client_id)
 
     async def publish(self, will: Will, rooms: Rooms) -> None:
-        """Publish a will, and keep facts with it in one commit."""
+        """Publish a will, and keep facts with it in one commit. Raises NO_ROOM."""
         message = will.message(self._hub.now_ms())
         if message.qos:
             try:
-                await self._hub.store(message, rooms).future
+                stored = self._hub.store(message, rooms)
+                if not (await asyncio.wait([stored.future], timeout=ROOM_S))[0]:
+                    stored.withdraw()
+                    raise QueueFull(f"a queue to which {will.topic[:200]!r} goes has no room")
+                await stored.future
                 return
-            except (BrokerClosed, StorageError):
+            except (BrokerClosed, *NO_ROOM):
                 raise
             except QflowError as error:  # it never can be: a session must not depend on that
                 _logger.warning("the will for %r is not published: %s", will.topic, error)
@@ -139,7 +148,7 @@ class Leaving:
                 return
             due_ms = will.due_ms or hub.started_ms + will.delay_s * 1000
             if due_ms <= hub.now_ms() or client_id in self._overdue:
-                with suppress(StorageError):
+                with suppress(*NO_ROOM):
                     await self.publish_now(client_id, will, {WILLS: {client_id: None}})
 
     async def _look(self) -> None:

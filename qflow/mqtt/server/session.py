@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 
 from qflow.aio.broker import keep
-from qflow.errors import BrokerClosed, QflowError, StorageError
+from qflow.errors import BrokerClosed, QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.filters import Wish, wish_of
 from qflow.mqtt.model.sessions import Options, SessionState, Subscribed, expires_ms
@@ -18,6 +18,7 @@ from qflow.mqtt.server.feeding import Feeding
 from qflow.mqtt.server.groups import Group
 from qflow.mqtt.server.house import House
 from qflow.mqtt.server.inbound import Inbound
+from qflow.mqtt.server.leaving import NO_ROOM
 from qflow.mqtt.server.outbound import Line, Outbound
 from qflow.mqtt.server.storing import GROUPS, MOST_RECORD_BYTES, SESSIONS, WILLS, Rooms, forgetting
 from qflow.mqtt.wire.packets import Suback, Subscribe, Unsuback, Unsubscribe
@@ -300,7 +301,10 @@ class Session:
     # Leaving ---------------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
-        """Its client is gone: what it published is stored; the session sleeps in the log, or ends. Twice is fine."""
+        """Its client is gone: the session sleeps in the log, or ends. Twice is fine.
+
+        What it published is stored by then, or withdrawn.
+        """
         if self._is_left:
             return
         self._is_left = True
@@ -309,7 +313,7 @@ class Session:
         groups = self._leave_all()
         ends_ms: int | None = self._hub.now_ms()  # its record does not say yet that the client has gone
         try:
-            await self.inbound.settled()
+            await self.inbound.settle()
             ends_ms = await self._sleep(groups)
         except BrokerClosed:
             _logger.debug("the session of %r sleeps as it was written last", self.state.client_id)
@@ -361,7 +365,7 @@ class Session:
                 try:
                     await self._leaving.publish_now(state.client_id, will, rooms)
                     return ends_ms
-                except StorageError:  # there may be room for what is smaller; the log has the will as it is
+                except NO_ROOM:  # there may be room for what is smaller; the log has the will as it is
                     del rooms[WILLS]
                     is_due = False
             if is_due:
