@@ -29,6 +29,8 @@ _KINDS: dict[str, type] = {
 }  # fmt: skip
 CARRIED: tuple[str, ...] = ("payload_format", "content_type", "response_topic", "correlation_data", "user_properties")
 """Properties of a publish that belong to the message; the others belong to the packet."""
+LONGEST_S = 0xFFFF_FFFF
+"""Until a message expires, as MQTT can say it: some 136 years."""
 _LENGTH_BYTES = 4
 _NOTHING: Properties = {}
 
@@ -100,7 +102,7 @@ class Message:
         if "user_properties" in extra:
             properties["user_properties"] = [*self.properties.get("user_properties", ()), *extra["user_properties"]]
         if self.expires_ms:
-            properties["message_expiry_s"] = max(0, -(-(self.expires_ms - now_ms) // 1000))
+            properties["message_expiry_s"] = min(max(0, -(-(self.expires_ms - now_ms) // 1000)), LONGEST_S)
         return encode_publish(version, self.topic, self.payload, qos, retain, dup, properties)
 
     def headers(self) -> Headers | None:

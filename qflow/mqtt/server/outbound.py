@@ -6,6 +6,7 @@ read from the stream once there is room; see `feeding`.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from qflow.mqtt.model.filters import OFFSET
 from qflow.mqtt.model.messages import Message
 from qflow.mqtt.model.sessions import Flight, SessionState, Subscribed
 from qflow.mqtt.server.clock import Clock
-from qflow.mqtt.wire import Connection, Tally
+from qflow.mqtt.wire import Connection, Encoded, Tally
 from qflow.mqtt.wire.packets import Properties, Puback, Pubcomp, Pubrec, Pubrel
 
 MOST_FLIGHTS = 100
@@ -26,6 +27,8 @@ MOST_PENDING_BYTES = 256 * 1024
 MOST_IDENTIFIERS = 16
 """Of a message that is sent again."""
 _NOTHING: Properties = {}
+
+_logger = logging.getLogger("qflow.mqtt")
 
 
 class Line(Protocol):
@@ -66,7 +69,7 @@ class Counts:
         self.received_bytes = 0
         """Of their payloads."""
         self.dropped = 0
-        """Messages with QoS 0 for clients without room, and messages larger than a client takes."""
+        """Messages with QoS 0 for clients without room, and those larger than a client takes or not to be encoded."""
         self.lost = 0
         """Messages of the stream that retention took before all who wait for messages had passed them."""
 
@@ -171,7 +174,8 @@ class Outbound:
             return
         retain = is_retained or (message.retain and any(one.retain for one in matching))
         extra = self._extra(message, matching) if machine.version == 5 else _NOTHING
-        if machine.publish(message.encoded(machine.version, 0, retain, self._clock.now_ms(), extra)):
+        encoded = self._encoded(message.encoded, 0, retain, extra)
+        if encoded is not None and machine.publish(encoded):
             self._counts.sent += 1
             self._counts.sent_bytes += len(message.payload)
             self._line.flush_soon()
@@ -181,15 +185,15 @@ class Outbound:
             self._counts.dropped += 1
 
     def send(self, message: Message, matching: Sequence[Subscribed], qos: int, is_retained: bool = False) -> int:
-        """Send a message with QoS 1 or 2, for which there is room; return its packet id, 0 if it is too large.
+        """Send a message with QoS 1 or 2, for which there is room; return its packet id, 0 if it cannot be.
 
         With QoS 2, for a durable session, it is sent once it is in the log that this packet id is that message.
         """
         machine, state = self.machine, self.state
         retain = is_retained or (message.retain and any(one.retain for one in matching))
         extra = self._extra(message, matching) if machine.version == 5 else _NOTHING
-        encoded = message.encoded(machine.version, qos, retain, self._clock.now_ms(), extra)
-        if not machine.takes(encoded):
+        encoded = self._encoded(message.encoded, qos, retain, extra)
+        if encoded is None or not machine.takes(encoded):
             self._counts.dropped += 1
             return 0
         packet_id = state.next_id()
@@ -216,6 +220,14 @@ class Outbound:
             self._line.flush_soon()
         return packet_id
 
+    def _encoded(self, encode: Callable[..., Encoded], qos: int, retain: bool, extra: Properties) -> Encoded | None:
+        """Return a message as a PUBLISH; None if it cannot be, by what a program has written."""
+        try:
+            return encode(self.machine.version, qos, retain, self._clock.now_ms(), extra)
+        except Exception:
+            _logger.exception("a message is left out for client %r, as it cannot be encoded", self.client_id)
+            return None
+
     def _extra(self, message: Message, matching: Sequence[Subscribed]) -> Properties:
         identifiers = [one.identifier for one in matching if one.identifier]
         extra: Properties = {"subscription_identifiers": identifiers} if identifiers else {}
@@ -233,27 +245,29 @@ class Outbound:
             return
         if message is not None and not self.may_have(message.topic):
             message = None
-        if flight.qos == 2 and (flight.released or message is None):
-            flight.released = True
-            self._write(Pubrel(packet_id))
-        elif message is None:
-            self._forget(packet_id)
+        if flight.released or message is None:
+            self._give_up(packet_id, flight)
         else:
             identifiers = flight.identifiers
             extra: Properties = {"subscription_identifiers": identifiers} if identifiers else {}
-            version, now_ms = self.machine.version, self._clock.now_ms()
-            encoded = message.encoded_again(version, flight.qos, flight.retain, now_ms, extra)
-            if self.machine.publish(encoded, packet_id):
+            encoded = self._encoded(message.encoded_again, flight.qos, flight.retain, extra)
+            if encoded is not None and self.machine.publish(encoded, packet_id):
                 self._counts.sent += 1
                 self._counts.sent_bytes += len(message.payload)
                 self._line.flush_soon()
-            elif self.machine.takes(encoded):
+            elif encoded is not None and self.machine.takes(encoded):
                 return  # the connection was closed this moment: it is sent again when the client is back
-            elif flight.qos == 2:
-                flight.released = True
-                self._write(Pubrel(packet_id))
             else:
-                self._forget(packet_id)
+                self._counts.dropped += 1
+                self._give_up(packet_id, flight)
+
+    def _give_up(self, packet_id: int, flight: Flight) -> None:
+        """Send again nothing of what was in flight; PUBREL ends an exchange with QoS 2."""
+        if flight.qos == 2:
+            flight.released = True
+            self._write(Pubrel(packet_id))
+        else:
+            self._forget(packet_id)
 
     # Acknowledgements ------------------------------------------------------------------------------------------------
 
