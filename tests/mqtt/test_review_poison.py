@@ -10,6 +10,7 @@ import pytest
 
 from mqtt_loop import PUBACK, PUBCOMP, PUBREL, client, serving, slept
 from qflow.mqtt.model import messages
+from qflow.mqtt.server import hub as hub_module
 
 run = asyncio.run
 POISONS: list[dict[str, Any]] = [
@@ -19,10 +20,11 @@ POISONS: list[dict[str, Any]] = [
     {"mqtt.user_properties": "[" * 100_000},
     {"mqtt.expires_ms": 253_402_300_799_000},
     {"mqtt.expires_ms": 10**300},
+    {"mqtt.mark": "abcdefgh" + "1" * 5000},
 ]
 
 
-@pytest.mark.parametrize("headers", POISONS, ids=["NUL", "long", "type", "deep", "year 9999", "never"])
+@pytest.mark.parametrize("headers", POISONS, ids=["NUL", "long", "type", "deep", "year 9999", "never", "mark"])
 def test_a_live_client_gets_what_follows(headers: dict[str, Any], spool: Path) -> None:
     run(_live(headers, spool))
 
@@ -105,3 +107,25 @@ async def _unencoded(spool: Path, monkeypatch: pytest.MonkeyPatch, qos: int) -> 
         await sleeper.subscribe("a", qos=2)
         await sleeper.nothing()
         assert server._hub.counts.dropped >= 2
+
+
+def test_one_at_which_the_server_fails_is_left_out(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others go on."""
+    run(_fault(spool, monkeypatch))
+
+
+async def _fault(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message_of = hub_module.message_of
+
+    def failing(delivery: Any) -> Any:
+        if delivery.body == b"1":
+            raise RuntimeError("a fault")
+        return message_of(delivery)
+
+    monkeypatch.setattr(hub_module, "message_of", failing)
+    async with serving(spool) as server:
+        subscriber = await client(server)
+        await subscriber.subscribe("a")
+        await server.broker.publish("a", b"1")
+        await server.broker.publish("a", b"2")
+        assert (await subscriber.message()).payload == b"2"

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from qflow.mqtt.model.messages import Message
 
 _RUN_BYTES = 4
+_MOST_DIGITS = 20
+"""Of a number that is one of ours: what programs write as a mark may be anything."""
 
 
 class Passed(NamedTuple):
@@ -74,4 +76,5 @@ def comes_behind(mark: str, other: str) -> bool | None:
 
 def _taken_apart(mark: str) -> tuple[str, int]:
     run, number = mark[: 2 * _RUN_BYTES], mark[2 * _RUN_BYTES :]
-    return run, int(number) if number.removeprefix("-").isdecimal() else 0
+    is_number = len(number) <= _MOST_DIGITS and number.removeprefix("-").isdecimal()
+    return run, int(number) if is_number else 0

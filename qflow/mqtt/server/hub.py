@@ -159,12 +159,7 @@ class Hub:
                     if not len(batch):
                         self.next = max(self.next, subscription.positions[0])
                     for delivery in batch:
-                        message = message_of(delivery.delivery)
-                        self.recent.add(message)
-                        self.next = message.offset + 1
-                        if message.mark:
-                            self.marks.passes(message)
-                        given += self._give(message)
+                        given += self._pass(delivery.delivery)
                         if given > MOST_IN_A_TURN:
                             given = 0
                             await asyncio.sleep(0)
@@ -173,6 +168,20 @@ class Hub:
         finally:
             self.failed = True
             self._has_moved()
+
+    def _pass(self, delivery: Any) -> int:
+        """Give a message of the stream to those who are there; return to how many. What makes that fail is left out."""
+        try:
+            message = message_of(delivery)
+            self.recent.add(message)
+            self.next = message.offset + 1
+            if message.mark:
+                self.marks.passes(message)
+            return self._give(message)
+        except Exception:
+            self.next = delivery.offset + 1
+            _logger.exception("a message of the stream is left out by a fault of the server")
+            return 0
 
     def _look_s(self) -> float | None:
         """Return how long messages are waited for at a time: those that '#' does not match wake nobody."""
