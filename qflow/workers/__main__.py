@@ -7,4 +7,4 @@ if __name__ == "__main__":  # what a function spawns by multiprocessing runs thi
     sys.path.insert(0, str(Path(__file__).parents[2]))  # this package, until the job says where else to look
     from qflow.workers.worker import main
 
-    sys.exit(main())
+    main()

@@ -15,9 +15,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from qflow import inspect
 from qflow.callbacks import check_ran, is_async
@@ -35,9 +35,13 @@ from qflow.errors import (
     StorageError,
 )
 from qflow.takers import cut_name
+from qflow.workers import ending
 from qflow.workers.desk import Desk, Slot
 from qflow.workers.job import AWAY, READY, REFUSED, Job, Order, report
 from qflow.workers.targets import Function, load
+
+if TYPE_CHECKING:
+    import asyncio
 
 PATIENCE_S = 0.5
 """How long a worker waits for a message before it looks whether it is to end."""
@@ -96,6 +100,7 @@ class Worker:
         self._function: Function | None = None
         self._wait: Callable[[Callable[[], Any]], Any] = lambda work: work()
         """Returns what a function returns that waits for a message."""
+        self._runner: asyncio.Runner | None = None
         self._has_worked = False
         self._shut_since = math.inf
         """When it was first seen that there is an owner without a door, on the monotonic clock."""
@@ -109,19 +114,26 @@ class Worker:
     def run(self) -> int:
         """Work until it is told to stop; return the exit code."""
         try:
-            self._function = load(self._job.target)
+            function = load(self._job.target)
         except QflowError as error:
             return self._refuse(error)
-        if not is_async(self._function):
-            return self._serve()
+        self._function = self._awaited(function) if is_async(function) else function
+        return self._serve()
+
+    def _awaited(self, function: Function) -> Function:
+        """Begin the event loop of an async function; return a function that calls it there."""
         import asyncio
 
         from qflow.workers.tasks import awaited, beside
 
-        with asyncio.Runner() as runner:
-            self._function = awaited(self._function, runner)
-            self._wait = partial(beside, runner=runner)
-            return self._serve()
+        self._runner = asyncio.Runner()
+        self._wait = partial(beside, runner=self._runner)
+        return awaited(function, self._runner)
+
+    def close(self) -> None:
+        """Cancel tasks that an async function has left, and wait for its threads."""
+        if self._runner is not None:
+            self._runner.close()
 
     def _serve(self) -> int:
         """Work for one owner after the other."""
@@ -222,8 +234,8 @@ class Worker:
             sys.stderr.flush()
 
 
-def main() -> int:
-    """Work as the line on stdin says; return the exit code."""
+def main() -> NoReturn:
+    """Work as the line on stdin says, and end."""
     occupy_standard()
     control = _take_stdin()
     order = Order.decode(_read_line(control))
@@ -250,7 +262,8 @@ def main() -> int:
     for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
         signal.signal(number, stop)
     threading.Thread(target=_attend, args=(control, slot), name="qflow-worker-control", daemon=True).start()
-    return worker.run()
+    with closing(worker), ending.bounded():
+        sys.exit(worker.run())
 
 
 def _take_stdin() -> int:

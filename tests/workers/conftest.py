@@ -28,8 +28,10 @@ with qflow.open(sys.argv[1]):
 class Working:
     """`qflow work` on queue `jobs`, and what it prints."""
 
-    def __init__(self, cli: CommandLine, function: str, *options: object, spool: object = None) -> None:
-        arguments = ("work", spool or cli.spool, "jobs", f"{JOBS}:{function}", "--retry-delay", 0, *options)
+    def __init__(
+        self, cli: CommandLine, function: str, *options: object, spool: object = None, file: Path = JOBS
+    ) -> None:
+        arguments = ("work", spool or cli.spool, "jobs", f"{file}:{function}", "--retry-delay", 0, *options)
         self.process = cli.start_on(subprocess.DEVNULL, subprocess.PIPE, *arguments, stderr=subprocess.STDOUT)
         self.lines: list[str] = []
 

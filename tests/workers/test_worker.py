@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -64,7 +65,8 @@ class Scene:
             return handle_it(delivery)
 
         called[:] = [count]
-        return self.worker.run()
+        with closing(self.worker):
+            return self.worker.run()
 
 
 @pytest.fixture
