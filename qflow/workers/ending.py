@@ -1,8 +1,10 @@
-"""How a worker's process ends: within a bound, whatever a function has left.
+"""How a worker's process ends: within a bound, whatever a function has left, and in one process.
 
-its run is over               the event loop is closed and threads are joined, as the interpreter does it
-`GRACE_S` later               threads that still run are cut off: handlers of `atexit` are called without their end
-as long again                 the process ends, whatever hangs
+    its run is over               the event loop is closed and threads are joined, as the interpreter does it
+    `GRACE_S` later               threads that still run are cut off: handlers of `atexit` are called without their end
+    as long again                 the process ends, whatever hangs
+
+A process that a function has forked ends where it would return to the worker: it has no connection and no slot.
 """
 
 from __future__ import annotations
@@ -11,11 +13,16 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 GRACE_S = 5.0
 """How long a process whose run is over waits for threads and tasks that a function has left."""
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @contextmanager
@@ -51,6 +58,37 @@ def _cut_off(turn: threading.RLock, code: int) -> None:
         _flush()
     finally:
         os._exit(code)
+
+
+def in_one_process(function: Callable[[T], R]) -> Callable[[T], R]:
+    """Return a function that does what another does; a process that is forked meanwhile does not return from it."""
+    process = os.getpid()
+
+    def call(argument: T) -> R:
+        try:
+            outcome = function(argument)
+        except BaseException as error:
+            if os.getpid() != process:
+                _end_forked(error)
+            raise
+        if os.getpid() != process:
+            _end_forked(None)
+        return outcome
+
+    return call
+
+
+def _end_forked(error: BaseException | None) -> None:
+    """End a forked process as the interpreter would, but for what its parent is to do at its own end."""
+    try:
+        if isinstance(error, SystemExit):
+            if not isinstance(error.code, int | None):
+                sys.stderr.write(f"{error.code}\n")
+        elif error is not None:
+            traceback.print_exception(error)
+        _flush()
+    finally:
+        os._exit(code_of(error))
 
 
 def code_of(error: BaseException | None) -> int:

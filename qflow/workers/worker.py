@@ -114,10 +114,10 @@ class Worker:
     def run(self) -> int:
         """Work until it is told to stop; return the exit code."""
         try:
-            function = load(self._job.target)
+            function = ending.in_one_process(load)(self._job.target)
         except QflowError as error:
             return self._refuse(error)
-        self._function = self._awaited(function) if is_async(function) else function
+        self._function = ending.in_one_process(self._awaited(function) if is_async(function) else function)
         return self._serve()
 
     def _awaited(self, function: Function) -> Function:
@@ -127,7 +127,8 @@ class Worker:
         from qflow.workers.tasks import awaited, beside
 
         self._runner = asyncio.Runner()
-        self._wait = partial(beside, runner=self._runner)
+        os.register_at_fork(after_in_child=self._runner.get_loop().stop)
+        self._wait = ending.in_one_process(partial(beside, runner=self._runner))
         return awaited(function, self._runner)
 
     def close(self) -> None:

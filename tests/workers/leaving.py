@@ -1,4 +1,4 @@
-"""Functions that leave something behind: threads and tasks. Each message says what."""
+"""Functions that leave something behind: threads, tasks and processes. Each message says what."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def leave(delivery: qflow.Delivery | qflow.aio.AsyncDelivery) -> None:
             sys.exit(3)
         case ["hang", "at", "exit"]:
             atexit.register(hang)
+        case ["fork", *how] if not os.fork():
+            print("written in a process of its own")
+            if how == ["exits"]:
+                sys.exit("it says why")
+            if how == ["raises"]:
+                raise ValueError("no")
 
 
 async def leave_async(delivery: qflow.aio.AsyncDelivery) -> None:
@@ -42,6 +48,8 @@ async def leave_async(delivery: qflow.aio.AsyncDelivery) -> None:
         case b"task":
             tasks.append(asyncio.create_task(refuse()))
             await asyncio.sleep(0)
+        case b"later fork":
+            tasks.append(asyncio.create_task(fork_later()))
     leave(delivery)
 
 
@@ -55,6 +63,14 @@ async def refuse() -> None:
             await asyncio.sleep(1000)
         except asyncio.CancelledError:
             continue
+
+
+async def fork_later() -> None:
+    """Fork while the next message is waited for, and say how the other ended."""
+    await asyncio.sleep(0)
+    child = os.fork()
+    if child:
+        say(f"it ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
 
 
 def hang() -> None:

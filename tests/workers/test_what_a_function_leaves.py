@@ -1,4 +1,4 @@
-"""Threads and tasks that a function leaves: none keeps its process from ending."""
+"""Threads, tasks and processes that a function leaves: none keeps its process from ending, and none is a worker."""
 
 from __future__ import annotations
 
@@ -67,5 +67,27 @@ def test_threads_that_end_are_waited_for(cli: CommandLine, function: str) -> Non
 def test_what_hangs_when_it_is_called_at_exit_is_cut_off(cli: CommandLine, function: str, beside: bytes) -> None:
     working = work(cli, function, b"hang at exit", beside)
     working.until(f"does {beside.decode()}")
+    working.signal()
+    assert working.end() == 128 + signal.SIGTERM
+
+
+@BOTH
+def test_a_process_that_a_function_forks_ends_where_the_function_does(cli: CommandLine, function: str) -> None:
+    """As an interpreter ends; it is no worker, and takes no message."""
+    working = work(cli, function, b"fork", b"fork exits", b"fork raises", b"last")
+    first = working.until(r"(\d+) does fork")[1]
+    working.until(f"{first} does last")
+    working.until_all("it says why", "ValueError: no")
+    working.signal()
+    assert working.end() == 128 + signal.SIGTERM
+    assert working.lines.count("written in a process of its own") == 3
+    assert working.lines.count("called at exit") == 1
+    with qflow.open(cli.spool) as broker:
+        assert len(broker.queue("jobs")) == len(broker.queue("dead")) == 0
+
+
+def test_a_process_that_a_task_forks_beside_the_function_ends(cli: CommandLine) -> None:
+    working = work(cli, "leave_async", b"later fork")
+    assert working.until("it ended with (.*)")[1] == "1"
     working.signal()
     assert working.end() == 128 + signal.SIGTERM
