@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Any, TypeVar
 
 from qflow.aio.delivery import AsyncDelivery
@@ -45,6 +46,13 @@ def awaited(function: Any, runner: asyncio.Runner) -> Function:
     return lambda delivery: runner.run(call(delivery))
 
 
-def beside(work: Callable[[], T], runner: asyncio.Runner) -> T:
-    """Return what is waited for in another thread, while the event loop runs: tasks that a function began go on."""
-    return runner.run(asyncio.to_thread(work))
+def beside(work: Callable[[], T], runner: asyncio.Runner, thread: Executor) -> T:
+    """Return what is waited for in another thread, while the event loop runs: tasks that a function began go on.
+
+    That thread is for nothing else: those of the event loop may all hang in what functions have left.
+    """
+
+    async def wait() -> T:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+    return runner.run(wait())

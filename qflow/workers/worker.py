@@ -123,12 +123,13 @@ class Worker:
     def _awaited(self, function: Function) -> Function:
         """Begin the event loop of an async function; return a function that calls it there."""
         import asyncio
+        from concurrent.futures import ThreadPoolExecutor
 
         from qflow.workers.tasks import awaited, beside
 
         self._runner = asyncio.Runner()
         os.register_at_fork(after_in_child=self._runner.get_loop().stop)
-        self._wait = ending.in_one_process(partial(beside, runner=self._runner))
+        self._wait = ending.in_one_process(partial(beside, runner=self._runner, thread=ThreadPoolExecutor(1)))
         return awaited(function, self._runner)
 
     def close(self) -> None:

@@ -45,6 +45,9 @@ async def leave_async(delivery: qflow.aio.AsyncDelivery) -> None:
     match bytes(delivery.body):
         case b"thread":
             asyncio.get_running_loop().run_in_executor(None, hang)
+        case b"threads":
+            for _ in range(100):  # more than there are
+                asyncio.get_running_loop().run_in_executor(None, hang)
         case b"task":
             tasks.append(asyncio.create_task(refuse()))
             await asyncio.sleep(0)

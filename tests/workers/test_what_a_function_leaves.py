@@ -51,6 +51,13 @@ def test_a_process_ends_with_its_supervisor_whatever_a_function_has_left(
     assert any("waits no longer for what its function has left" in line for line in working.lines)
 
 
+def test_messages_come_though_all_threads_of_the_event_loop_hang(cli: CommandLine) -> None:
+    working = work(cli, "leave_async", b"threads", b"last")
+    working.until("does last")
+    working.signal()
+    assert working.end() == 128 + signal.SIGTERM
+
+
 @BOTH
 def test_threads_that_end_are_waited_for(cli: CommandLine, function: str) -> None:
     """Those of an executor wait for work until the interpreter ends."""
@@ -80,7 +87,7 @@ def test_a_process_that_a_function_forks_ends_where_the_function_does(cli: Comma
     working.until_all("it says why", "ValueError: no")
     working.signal()
     assert working.end() == 128 + signal.SIGTERM
-    assert working.lines.count("written in a process of its own") == 3
+    assert working.lines.count("written in a process of its own") == 3, working.lines
     assert working.lines.count("called at exit") == 1
     with qflow.open(cli.spool) as broker:
         assert len(broker.queue("jobs")) == len(broker.queue("dead")) == 0
