@@ -16,6 +16,7 @@ import subprocess
 from contextlib import suppress
 
 from qflow.children import interpreter
+from qflow.workers.desk import above_standard
 from qflow.workers.job import Job, Order
 
 MAIN = os.path.join(os.path.dirname(__file__), "__main__.py")
@@ -27,13 +28,15 @@ class Process:
 
     def __init__(self, job: Job, seat: int, desk: int) -> None:
         """Raises OSError: it cannot be started."""
-        self._reports, theirs = os.pipe()
+        self._reports, theirs = map(above_standard, os.pipe())
         self._rest = b""
         try:
             os.set_blocking(self._reports, False)
             self._process = subprocess.Popen(
                 [interpreter(), "-P", MAIN],
                 stdin=subprocess.PIPE,
+                stdout=_shared(1),
+                stderr=_shared(2),
                 pass_fds=(theirs, desk),
                 bufsize=0,
                 process_group=0,
@@ -92,3 +95,11 @@ class Process:
         if self._reports >= 0:
             os.close(self._reports)
             self._reports = -1
+
+
+def _shared(descriptor: int) -> int | None:
+    """Return what a worker has as stdout or stderr: None = what this process has, if that is open and passed on."""
+    with suppress(OSError):
+        if os.get_inheritable(descriptor):
+            return None
+    return subprocess.DEVNULL

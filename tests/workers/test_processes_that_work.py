@@ -240,6 +240,9 @@ if __name__ == "__main__":
 """
 
 
+RUN = "import sys, qflow.workers; qflow.workers.run(*sys.argv[1:])"
+
+
 def test_workers_run_no_file_of_the_current_directory(tmp_path: Path) -> None:
     """They look for modules where their supervisor does; what a function starts has the environment of that."""
     program, elsewhere = tmp_path / "program.py", tmp_path / "elsewhere"
@@ -289,3 +292,19 @@ def test_a_program_that_owns_the_spool_runs_workers_in_a_thread(tmp_path: Path, 
         thread.join()
     assert ended == [0]
     assert sorted(line.split()[-1] for line in capfd.readouterr().out.splitlines()) == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", [["-m", "qflow", "work"], ["-c", RUN]], ids=["command", "program"])
+def test_workers_write_nowhere_where_their_supervisor_has_no_stdout_or_stderr(
+    cli: CommandLine, tmp_path: Path, closed: str, command: list[str]
+) -> None:
+    """Nothing of theirs has such a number, which everything is written to."""
+    put(cli.spool, b"1")
+    words = [sys.executable, *command, str(cli.spool), "jobs", f"{JOBS}:show"]
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *words], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode in (0, 128 + signal.SIGTERM)
+    links = (tmp_path / "done").read_text().split()
+    for link, sign in zip(links, [">&-", "2>&-"], strict=True):
+        assert (link == "/dev/null") == (sign in closed.split()), links
+    assert left(cli.spool) == []
