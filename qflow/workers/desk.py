@@ -5,7 +5,6 @@ A cell is 8 bytes, written by one process and read by another; a word of it is n
 
 from __future__ import annotations
 
-import fcntl
 import math
 import mmap
 import os
@@ -74,14 +73,4 @@ def make_descriptor(workers: int) -> int:
     """Return the descriptor of a new file for so many."""
     with tempfile.TemporaryFile() as file:
         file.truncate(workers * _CELLS * _CELL_BYTES)
-        return above_standard(os.dup(file.fileno()))
-
-
-def above_standard(descriptor: int) -> int:
-    """Return a descriptor, or another in its place where it is stdin, stdout or stderr, which were closed."""
-    if descriptor > 2:
-        return descriptor
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(descriptor)
+        return os.dup(file.fileno())

@@ -16,7 +16,6 @@ import subprocess
 from contextlib import suppress
 
 from qflow.children import interpreter
-from qflow.workers.desk import above_standard
 from qflow.workers.job import Job, Order
 
 MAIN = os.path.join(os.path.dirname(__file__), "__main__.py")
@@ -28,7 +27,7 @@ class Process:
 
     def __init__(self, job: Job, seat: int, desk: int) -> None:
         """Raises OSError: it cannot be started."""
-        self._reports, theirs = map(above_standard, os.pipe())
+        self._reports, theirs = os.pipe()
         self._rest = b""
         try:
             os.set_blocking(self._reports, False)
