@@ -396,7 +396,7 @@ class BrokerSettings:
         spill: how spilled messages lie on disk; `"files"` is one file each, `"segments"` many in a file.
         segment_bytes: size of a segment.
         max_mapped_segments: how many segments, of all queues, are mapped into memory for reading; 0 reads with `pread`.
-        max_transaction_bytes: the most one `put_many` or transaction may hold.
+        max_transaction_bytes: the most bytes of one `put_many` or publish, or a transaction, with 80 for each message.
         unsafe_filesystem: open a spool on a network file system all the same.
         journal: `"auto"` confirms small commits by a journal before the log; `"off"` commits each to the log.
         journal_bytes: size of the journal, which is written once when it is made.

@@ -34,7 +34,7 @@ class MessageTooLarge(QflowError):
 
 
 class TransactionTooLarge(QflowError):
-    """One batch or transaction holds more bytes than `max_transaction_bytes`; nothing was done."""
+    """One batch or transaction holds more than `max_transaction_bytes`; nothing was done."""
 
 
 class QueueFull(QflowError, queue.Full):

@@ -55,8 +55,8 @@ class BrokerOptions(TypedDict, total=False):
     segment_bytes: size of a segment, "4KiB" to "256MiB"; a larger message has one of its own; "8MiB".
     max_mapped_segments: how many segments of all queues are mapped into memory for reading at once, each with a file
         descriptor; 0 (the default) maps none and reads with `pread`, which was found as fast.
-    max_transaction_bytes: the most one `put_many`, publish or transaction may hold; its commit has all of it in
-        memory, but for bodies of 64 KiB and more; "64MiB".
+    max_transaction_bytes: the most one `put_many` or publish may hold, or a transaction, where each message counts with
+        80 bytes more; its commit has all of it in memory, but for bodies of 64 KiB and more; "64MiB".
     unsafe_filesystem: accept a network file system, whose locks and syncs may not hold; False.
     journal: `"auto"` (the default) confirms small commits by one write to a journal, which the log takes over within a
         second; `"off"` commits each to the log, at twice the time.

@@ -64,13 +64,14 @@ class Gathering:
         self._router = router
         self._together = together
         self._max_bytes = max_bytes
+        self._most_charged = max_bytes + OVERHEAD_BYTES  # as large a message passes alone
         self.timeout_s = timeout_s
         """How long its commit waits for room."""
         self.thread = threading.get_ident()
         self.state = "open"
         """Or `"being committed"`, `"committed"`, `"rolled back"`, `"interrupted"` or, for a task, `"cancelled"`."""
         self._calls: list[_Call] = []
-        self._bytes = 0
+        self._charged = 0
         self._held: list[tuple[Any, HeldOne]] = []
         self._seen: set[tuple[int, int]] = set()
         self._leavings: list[Leaving] = []
@@ -172,7 +173,7 @@ class Gathering:
     def _begin_run(self, queue: Queue | str) -> None:
         """Charge a chunk at once for the puts that may follow, to the same queue."""
         last = self._tab.waiting[-1]
-        chunk = min(RUN_BYTES, self._max_bytes - self._bytes)
+        chunk = min(RUN_BYTES, self._most_charged - self._charged)
         if last.records is not None and chunk > 0 and self._desk.charge(chunk):
             self.run_queue, self.run, self.credit = queue, last.records, chunk
             self._tab.charged += chunk
@@ -187,7 +188,7 @@ class Gathering:
         self._tab.charged -= self.credit
         last.charged -= self.credit
         last.largest = max(map(len, self.run))
-        self._bytes += last.charged - charge(self.run[:1]) - OVERHEAD_BYTES * (len(self.run) - 1)
+        self._charged += last.charged - charge(self.run[:1])
         self.run_queue, self.run, self.credit = None, [], 0
 
     @sheltered
@@ -195,20 +196,21 @@ class Gathering:
         """Take the inserts of a call; more plain puts into the queue `run` may follow it."""
         self._desk.tabs.setdefault(self._tab, weakref.ref(self))
         self._end_run()
-        size = sum(sum(map(len, insert.records)) for insert in inserts)
-        if self._bytes + size > self._max_bytes:
+        seated = list(map(SeatedInsert, inserts))
+        charged = self._charged + sum(one.charged for one in seated)
+        if charged > self._most_charged:
             raise TransactionTooLarge(
-                f"the transaction would hold {self._bytes + size} bytes, more than max_transaction_bytes="
-                f"{self._max_bytes}: commit more often"
+                f"the transaction would hold {charged} bytes, {OVERHEAD_BYTES} of them for each message, more than "
+                f"max_transaction_bytes={self._max_bytes}: commit more often"
             )
         start = len(self._tab.waiting)
         try:
-            for insert in inserts:
-                self._tab.waiting.append(self._seat(SeatedInsert(insert)))
+            for one in seated:
+                self._tab.waiting.append(self._seat(one))
         except BaseException:
             self._unseat(start)
             raise
-        self._bytes += size
+        self._charged = charged
         self._calls.append(_Call(kind, start, len(self._tab.waiting)))
         if run is not None:
             self._begin_run(run)

@@ -506,6 +506,26 @@ def test_a_bad_put_leaves_the_transaction_as_it_was(open_spool: Open, durable: b
     assert bodies_of(queue) == [b"1", b"2", b"3"]
 
 
+def test_small_messages_of_a_transaction_count_with_what_each_takes(open_spool: Open, durable: bool) -> None:
+    """Else any number of empty ones would be in memory at the commit; one alone may be as large as the bound."""
+    broker = open_spool(max_transaction_bytes=8_000)
+    queue = broker.declare_queue("q", durable=durable)
+    for fill, most in (
+        (lambda tx: tx.put(queue, b""), 101),
+        (lambda tx: tx.put_many(queue, [b""] * 2), 100),
+    ):
+        tx = broker.transaction()
+        with pytest.raises(qflow.TransactionTooLarge, match="80 of them for each message.*max_transaction_bytes=8000"):
+            for _ in range(102):
+                fill(tx)
+        tx.commit()
+        assert bodies_of(queue) == [b""] * most
+    with broker.transaction() as tx:
+        tx.put(queue, bytes(8_000))
+    assert bodies_of(queue) == [bytes(8_000)]
+    assert broker.check() == []
+
+
 @pytest.mark.owner_only
 def test_more_than_a_transaction_may_hold_is_refused(open_spool: Open, durable: bool) -> None:
     """What was in it before can be committed; single puts, a row of them, batches and publishes count together."""

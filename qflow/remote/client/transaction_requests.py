@@ -7,7 +7,7 @@ from typing import Any
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
-from qflow.message import Headers, body_bytes, decode_headers, encode_headers
+from qflow.message import OVERHEAD_BYTES, Headers, body_bytes, charge, decode_headers, encode_headers
 from qflow.options import Key
 from qflow.remote.client import publish_requests, requests
 from qflow.remote.client.link import Reply, Request
@@ -27,7 +27,7 @@ class Draft:
         self._bodies: list[bytes] = []
         self._keys: list[bytes] = []
         self._held: list[tuple[Any, int | None]] = []
-        self._bytes = 0
+        self._charged = 0
         self._empty: list[int] = []
         """Where results of batches without messages are."""
         self._result: list[Any] | None = None
@@ -60,13 +60,13 @@ class Draft:
 
     def _add(self, step: dict[str, Any], bodies: list[bytes], keys: list[bytes] | None = None) -> None:
         self.check_open()
-        size = self._bytes + sum(map(len, bodies))
-        if size > self._most_bytes:
+        charged = self._charged + charge(bodies)
+        if charged > self._most_bytes + OVERHEAD_BYTES:  # as large a message passes alone
             raise TransactionTooLarge(
-                f"the transaction would hold {size} bytes, more than max_transaction_bytes={self._most_bytes}: commit "
-                "more often"
+                f"the transaction would hold {charged} bytes, {OVERHEAD_BYTES} of them for each message, more than "
+                f"max_transaction_bytes={self._most_bytes}: commit more often"
             )
-        self._bytes = size
+        self._charged = charged
         self._steps.append({**step, "bodies": len(bodies)})
         self._bodies += bodies
         self._keys += keys or []
