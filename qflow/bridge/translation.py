@@ -23,7 +23,7 @@ from qflow.amqp.server.content import MAX_NAME_BYTES, PERSISTENT, Properties, he
 from qflow.amqp.server.parcels import Parcel
 from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.methods import decode_properties, encode_properties
-from qflow.mqtt.model.messages import Message
+from qflow.mqtt.model.messages import Message, is_reserved
 
 EXCHANGE = "amq.topic"
 MARK = "amqp:amq.topic"
@@ -43,7 +43,7 @@ def key_of(topic: str) -> str | None:
 def topic_of(key: str) -> str | None:
     """Return the topic for a routing key; None if it is none: empty, the server's own, or with a wildcard."""
     topic = key.translate(_SWAPPED)
-    return topic if topic and topic[0] != "$" and _FORBIDDEN.isdisjoint(topic) else None
+    return topic if topic and not is_reserved(topic) and _FORBIDDEN.isdisjoint(topic) else None
 
 
 def parcel_of(message: Message, key: str, now_ms: int) -> tuple[Parcel, Properties]:

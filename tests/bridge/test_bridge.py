@@ -375,3 +375,37 @@ def test_a_fault_is_told_and_what_met_it_is_carried_later(
 
     run(scenario())
     assert sum("waits on its way" in message for message in caplog.messages) == 4
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_stream_of_amqp_gets_each_message_once(spool: Path, earlier: bool) -> None:
+    """Bound to all that there is, it gets nothing of its own again; so does one of an earlier version."""
+    run(_into_a_stream(spool, earlier))
+
+
+async def _into_a_stream(spool: Path, earlier: bool) -> None:
+    async with doors(spool) as there:
+        rabbit = await amqp_loop.connected(there.amqp)
+        await rabbit.ask(Queue.Declare(0, "s", durable=True, arguments={"x-queue-type": "stream"}), Queue.DeclareOk)
+        await rabbit.ask(Queue.Bind(0, "s", "amq.topic", "#"), Queue.BindOk)
+        if earlier:
+            await there.broker.alter_stream("s", topics=["amqp-stream/s/#"])
+    async with doors(spool) as there:
+        rabbit, client = await there.rabbit(), await mqtt_loop.client(there.mqtt)
+        await client.subscribe("#")
+        stream = there.broker.broker.stream("s")
+        await client.published("plant/1", b"1")
+        rabbit.publish("s", b"2")
+        await rabbit.expect(Basic.Ack)
+        rabbit.publish("amqp-stream.s", b"3", exchange="amq.topic")
+        await rabbit.expect(Basic.Ack)
+        rabbit.publish("plant.2", b"4", exchange="amq.topic")
+        await rabbit.expect(Basic.Ack)
+        assert {(await client.message()).topic for _ in range(2)} == {"plant/1", "plant/2"}
+        await client.nothing()
+        await until(lambda: stream.stats().messages == 4)
+        await client.published("end", b"5")
+        await client.message()
+        await until(lambda: stream.stats().messages == 5)
+        prefix = "amqp-stream" if earlier else "$amqp-stream"
+        assert sorted(message.body for message in stream.query(f"{prefix}/#")) == [b"1", b"2", b"3", b"4", b"5"]

@@ -31,6 +31,8 @@ CARRIED: tuple[str, ...] = ("payload_format", "content_type", "response_topic", 
 """Properties of a publish that belong to the message; the others belong to the packet."""
 LONGEST_S = 0xFFFF_FFFF
 """Until a message expires, as MQTT can say it: some 136 years."""
+AMQP_STREAMS = "amqp-stream/"
+"""How topics of streams begin that AMQP declared once, now by `$amqp-stream/`. Their messages are none of MQTT."""
 _LENGTH_BYTES = 4
 _NOTHING: Properties = {}
 
@@ -148,6 +150,11 @@ def published(publish: Publish | Will, publisher: str, now_ms: int) -> Message:
             message.expires_ms = max(1, now_ms + properties["message_expiry_s"] * 1000)
     message.publisher = publisher
     return message
+
+
+def is_reserved(topic: str) -> bool:
+    """Tell whether a topic is the server's: no client publishes to it."""
+    return topic.startswith(("$", AMQP_STREAMS))
 
 
 def unpack(topic: str, data: bytes) -> Message:

@@ -13,7 +13,7 @@ from qflow.errors import QflowError, QueueFull
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.sessions import SessionState
 from qflow.mqtt.model.wills import Will
-from qflow.mqtt.server.allowing import Access, Login
+from qflow.mqtt.server.allowing import Access, Login, refusal
 from qflow.mqtt.server.client import Client
 from qflow.mqtt.server.house import House
 from qflow.mqtt.server.leaving import NO_ROOM
@@ -63,7 +63,9 @@ class Reception:
         if access is None:
             raise MqttError(ReasonCode.BAD_USERNAME_OR_PASSWORD, "wrong user name or password")
         client.access = access
-        _check_will(connect, access)
+        refused = None if connect.will is None else refusal(connect.will.topic, access)
+        if refused is not None:
+            raise refused
         client.keep_alive_s = self._terms.keep_alive_s(connect)
         if client.keep_alive_s != connect.keep_alive_s:
             properties["server_keep_alive_s"] = client.keep_alive_s
@@ -138,14 +140,3 @@ class Reception:
             return
         async with self._hub.turns.turn(session.state.client_id):
             await session.leave()
-
-
-def _check_will(connect: Connect, access: Access) -> None:
-    if connect.will is None:
-        return
-    topic = connect.will.topic
-    if topic.startswith("$"):
-        text = f"topics that begin with $ are the server's: {topic[:200]!r}"
-        raise MqttError(ReasonCode.TOPIC_NAME_INVALID, text)
-    if not access.may_publish(topic):
-        raise MqttError(ReasonCode.NOT_AUTHORIZED, f"not allowed to publish a will to {topic[:200]!r}")

@@ -20,7 +20,7 @@ from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.errors import CorruptionError, QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.marks import Marks, Passed, comes_behind, is_stored
-from qflow.mqtt.model.messages import Message, of_headers, unpack
+from qflow.mqtt.model.messages import AMQP_STREAMS, Message, of_headers, unpack
 from qflow.mqtt.model.searching import Search
 from qflow.mqtt.model.sessions import Flight, Subscribed
 from qflow.mqtt.server.outbound import Counts, Outbound
@@ -377,6 +377,8 @@ def message_of(read: StreamMessage | StreamDelivery) -> Message:
     """Return a message of the stream."""
     message = of_headers(read.topic, read.body, read.headers)
     message.offset = read.offset
+    if message.topic.startswith(AMQP_STREAMS):
+        message.expires_ms = 1  # nobody has it
     return message
 
 

@@ -11,7 +11,7 @@ from qflow.errors import QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.messages import Message, published
 from qflow.mqtt.model.sessions import SessionState
-from qflow.mqtt.server.allowing import Access
+from qflow.mqtt.server.allowing import Access, refusal
 from qflow.mqtt.server.outbound import Counts, Line
 from qflow.mqtt.server.retaining import Retaining
 from qflow.mqtt.server.storing import RECEIVED, Rooms, received_key
@@ -125,14 +125,16 @@ class Inbound:
         return same[0].stored if same else None
 
     def _refusal(self, packet: Publish) -> MqttError | None:
-        if packet.topic.startswith("$"):
-            text = f"topics that begin with $ are the server's: {packet.topic[:200]!r}"
-            return MqttError(ReasonCode.TOPIC_NAME_INVALID, text)
-        if not self._access.may_publish(packet.topic):
-            return MqttError(ReasonCode.NOT_AUTHORIZED, f"not allowed to publish to {packet.topic[:200]!r}")
-        if packet.retain and packet.qos and packet.payload and not self._publishing.retained.has_room():
+        refused = refusal(packet.topic, self._access)
+        if (
+            refused is None
+            and packet.retain
+            and packet.qos
+            and packet.payload
+            and not self._publishing.retained.has_room()
+        ):
             return MqttError(ReasonCode.QUOTA_EXCEEDED, "too much is retained: take some of it away")
-        return None
+        return refused
 
     def _refuse(self, packet: Publish, error: MqttError) -> None:
         """Tell a client that its message is not taken.
