@@ -203,10 +203,12 @@ class Bridge:
             self.dropped += 1
             return
         put = hosted.submit(parcel)
+        hosted.comes(parcel)
         self._waiting_bytes += size
-        put.add_done_callback(partial(self._was_put, hosted, size))
+        put.add_done_callback(partial(self._was_put, hosted, parcel, size))
 
-    def _was_put(self, hosted: HostedQueue, size: int, put: asyncio.Future[Any]) -> None:
+    def _was_put(self, hosted: HostedQueue, parcel: Parcel, size: int, put: asyncio.Future[Any]) -> None:
+        hosted.came(parcel)
         self._waiting_bytes -= size
         if put.cancelled() or put.exception() is not None:
             self.dropped += 1

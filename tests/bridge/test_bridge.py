@@ -409,3 +409,22 @@ async def _into_a_stream(spool: Path, earlier: bool) -> None:
         await until(lambda: stream.stats().messages == 5)
         prefix = "amqp-stream" if earlier else "$amqp-stream"
         assert sorted(message.body for message in stream.query(f"{prefix}/#")) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_messages_with_qos_0_do_not_pass_the_length_of_a_queue(spool: Path) -> None:
+    """Those on their way count; the others are dropped, and counted."""
+    run(_limited(spool))
+
+
+async def _limited(spool: Path) -> None:
+    async with doors(spool) as there:
+        rabbit, client = await there.rabbit(), await mqtt_loop.client(there.mqtt)
+        arguments = {"x-max-length": 10, "x-overflow": "reject-publish"}
+        await rabbit.ask(Queue.Declare(0, "few", durable=True, arguments=arguments), Queue.DeclareOk)
+        await rabbit.ask(Queue.Bind(0, "few", "amq.topic", "a"), Queue.BindOk)
+        for _ in range(300):
+            client.publish("a", qos=0)
+        await client.nothing()
+        await until(lambda: there.bridge._waiting_bytes == 0)
+        await there.depth("few", 10)
+        assert there.bridge.dropped == 290
