@@ -42,6 +42,7 @@ class Station:
         self.client = Client(CallbackAPIVersion.VERSION2, client_id=f"station-{name}", clean_session=False)
         self.client.on_publish = lambda _client, _data, number, *_: self.arrived.put(number)
         self.client.reconnect_delay_set(1, 1)
+        self.client.max_inflight_messages_set(1)  # with more, paho may send a new one before it repeats those in flight
         self.client.connect("127.0.0.1", port)
         self.client.loop_start()
         self.topic = f"weather/{name}/temperature"
