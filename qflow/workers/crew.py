@@ -5,6 +5,7 @@
     STARTING    it says that it works                    WORKING
     WORKING     the owner, or the queue, is gone         AWAY        until it says that it works again
     any         it holds a message past its lease        KILLED      at its end started again at once
+    any         drain, nothing at hand, does not end     KILLED      it hangs in an import, or is stopped
     any         it is dead                               RESTING     for 0.1 s, then twice as long, up to 30 s
     RESTING     its pause is over                        STARTING
     any         drain, and it is dead                    ENDED
@@ -23,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from qflow.workers.desk import Slot
+from qflow.workers.ending import LONGEST_END_S
 from qflow.workers.job import AWAY, READY, REFUSED
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
@@ -70,6 +72,8 @@ class Seat:
         self.failures = 0
         """How many in a row have died without having done a message."""
         self.done_before = 0
+        self.idle_since = 0.0
+        """When it had something at hand, or began to be drained, whichever is later."""
         self.has_worked = False
 
     def __str__(self) -> str:
@@ -123,6 +127,7 @@ class Crew:
         self.draining = True
         for seat in self.seats:
             if seat.child is not None:
+                seat.idle_since = self._clock()
                 seat.child.drain()
             else:
                 seat.state = State.ENDED
@@ -152,13 +157,24 @@ class Crew:
         hand = seat.slot.read()
         if exit_code is not None:
             self._bury(seat, exit_code)
-        elif hand.deadline and hand.deadline <= self._clock() and seat.state is not State.KILLED:
-            self._tell(
-                f"{seat} has held message {hand.sequence} of queue {self._queue!r} for longer than its lease: "
-                "it is killed, and the message goes back"
+        elif seat.state is State.KILLED:
+            return
+        elif hand.deadline and hand.deadline <= self._clock():
+            self._kill(
+                seat,
+                child,
+                f"has held message {hand.sequence} of queue {self._queue!r} for longer than its lease: "
+                "it is killed, and the message goes back",
             )
-            seat.state = State.KILLED
-            child.kill()
+        elif hand.deadline:
+            seat.idle_since = self._clock()
+        elif self.draining and self._clock() - seat.idle_since >= LONGEST_END_S:
+            self._kill(seat, child, "has nothing at hand and does not end: it is killed")
+
+    def _kill(self, seat: Seat, child: Child, why: str) -> None:
+        self._tell(f"{seat} {why}")
+        seat.state = State.KILLED
+        child.kill()
 
     def _hear(self, seat: Seat, kind: str, text: str) -> None:
         if seat.state is State.KILLED:
@@ -217,7 +233,10 @@ class Crew:
     def _next_moment(self, seat: Seat) -> float:
         if seat.state is State.RESTING:
             return seat.due
-        return seat.slot.read().deadline or math.inf if seat.state is not State.KILLED else math.inf
+        if seat.state is State.KILLED:
+            return math.inf
+        idle_until = seat.idle_since + LONGEST_END_S if self.draining and seat.state is not State.ENDED else math.inf
+        return seat.slot.read().deadline or idle_until
 
 
 def _how_it_ended(exit_code: int) -> str:

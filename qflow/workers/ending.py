@@ -20,6 +20,8 @@ from typing import TypeVar
 
 GRACE_S = 5.0
 """How long a process whose run is over waits for threads and tasks that a function has left."""
+LONGEST_END_S = 3 * GRACE_S
+"""A process that is told to end is killed when it has had nothing at hand for so long."""
 
 T = TypeVar("T")
 R = TypeVar("R")

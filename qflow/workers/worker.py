@@ -296,11 +296,14 @@ def has_ended(control: int) -> bool:
 
 
 def _attend(control: int, slot: Slot) -> None:
-    """Watch the lease once stdin has ended: if the supervisor is dead, nobody else does."""
+    """Watch what is at hand once stdin has ended: if the supervisor is dead, nobody else does."""
     while os.read(control, 1):
         pass
+    idle_since = time.monotonic()
     while True:
         time.sleep(_LOOK_S)
-        deadline = slot.read().deadline
-        if deadline and deadline + 1 < time.monotonic():
+        deadline, now = slot.read().deadline, time.monotonic()
+        if deadline:
+            idle_since = now
+        if 0 < deadline < now - 1 or now - idle_since > ending.LONGEST_END_S + 1:
             os._exit(1)

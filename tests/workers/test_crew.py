@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from qflow.workers.crew import FIRST_PAUSE_S, LONGEST_PAUSE_S, Crew, State
+from qflow.workers.ending import LONGEST_END_S
 from qflow.workers.job import AWAY, READY, REFUSED
 from workers.shared import slots
 
@@ -211,6 +212,8 @@ def test_a_drain_waits_for_those_that_work_and_starts_nobody() -> None:
     scene = Scene(3)
     scene.work()
     scene.started[2].code = 1
+    scene.slots[0].begin(3)
+    scene.slots[1].begin(4)
     scene.crew.step()
     scene.crew.drain()
     scene.crew.drain()
@@ -218,8 +221,8 @@ def test_a_drain_waits_for_those_that_work_and_starts_nobody() -> None:
     scene.advance(100)
     assert len(scene.started) == 3
     assert not scene.crew.ended
+    scene.slots[0].end(failed=False)
     scene.started[0].code = 0
-    scene.slots[1].begin(4)
     scene.started[1].code = -signal.SIGKILL
     scene.crew.step()
     assert scene.crew.ended
@@ -238,6 +241,29 @@ def test_a_drain_does_not_wait_for_one_past_its_lease() -> None:
     scene.crew.step()
     assert scene.crew.ended
     assert len(scene.told) == 1
+
+
+def test_a_drain_does_not_wait_for_one_with_nothing_at_hand_for_good() -> None:
+    """It is stopped, or hangs in an import. One that has something at hand, without a lease, is waited for."""
+    scene = Scene(2)
+    scene.work()
+    scene.slots[1].begin(4)
+    scene.advance(1000)
+    scene.crew.drain()
+    assert scene.crew.step() == scene.now + LONGEST_END_S
+    scene.advance(LONGEST_END_S - 1)
+    assert not scene.started[0].killed
+    scene.advance(2)
+    assert [child.killed for child in scene.started] == [True, False]
+    assert scene.told == ["worker 1 (process 100) has nothing at hand and does not end: it is killed"]
+    scene.advance(1000)
+    scene.slots[1].end(failed=False)
+    scene.advance(LONGEST_END_S - 1)
+    assert not scene.started[1].killed
+    scene.advance(2)
+    assert scene.started[1].killed
+    scene.crew.step()
+    assert scene.crew.ended
 
 
 def test_one_that_cannot_be_started_is_tried_again() -> None:

@@ -98,3 +98,12 @@ def test_a_process_that_a_task_forks_beside_the_function_ends(cli: CommandLine) 
     assert working.until("it ended with (.*)")[1] == "1"
     working.signal()
     assert working.end() == 128 + signal.SIGTERM
+
+
+def test_a_process_that_hangs_in_an_import_ends_after_its_supervisor(cli: CommandLine) -> None:
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("jobs")
+    working = Working(cli, "work", "--processes", 1, file=LEAVING.with_name("hanging.py"))
+    working.until("is imported")
+    working.signal(signal.SIGKILL)
+    assert working.end() == -signal.SIGKILL
