@@ -428,7 +428,7 @@ class Broker(Scheduling):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        None if self.engine.disowned else self.close()
 
     def __repr__(self) -> str:
         return f"<Broker {self.path!r}{', closed' if self.closed else ''}>"

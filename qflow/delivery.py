@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, overload
 
 from qflow.batch_index import BatchIndex, missing
 from qflow.config import parse_span
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, InvalidArgument
+from qflow.errors import AlreadySettled, ForkedProcess, InvalidArgument
 from qflow.message import HeaderValue, Message, Record, decode_headers, is_plain
 
 MAY_BE_REPEATED = 1
@@ -180,9 +179,7 @@ class Delivery:
     def __enter__(self) -> Delivery:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
             if kind is None:
                 self.ack()
@@ -190,6 +187,9 @@ class Delivery:
                 self.nack(reason=None if error is None else reason_of(error))
         except AlreadySettled:
             pass  # the block settled it itself
+        except ForkedProcess:
+            if kind is None:
+                raise  # what a child is done with is not acked
 
     def __repr__(self) -> str:
         return f"<Delivery {self.sequence} of {self.queue!r}, {len(self.record)} B>"

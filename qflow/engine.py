@@ -51,6 +51,8 @@ class Engine:
         self.spool = spool
         self.door: Door | None = None
         """Lets other processes in; whoever opens the spool makes it."""
+        self.disowned = False
+        """This is a forked child: the parent goes on owning the spool."""
         self.log = spool.log
         with ExitStack() as undo:
             undo.callback(spool.abandon)
@@ -137,6 +139,7 @@ class Engine:
 
     def disown(self) -> None:
         """In a forked child: refuse everything."""
+        self.disowned = True
         stub = Forked()
         if self.door is not None:
             self.door.leave()

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from qflow.callbacks import check_callback, check_ran
 from qflow.config import parse_count, parse_timeout
 from qflow.delivery import Deliveries, Delivery
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
+from qflow.errors import AlreadySettled, BrokerClosed, ForkedProcess, QueueDeleted
 from qflow.events import EventKind
 from qflow.memory.line import Alarm
 from qflow.memory.waiting import shelter, sheltered
@@ -213,7 +214,8 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with suppress(ForkedProcess):  # the parent goes on with it
+            self.close()
 
     def __repr__(self) -> str:
         return f"<Consumer of {self._threads[0].name!r}{'' if self.running else ', closed'}>"

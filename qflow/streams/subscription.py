@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 
 from qflow.config import parse_count
 from qflow.durations import Duration
-from qflow.errors import InvalidArgument, QueueEmpty
+from qflow.errors import ForkedProcess, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import sheltered
 from qflow.stats import SubscriptionStats
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
@@ -174,7 +175,8 @@ class Subscription:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with suppress(ForkedProcess):  # the parent goes on with it
+            self.close()
 
     def __repr__(self) -> str:
         name = "" if self.name is None else f" {self.name!r}"

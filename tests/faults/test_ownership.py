@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -101,6 +102,53 @@ def test_every_call_in_a_forked_child_says_so_and_the_parent_goes_on(spool, open
     delivery.ack(wait=True)
     batch.nack()
     assert drained(durable) == [b"b", b"c", b"d"]
+
+
+BLOCKS: dict[str, Callable[[qflow.Broker], AbstractContextManager[object]]] = {
+    "broker": lambda broker: broker,
+    "consumer": lambda broker: broker.queue("empty").consume(lambda delivery: None),
+    "subscription": lambda broker: broker.subscribe("s"),
+    "transaction": lambda broker: broker.transaction(),
+    "delivery": lambda broker: broker.queue("q").get(),
+}
+
+
+@pytest.mark.parametrize("far", [False, True], ids=["owner", "connection"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_forked_child_that_exits_within_a_block_leaves_it_to_the_parent(block, far, spool, open_spool):
+    """It exits as it wanted to, and the parent goes on with what the block is of."""
+    owner = open_spool()
+    queue = owner.declare_queue("q")
+    owner.declare_queue("empty")
+    owner.declare_stream("s", topics=["t"])
+    queue.put(b"a")
+    broker = qflow.connect(spool) if far else owner
+
+    def child() -> None:
+        with pytest.raises(SystemExit), within:
+            sys.exit(0)
+
+    within = BLOCKS[block](broker)
+    with within:
+        assert run_in_child(child) == 0
+        broker.queue("q").put(b"b")
+    broker.close()
+    with qflow.open(spool) if owner.closed else owner as again:
+        assert drained(again.queue("q")) == ([b"b"] if block == "delivery" else [b"a", b"b"])
+
+
+def test_a_forked_child_that_is_done_with_a_delivery_is_told_that_it_is_not_acked(open_spool):
+    """It would take its work for acked."""
+    queue = open_spool().declare_queue("q")
+    queue.put(b"a")
+    within = queue.get()
+
+    def child() -> None:
+        with pytest.raises(qflow.ForkedProcess), within:
+            pass
+
+    with within:
+        assert run_in_child(child) == 0
 
 
 def test_a_broker_that_nobody_remembers_is_refused_in_a_forked_child(spool):

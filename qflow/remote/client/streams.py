@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from qflow.config import StreamSettings
 from qflow.durations import Duration
-from qflow.errors import BrokerClosed, InvalidArgument, QueueEmpty
+from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QueueEmpty
 from qflow.remote.client import stream_requests
 from qflow.remote.client.deliveries import Settler
 from qflow.remote.client.link import Request
@@ -211,7 +211,8 @@ class RemoteSubscription:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        with suppress(ForkedProcess):  # the parent goes on with it
+            self.close()
 
     def __repr__(self) -> str:
         name = "" if self.name is None else f" {self.name!r}"
