@@ -24,7 +24,7 @@ from typing import Any
 
 import lmdb
 
-from qflow.descriptors import occupy_standard
+from qflow.descriptors import close_on_exec, occupy_standard
 from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
 from qflow.storage.encoding import Sections
 from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, storage_error
@@ -152,6 +152,7 @@ def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmd
                     "move it away. It was left as it is"
                 ) from error
             raise log_error(error, path, "opened") from error
+    close_on_exec(os.path.join(path, DATA))
     if env.lib_version()[0] != ENGINE:
         env.close()
         raise StorageError(f"the log at {path} was opened by LMDB {env.lib_version()}, expected {ENGINE}.x")
@@ -418,8 +419,7 @@ class Environment:
         self._env, self._data_fd, self._last, self._allocated, self._map_bytes = theirs
         other._env, other._data_fd, other._last, other._allocated, other._map_bytes = mine
         self.confined = other.confined = False
-        other.messages = self.messages
-        # No call in here: an interrupt finds all or nothing.
+        other.messages = self.messages  # no call in here: an interrupt finds all or nothing
 
     def close(self) -> None:
         self._env.close()

@@ -319,3 +319,18 @@ def test_a_reader_whose_standard_descriptors_are_closed_looks_as_any_other(spool
         broker.declare_queue("q").put(b"a")
     look = "import os, sys; os.closerange(1, 3); from qflow import inspect; sys.exit(len(inspect.check_spool(sys.argv[1])))"
     assert subprocess.run([sys.executable, "-c", look, str(spool)], timeout=60).returncode == 0
+
+
+def test_no_file_of_a_spool_is_open_in_a_program_that_is_started(spool, open_spool):
+    """It would keep the log on the disk when `compact` has replaced it."""
+    broker = open_spool()
+    broker.declare_queue("q").put(b"a")
+
+    def inherited() -> list[str]:
+        look = "import os\nfor fd in os.listdir('/proc/self/fd'):\n if os.path.exists(f'/proc/self/fd/{fd}'):\n  print(os.readlink(f'/proc/self/fd/{fd}'))"
+        said = subprocess.check_output([sys.executable, "-c", look], close_fds=False, text=True, timeout=60)
+        return [path for path in said.splitlines() if path.startswith(str(spool))]
+
+    assert inherited() == []
+    broker.compact()
+    assert inherited() == []
