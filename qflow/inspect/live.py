@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from qflow.stats import BrokerStats, QueueStats
-from qflow.storage.files import Files, read_whole
+from qflow.storage.files import Files, read_whole, storage_error
 
 _OF_BROKER = {field.name for field in attrs.fields(BrokerStats) if field.default is attrs.NOTHING}
 _OF_QUEUE = {field.name for field in attrs.fields(QueueStats) if field.default is attrs.NOTHING}
@@ -22,15 +22,20 @@ LATEST_S = 15.0
 
 
 def read_live(spool: str) -> dict[str, Any] | None:
-    """Return what the owner of a spool wrote last to `stats.json`; None if there is nothing, or not of an owner's."""
+    """Return what the owner of a spool wrote last to `stats.json`; None if there is nothing, or not of an owner's.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    path = os.path.join(spool, "stats.json")
     try:
-        facts = json.loads(read_whole(Files(), os.path.join(spool, "stats.json")))
+        facts = json.loads(read_whole(Files(), path))
     except (FileNotFoundError, ValueError):
         return None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ESPIPE):  # a link or a FIFO: the owner did not write it
             return None
-        raise
+        raise storage_error(error, "read what the owner tells", path) from error
     return facts if _is_live(facts) else None
 
 

@@ -81,10 +81,13 @@ def run(
         The number of the signal that ended it; 0 if `stop` did.
 
     Raises:
-        InvalidArgument: the function cannot be imported or called; nothing was taken from the queue.
+        InvalidArgument: the function cannot be imported or called, or another argument makes no sense; nothing was
+            taken from the queue.
         NotFound: there is no such spool or queue.
         StorageError, CorruptionError: as `qflow.open`, or `qflow.connect`.
     """
+    if stop is not None and not callable(getattr(stop, "is_set", None)):
+        raise InvalidArgument(f"stop must have is_set(), as threading.Event has, not {stop!r}")
     of_broker: Any = dict(options)
     files = {name: of_broker.pop(name) for name in UrlOptions.__annotations__ if name in of_broker}
     reach = Reach(**{name: os.path.abspath(file) for name, file in files.items() if file is not None})

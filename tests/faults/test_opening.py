@@ -25,6 +25,7 @@ from faults.seams import Faults, in_thread, open_faulty
 from qflow import inspect
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
+from qflow.inspect.live import read_live
 from qflow.storage import environment
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, filesystem_type
@@ -347,6 +348,29 @@ def test_a_log_that_may_not_be_looked_at_is_not_taken_for_gone() -> None:
         finally:
             os.seteuid(user)
             log.chmod(0o700)
+
+
+def test_what_an_owner_tells_that_cannot_be_read_names_what_to_do() -> None:
+    """Not the bare words of the system; a door that may not be used is not said to be another user's."""
+    with TemporaryDirectory() as place:
+        os.chmod(place, 0o711)
+        spool = os.path.join(place, "spool")
+        user = os.geteuid()
+        if not user:
+            os.chown(place, 65534, 65534)
+            os.seteuid(65534)
+        try:
+            told = Path(place, "stats.json")
+            told.touch(mode=0)
+            with pytest.raises(qflow.PermissionDenied, match="stats.json.*: Permission denied; give this user"):
+                read_live(place)
+            with qflow.open(spool):
+                os.chmod(spool, 0)
+                with pytest.raises(qflow.PermissionDenied, match="may not use .*give it back if it was taken"):
+                    qflow.connect(spool)
+                os.chmod(spool, 0o700)
+        finally:
+            os.seteuid(user)
 
 
 def plant_fifo(path: Path, _: Path) -> None:

@@ -125,3 +125,10 @@ def test_an_order_says_all_of_a_job() -> None:
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert Order.decode(line) == order
+
+
+def test_a_stop_that_cannot_be_asked_is_refused_before_anything_is_begun(tmp_path: Path) -> None:
+    """It was found when the processes were at work."""
+    with pytest.raises(qflow.InvalidArgument, match="stop must have is_set"):
+        qflow.workers.run(tmp_path / "spool", "q", print, stop=3)  # type: ignore[arg-type]
+    assert not (tmp_path / "spool").exists()

@@ -132,7 +132,10 @@ def explain(error: OSError, path: str) -> QflowError:
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
         return NotFound(f"nobody owns the spool {path} now, or its owner lets nobody in: open it, with door=True")
     if error.errno in (errno.EACCES, errno.EPERM):
-        return PermissionDenied(f"{os.path.join(path, NAME)} is another user's: only the owner's user is let in")
+        return PermissionDenied(
+            f"this user may not use {os.path.join(path, NAME)}: only the user of the owner is let in, and needs read "
+            "and write access to the spool; give it back if it was taken"
+        )
     return StorageError(f"cannot connect to the owner of {path}: {error.strerror or error}")
 
 
