@@ -161,3 +161,24 @@ async def _elsewhere(spool: Path) -> None:
         assert [(await raw.expect(PUBACK)).packet_id for _ in range(5)] == [1, 2, 3, 4, 5]
         assert (await other.expect(PUBACK)).code == 0
         assert stored(server)[5:] == [b"0", b"1", b"2", b"3"]
+
+
+def test_what_is_retained_later_stays(spool: Path) -> None:
+    """With QoS 0, it does not pass what waits with QoS 1."""
+    asyncio.run(_retained(spool))
+
+
+async def _retained(spool: Path) -> None:
+    async with serving(spool) as server, blocked(server):
+        raw = await client(server)
+        raw.publish("a/1", b"1", retain=True)
+        raw.publish("a/1", b"2", qos=0, retain=True)
+        raw.publish("free", b"3", qos=0, retain=True)
+        await raw.nothing()
+        other = await client(server)
+        await other.subscribe("free")
+        assert (await other.message()).payload == b"3"
+        await taken(server)
+        await raw.expect(PUBACK)
+        await other.subscribe("a/1")
+        assert (await other.message()).payload == b"2"

@@ -216,20 +216,24 @@ class Hub:
         self.together.send()
         return keep(self.broker, rooms)
 
-    def fan_out(self, message: Message) -> asyncio.Future[Any] | None:
+    def fan_out(self, message: Message) -> Stored | None:
         """Give a message with QoS 0 to those who are there; return what tells when it is retained, if it is to be."""
-        retained: asyncio.Future[Any] | None = None
+        retained: Stored | None = None
         if message.retain and (not message.payload or self.retained.has_room()):
             self.marks.give_at_once(message)
             self.retained.add(message)
             packed = message.pack() if message.payload else None
             try:
-                retained = self.retaining = keep(self.broker, {RETAINED: {message.topic: packed}})
-                retained.add_done_callback(self._is_retained)
+                retained = self.together.alone(message.topic, partial(self._retain, message.topic, packed))
+                retained.future.add_done_callback(self._is_retained)
             except QflowError as error:
                 self._warn(error)
         self._give(message)
         return retained
+
+    def _retain(self, topic: str, packed: bytes | None) -> asyncio.Future[Any]:
+        self.retaining = keep(self.broker, {RETAINED: {topic: packed}})
+        return self.retaining
 
     def _is_retained(self, kept: asyncio.Future[Any]) -> None:
         error = None if kept.cancelled() else kept.exception()

@@ -39,7 +39,7 @@ class Publishing(Protocol):
     def forget(self, rooms: Rooms) -> asyncio.Future[Any]:
         """Keep facts."""
 
-    def fan_out(self, message: Message) -> asyncio.Future[Any] | None:
+    def fan_out(self, message: Message) -> Stored | None:
         """Give a message with QoS 0 to those who are there; return what tells when it is retained, if it is to be."""
 
     def now_ms(self) -> int:
@@ -103,7 +103,7 @@ class Inbound:
         if not packet.qos:
             retained = self._publishing.fan_out(message)
             if retained is not None:
-                self._await(None, Stored(retained), len(packet.payload) + len(packet.topic))
+                self._await(None, retained, len(packet.payload) + len(packet.topic))
             return
         rooms: Rooms = {}
         if packet.qos == 2:
