@@ -24,7 +24,7 @@ from qflow.amqp.server.content import content_of_delivery
 from qflow.amqp.server.dead_letters import Letter
 from qflow.amqp.server.host import Host, Hosts
 from qflow.amqp.server.parcels import Parcel
-from qflow.bridge.translation import EXCHANGE, MARK, key_of, message_of, parcel_of, topic_of
+from qflow.bridge.translation import EXCHANGE, MARK, key_of, message_of, parcel_of, topics_of
 from qflow.broker import Broker
 from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, MessageTooLarge, QflowError, TransactionTooLarge
 from qflow.memory.waiting import in_place
@@ -263,12 +263,12 @@ class Bridge:
         async with self._broker.transaction() as transaction:
             for delivery in deliveries:
                 content = content_of_delivery(delivery.delivery, QUEUE)
-                topic = topic_of(content.routing_key)
-                if topic is None:
-                    dropped += 1
-                else:
-                    message = message_of(content, topic, self._house.hub.now_ms())
-                    await transaction.publish(topic, message.payload, headers=message.headers())
+                for topic in topics_of(content):
+                    if topic is None:
+                        dropped += 1
+                    else:
+                        message = message_of(content, topic, self._house.hub.now_ms())
+                        await transaction.publish(topic, message.payload, headers=message.headers())
                 await transaction.ack(delivery)
         self.dropped += dropped
 

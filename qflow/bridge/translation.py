@@ -46,6 +46,13 @@ def topic_of(key: str) -> str | None:
     return topic if topic and not is_reserved(topic) and _FORBIDDEN.isdisjoint(topic) else None
 
 
+def topics_of(content: Content) -> list[str | None]:
+    """Return the topics for the routing keys of a message, those of its header `CC` among them; see `topic_of`."""
+    copies = (decode_properties(content.properties).headers or {}).get("CC")
+    others = [key for key in copies if isinstance(key, str)] if isinstance(copies, list) else []
+    return [topic_of(key) for key in dict.fromkeys([content.routing_key, *others])]
+
+
 def parcel_of(message: Message, key: str, now_ms: int) -> tuple[Parcel, Properties]:
     """Return a message of MQTT as queues of AMQP take it, and its properties."""
     given = message.properties

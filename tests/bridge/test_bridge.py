@@ -428,3 +428,22 @@ async def _limited(spool: Path) -> None:
         await until(lambda: there.bridge._waiting_bytes == 0)
         await there.depth("few", 10)
         assert there.bridge.dropped == 290
+
+
+def test_each_key_of_a_message_is_a_topic(spool: Path) -> None:
+    """Those in its header `CC`, each once, in one commit; what is no topic is dropped."""
+    run(_copies(spool))
+
+
+async def _copies(spool: Path) -> None:
+    async with doors(spool) as there:
+        rabbit, client = await there.rabbit(), await mqtt_loop.client(there.mqtt)
+        await client.subscribe("#")
+        properties = Basic.Properties(headers={"CC": ["c.d", "a.b", "no#topic"]}, delivery_mode=2)
+        rabbit.send(
+            Basic.Publish(0, "amq.topic", "a.b"), header.ContentHeader(0, 1, properties), body.ContentBody(b"1")
+        )
+        await rabbit.expect(Basic.Ack)
+        assert [(await client.message()).topic for _ in range(2)] == ["a/b", "c/d"]
+        await client.nothing()
+        assert there.bridge.dropped == 1
