@@ -169,3 +169,24 @@ async def _again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         again.writer.transport.resume_reading()
         got = [await again.message() for _ in range(60)]
         assert [int(one.payload[:2].rstrip(b"x")) for one in got] == list(range(60))
+
+
+def test_recent_messages_are_kept_without_their_encodings(spool: Path) -> None:
+    """Of those that were given live as of those that were read from there."""
+    run(_encodings(spool))
+
+
+async def _encodings(spool: Path) -> None:
+    async with serving(spool) as server:
+        sender = await client(server)
+        live = [await client(server, version=version) for version in (4, 5)]
+        slow = await client(server, ReceiveMaximum=1)
+        for qos, one in enumerate((*live, slow)):
+            await one.subscribe("a", qos=qos)
+        for _ in range(3):
+            await sender.published("a")
+        for one in (*live, slow):
+            assert await one.messages(3) == [b"x"] * 3
+        recent = server.house.hub.recent._messages
+        assert len(recent) == 3
+        assert not any(message._encoded for message in recent)

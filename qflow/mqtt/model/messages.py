@@ -71,6 +71,10 @@ class Message:
         """Its place in the stream; -1 if it is not from there."""
         self._encoded: dict[tuple[int, int, bool], Encoded] = {}
 
+    def forget_encodings(self) -> None:
+        """Remember none: they take as much as it does, each."""
+        self._encoded.clear()
+
     @property
     def size(self) -> int:
         """Return about how many bytes it takes."""

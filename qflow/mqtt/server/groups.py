@@ -153,14 +153,15 @@ class Group:
         while self.returned:
             if not hub.recent.has(self.returned[0]):
                 return False
-            if not self._give(next(hub.recent.since(self.returned[0]))):
+            messages = hub.recent.since(self.returned[0])
+            if not self._give(next(messages)):
                 return True
             heapq.heappop(self.returned)
         while one.cursor is not None:
             if one.cursor < hub.next and not hub.recent.has(one.cursor):
                 return False
-            messages = hub.recent.since(one.cursor) if one.cursor < hub.next else ()
-            if not self._give_all(messages, hub.next):
+            unread = hub.recent.since(one.cursor) if one.cursor < hub.next else ()
+            if not self._give_all(unread, hub.next):
                 return True
         return True
 

@@ -177,7 +177,9 @@ class Hub:
             self.next = message.offset + 1
             if message.mark:
                 self.marks.passes(message)
-            return self._give(message)
+            given = self._give(message)
+            message.forget_encodings()
+            return given
         except Exception:
             self.next = delivery.offset + 1
             _logger.exception("a message of the stream is left out by a fault of the server")

@@ -36,4 +36,8 @@ class Recent:
 
     def since(self, offset: int) -> Iterator[Message]:
         """Yield the messages from an offset on, which `has` said are here."""
-        return islice(self._messages, offset - self._messages[0].offset, None)
+        for message in islice(self._messages, offset - self._messages[0].offset, None):
+            try:
+                yield message
+            finally:
+                message.forget_encodings()
