@@ -7,7 +7,7 @@ later ones raise `AlreadySettled` (after a purge or delete they do nothing).
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, overload
 
 from qflow.batch_index import BatchIndex, missing
@@ -21,6 +21,7 @@ MAY_BE_REPEATED = 1
 ONE_ATTEMPT = 2
 MAX_REASON_BYTES = 1024
 """A reason of a `nack` is cut there, in UTF-8."""
+_NONE: Any = frozenset()  # settled of a batch, until one of it is: most are settled as a whole
 
 
 class Raised(str):
@@ -218,8 +219,8 @@ class Deliveries(Sequence[Delivery]):
         """Who took it, as its queue notes that."""
         self.segments: list[Segment] = segments
         self.total: int = sum([len(segment.records) for segment in segments]) if segments else 0
-        self.settled: set[int] | None = set()
-        """Positions settled one by one; None once the batch is settled as a whole."""
+        self.settled: set[int] | None = _NONE
+        """Positions settled one by one, see `note_settled`; None once the batch is settled as a whole."""
         self.settled_bytes: int = 0
         self._measured = (0, 0)
         self._places: BatchIndex | None = None  # made when somebody looks for one of its messages
@@ -231,10 +232,8 @@ class Deliveries(Sequence[Delivery]):
     @property
     def bodies(self) -> list[bytes]:
         """All bodies, in order."""
-        if len(self.segments) == 1:
-            records = self.segments[0].records
-            if is_plain(records):
-                return records.copy()
+        if len(self.segments) == 1 and is_plain(records := self.segments[0].records):
+            return records.copy()
         return [
             record if type(record) is bytes else record.body  # type: ignore[union-attr]
             for segment in self.segments
@@ -284,6 +283,11 @@ class Deliveries(Sequence[Delivery]):
         self.check_unsettled(position)
         return self.settler, position
 
+    def note_settled(self, positions: Iterable[int]) -> None:
+        """Note that messages of it are settled, or held by themselves."""
+        self.settled = self.settled or set()
+        self.settled.update(positions)
+
     def take_back(self, delivery: Delivery, position: int) -> None:
         """Have a delivery again that was on its own for a while; the others may have been settled meanwhile."""
         if self.settled is None:
@@ -305,10 +309,8 @@ class Deliveries(Sequence[Delivery]):
     def left(self) -> list[Segment]:
         """Return what is not settled yet, as segments."""
         settled = self.settled
-        if settled is None:
-            return []
         if not settled:
-            return self.segments
+            return [] if settled is None else self.segments
         left: list[Segment] = []
         position = 0
         for first, records, marks in self.segments:
@@ -341,10 +343,9 @@ class Deliveries(Sequence[Delivery]):
     @property
     def places(self) -> BatchIndex:
         """Where its messages lie. Not before it has all of them."""
-        places = self._places
-        if places is None:
-            places = self._places = self.find_places()
-        return places
+        if self._places is None:
+            self._places = self.find_places()
+        return self._places
 
     def find_places(self) -> BatchIndex:
         return BatchIndex([part.first for part in self.segments], [len(part.records) for part in self.segments])
@@ -381,8 +382,7 @@ class Deliveries(Sequence[Delivery]):
         for first, records, marks in self.segments:
             for sequence, record in enumerate(records, first):
                 delivery = Delivery()
-                delivery.record = record
-                delivery.sequence = sequence
+                delivery.record, delivery.sequence = record, sequence
                 delivery.settler = self
                 delivery.marks = marks
                 yield delivery

@@ -118,9 +118,9 @@ class _Moment:
         self.least = min(admission.pending, admission.pending_messages, gate.incoming, gate.restoring)
         self.problems = [text for runs in lanes.lists.values() for text in runs.problems()]
         self.problems += [text for schedule in schedules for text in schedule.problems_seen()]
-        self.singles_bytes = queue.held.singles_bytes
+        self.held_bytes = queue.held.overhead_bytes
         limited = queue.context.settings.limit_bytes is not None
-        self.bytes = (lanes.message_bytes, lanes.count_bytes(self.singles_bytes)) if limited else (0, 0)
+        self.bytes = (lanes.message_bytes, lanes.count_bytes(self.held_bytes)) if limited else (0, 0)
         self.messages = lanes.messages()
         self.delayed = sum(schedule.messages for schedule in schedules)
         self.waiting = sum(run.waiting for runs in lanes.lists.values() for run in runs) + self.delayed
@@ -223,7 +223,7 @@ class _Held:
 
 def _charge_problems(moment: _Moment, held: _Held) -> Iterator[str]:
     """Check the rules of room."""
-    expected = moment.counted + held.bytes + OVERHEAD_BYTES * held.messages + moment.singles_bytes
+    expected = moment.counted + held.bytes + OVERHEAD_BYTES * held.messages + moment.held_bytes
     if moment.used != expected:
         yield f"{moment.used} bytes are charged, a recount gives {expected}"
     if moment.used < 0 or moment.over > sum(moment.slack):

@@ -13,7 +13,7 @@ from qflow.delivery import Deliveries, Delivery, Return, Segment
 from qflow.errors import AlreadySettled, BrokerFailed, again, in_doubt
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
-from qflow.message import LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
+from qflow.message import BATCH_BYTES, LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
 from qflow.queues.admission import Admission
 from qflow.queues.apart import HeldOne, Term
 from qflow.queues.exits import Exits, Fate, Leaving
@@ -199,7 +199,7 @@ class Claims:
             settling = Settling(self._lanes.settled_parts(batch.segments))
             log.check_usable()
             requests, one = log.requests, (settling,)
-        charged = size + OVERHEAD_BYTES * messages
+        charged = size + OVERHEAD_BYTES * messages + BATCH_BYTES
         context, lanes, gate, held = self._context, self._lanes, self._gate, self._held
         found = looks = False
         try:
@@ -340,13 +340,13 @@ class Claims:
                 return None
             delivery.settler = self
             assert batch.settled is not None
-            batch.settled.add(index)
+            batch.note_settled((index,))
             batch.settled_bytes += len(delivery.record)
             self._held.leave_batch(delivery, batch, stays)
             if len(batch.settled) == batch.total:
                 batch.settled = None
                 self._held.drop([batch])
-            self._lanes.cover_singles()
+            self._lanes.cover_held()
             return delivery
 
     def _holds(self, batch: Deliveries) -> bool:

@@ -190,7 +190,7 @@ class Exits:
             self._held.hold_again(leaving.held)
             for one, batch, index in leaving.parts:
                 self._held.rejoin(one, batch, index)
-            self._lanes.cover_singles()
+            self._lanes.cover_held()
 
     # Dead letters ----------------------------------------------------------------------------------------------------
 

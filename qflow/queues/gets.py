@@ -16,7 +16,7 @@ from qflow.durations import Duration
 from qflow.errors import QueueEmpty, again
 from qflow.memory.line import FOREVER
 from qflow.memory.waiting import attend, collecting, shelter, straight
-from qflow.message import SINGLE_BYTES, Message, Record
+from qflow.message import BATCH_BYTES, SINGLE_BYTES, Message, Record
 from qflow.queues.admission import Admission
 from qflow.queues.expiry import Expiry
 from qflow.queues.getting import Getting
@@ -143,11 +143,13 @@ class Gets:
                 found = run.records
                 end = runs.next
                 is_front = runs is lanes.front and run is runs.head and run is runs.open and run.first == first
-                is_front = is_front and "a" not in collecting
+                used = self.gate.used + BATCH_BYTES
+                is_front = is_front and used <= self.gate.account.borrowed and "a" not in collecting
                 is_last = runs is lanes.runs  # of the lowest priority: nothing waits behind it
                 if is_front and found and (end - first <= most if is_last else end - first == most):
                     batch.total = end - first
                     held.batches[batch] = context.tick.now_s
+                    self.gate.used = used
                     run.first = end
                     run.records = runs.tail = fresh
                     taken += found

@@ -224,11 +224,11 @@ class Getting:
             delivery.settler = queue.claims
             delivery.taker = self.taker
             queue.held.add_single(delivery, since)
-            queue.lanes.cover_singles()
         if self._single or not batch.total:
             queue.held.batches.pop(batch, None)
         else:
-            queue.held.batches[batch] = since
+            queue.held.add_batch(batch, since)
+        queue.lanes.cover_held()
         queue.lanes.refresh()
 
     def _gather(self, may_work: bool) -> Lack:

@@ -9,7 +9,7 @@ from typing import Any
 
 from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.memory.gate import Gate
-from qflow.message import SINGLE_BYTES
+from qflow.message import BATCH_BYTES, SINGLE_BYTES
 from qflow.queues.apart import SOME, Apart, HeldOne, Term
 
 
@@ -20,7 +20,10 @@ class Held:
         self._gate = gate
         self.singles: dict[Delivery, float | None] = {}
         self.batches: dict[Deliveries, float | None] = {}
-        """What is delivered and not settled, in order, since when (monotonic); see `Leases.since`."""
+        """What is delivered and not settled, in order, since when (monotonic); see `Leases.since`.
+
+        A batch that is being collected is there since None, and not charged for itself.
+        """
         self.apart = Apart()
         """The same, of what does not fit into that order."""
         self.timeout_s: float | None = None
@@ -52,6 +55,11 @@ class Held:
         """Hold one delivery by itself; it is charged for that."""
         self.singles[delivery] = since
         self._gate.used += SINGLE_BYTES
+
+    def add_batch(self, batch: Deliveries, since: float | None) -> None:
+        """Hold a batch that was collected; it is charged for that."""
+        self.batches[batch] = since
+        self._gate.used += BATCH_BYTES
 
     def leave_batch(self, delivery: Delivery, batch: Deliveries, stays: bool) -> None:
         """Hold one delivery of a batch by itself, as long as the batch; `stays` if not just for now."""
@@ -87,7 +95,7 @@ class Held:
         self.quiet_until = 0.0
         for one, (since, end) in held.items():
             if isinstance(one, Deliveries):
-                self.batches[one] = since
+                self.add_batch(one, since)
             else:
                 self.add_single(one, since)
             self._set_apart(one, end)
@@ -112,17 +120,13 @@ class Held:
     def drop(self, held: Iterable[HeldOne]) -> None:
         """Take deliveries and batches off the table."""
         for one in held:
-            if one in self.batches:
-                del self.batches[one]
+            if one not in self:
                 continue
-            if one in self.singles:
-                del self.singles[one]
-            elif one in self.apart:
-                self.apart.pop(one)
-            else:
-                continue
+            since = self._pop(one)
             if isinstance(one, Delivery):
                 self._gate.used -= SINGLE_BYTES
+            elif since is not None:
+                self._gate.used -= BATCH_BYTES
 
     def drop_all(self) -> None:
         """Forget everything: it was purged. What it was charged is not given back here."""
@@ -167,9 +171,10 @@ class Held:
         return [*self.singles, *self.apart.singles], batches, others
 
     @property
-    def singles_bytes(self) -> int:
-        """What single deliveries are charged on top of their messages."""
-        return SINGLE_BYTES * (len(self.singles) + len(self.apart.singles))
+    def overhead_bytes(self) -> int:
+        """What single deliveries, and batches, are charged on top of their messages. Cost: 0.01 µs a batch."""
+        batches = len(self.batches) + len(self.apart.batches) - [*self.batches.values()].count(None)
+        return SINGLE_BYTES * (len(self.singles) + len(self.apart.singles)) + BATCH_BYTES * batches
 
     # Since when ------------------------------------------------------------------------------------------------------
 

@@ -149,8 +149,8 @@ class Lanes:
         records = (next(iter(run.records), b"") for run in heads if run.place is Place.RESIDENT)
         return min(filter(None, map(expires_of, records)), default=None)
 
-    def count_bytes(self, singles_bytes: int) -> int:
-        """Return the bytes of all messages, given what is charged for single deliveries. Cost: O(runs)."""
+    def count_bytes(self, held_bytes: int) -> int:
+        """Return the bytes of all messages, given what is charged for deliveries themselves. Cost: O(runs)."""
         elsewhere = size = overhead = 0
         for runs in self.lists.values():
             tally = runs.tally()
@@ -162,7 +162,7 @@ class Lanes:
             elsewhere += part.spilled_messages
             size += part.spilled_bytes
             overhead += schedule.overhead_bytes
-        overhead += singles_bytes + OVERHEAD_BYTES * (self.messages() - elsewhere)
+        overhead += held_bytes + OVERHEAD_BYTES * (self.messages() - elsewhere)
         return self.gate.visible - overhead + size
 
     # The front -------------------------------------------------------------------------------------------------------
@@ -262,8 +262,8 @@ class Lanes:
         gate.get_slack = max(gate.get_slack, gate.over - gate.put_slack)
         self.refresh()
 
-    def cover_singles(self) -> None:
-        """After deliveries became single ones: borrow for what that takes, or have it on slack."""
+    def cover_held(self) -> None:
+        """After deliveries, or a batch of them, are held: borrow for what that takes, or have it on slack."""
         missing = self.gate.over
         if missing > 0 and not self.gate.borrow(missing):
             self.cover()

@@ -41,7 +41,7 @@ def figures(queue: Parts) -> dict[str, Any]:
         undelivered = sum([weigh(one.segments)[0] for one in held.leaving if not one.held])
         tallies = [runs.tally() for runs in lanes.lists.values()]
         schedules = {number: schedule.tally() for number, schedule in lanes.schedules.items()}
-        overhead = sum([schedule.overhead_bytes for schedule in lanes.schedules.values()]) + held.singles_bytes
+        overhead = sum([schedule.overhead_bytes for schedule in lanes.schedules.values()]) + held.overhead_bytes
         visible = queue.gate.visible - overhead
         messages = lanes.messages()
         totals = _totals(queue)

@@ -356,7 +356,7 @@ class Restorer:
             self._gate.used += schedule.charged - before
             if spilled_bytes - schedule.tally().spilled_bytes != unpacked.message_bytes or unpacked.lost:
                 # Some were lost: now, or earlier of this chunk.
-                self._lanes.message_bytes = self._lanes.count_bytes(self._held.singles_bytes)
+                self._lanes.message_bytes = self._lanes.count_bytes(self._held.overhead_bytes)
             self._finish(freed)
             return True
         finally:

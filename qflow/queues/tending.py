@@ -36,7 +36,7 @@ def alter(queue: Parts, settings: QueueSettings) -> None:
     with queue.context.lock:
         queue.apply(settings)
         if settings.limit_bytes is not None:
-            queue.lanes.message_bytes = queue.lanes.count_bytes(queue.held.singles_bytes)
+            queue.lanes.message_bytes = queue.lanes.count_bytes(queue.held.overhead_bytes)
         before = gate.account.capacity
         gate.ledger.set_capacity(gate.account, settings.capacity_bytes)
         queue.restorer.refilling |= gate.account.capacity > before

@@ -185,6 +185,7 @@ class Claims:
                     settled = batch.settled
                     passes = batch.unsettled > 1 and settled is not None and index not in settled and not self.starved
                     if passes:
+                        batch.settled = settled = settled or one
                         settled |= one
                         batch.unsettled -= 1
                         self.unsettled -= 1
@@ -385,8 +386,7 @@ class Claims:
             return False
         if self.ended is StreamDeleted:
             return False
-        if self.ended is not None:
-            self.check_open()
+        self.check_open()
         raise AlreadySettled(f"this batch of stream {self.name!r} was settled, or went back, before")
 
     def _settle_index(self, batch: StreamDeliveries, index: int) -> None:

@@ -228,8 +228,8 @@ class StreamDeliveries(Deliveries):
 
     def note_settled(self, positions: Iterable[int]) -> None:
         """Note that messages are settled, or went back."""
+        super().note_settled(positions)
         assert self.settled is not None
-        self.settled.update(positions)
         self.unsettled = self.total - len(self.settled)
 
     def span_at(self, position: int) -> tuple[Any, int, int]:

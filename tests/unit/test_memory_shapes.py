@@ -15,7 +15,7 @@ import pytest
 
 import qflow
 from qflow.memory import run_list
-from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
+from qflow.message import BATCH_BYTES, OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.queues.looking import hides_attempts
 from qflow.queues.queue import parts_of
 
@@ -188,6 +188,68 @@ def test_deliveries_that_were_taken_one_by_one_are_charged_for_what_they_take(op
     assert queue.stats().resident_bytes == 0
 
 
+@pytest.mark.parametrize("size", [1, 2, 10])
+def test_small_batches_are_charged_for_what_they_take(open_spool: Open, size: int) -> None:
+    """Held until memory is full, as single ones: charges are what was allocated, or more."""
+    broker = open_spool(capacity_bytes=MIB)
+    queue = broker.declare_queue("q", durable=False)
+    held: list[qflow.Deliveries] = []
+    with traced() as found:
+        for first in range(0, 12_000, 1_000):
+            queue.put_many([b"%d" % number for number in range(first, first + 1_000)])
+        while batch := queue.get_many(size, timeout_s=0):
+            held.append(batch)
+    assert 1_200 < sum(map(len, held)) < 12_000
+    assert found.peak < 1.3 * MIB
+    assert broker.check() == []
+    stats = queue.stats()
+    charged = stats.acquired_bytes + stats.acquired_messages * OVERHEAD_BYTES + len(held) * BATCH_BYTES
+    assert stats.resident_bytes == charged
+    held[0].nack()
+    for batch in held[1:]:
+        batch.ack()
+    assert all_numbers(queue) == [*range(size), *range(sum(map(len, held)), 12_000)]
+    assert queue.stats().resident_bytes == 0
+
+
+def test_a_batch_is_charged_until_nothing_of_it_is_held(open_spool: Open) -> None:
+    """Settled, returned, or taken apart, in a commit or one that is refused, or when the queue is purged."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=False, ack_timeout_s=60)
+
+    def charged() -> int:
+        assert broker.check() == []
+        stats = queue.stats()
+        return stats.resident_bytes - stats.messages * OVERHEAD_BYTES
+
+    queue.put_many([b""] * 10)
+    whole = queue.get_many(10)
+    assert charged() == BATCH_BYTES
+    whole.nack()
+    assert charged() == 0
+    batches = [queue.get_many(2) for _ in range(4)]
+    assert charged() == 4 * BATCH_BYTES
+    batches[0].ack()
+    batches[1][0].ack()
+    assert charged() == 3 * BATCH_BYTES
+    batches[1][1].nack()
+    batches[2].extend(100)
+    assert charged() == 2 * BATCH_BYTES
+    claims = parts_of(queue).claims
+    leaving = claims.begin_leaving([*batches[2], batches[3]])
+    assert charged() == 0
+    leaving.give_up()
+    assert charged() == 2 * BATCH_BYTES
+    claims.give_up(batches[3])
+    assert queue.get_many(1, timeout_s=0).left_count == 1
+    assert charged() == 2 * BATCH_BYTES
+    queue.purge()
+    assert charged() == 0
+    batches[2].ack()
+    assert not queue.get_many(1, timeout_s=0)
+    assert charged() == 0
+
+
 def test_one_of_a_batch_is_charged_as_a_single_one_only_while_it_is_one(open_spool: Open) -> None:
     """Settled or returned on its own, or in a commit that is refused, or dropped by a purge: nothing stays."""
     broker = open_spool()
@@ -196,20 +258,20 @@ def test_one_of_a_batch_is_charged_as_a_single_one_only_while_it_is_one(open_spo
     queue.get(0).nack()
     batch = queue.get_many(6)
     single = queue.get(0)
-    assert queue.stats().resident_bytes == 8 * OVERHEAD_BYTES + SINGLE_BYTES
+    assert queue.stats().resident_bytes == 8 * OVERHEAD_BYTES + SINGLE_BYTES + BATCH_BYTES
     batch[0].ack()
     batch[1].nack()
     leaving = parts_of(queue).claims.begin_leaving([batch[2], single])
-    assert queue.stats().resident_bytes == 7 * OVERHEAD_BYTES
+    assert queue.stats().resident_bytes == 7 * OVERHEAD_BYTES + BATCH_BYTES
     leaving.give_up()
-    assert queue.stats().resident_bytes == 7 * OVERHEAD_BYTES + SINGLE_BYTES
+    assert queue.stats().resident_bytes == 7 * OVERHEAD_BYTES + SINGLE_BYTES + BATCH_BYTES
     assert broker.check() == []
     with broker.transaction() as tx:
         tx.ack(batch[2])
         tx.ack(single)
-    assert queue.stats().resident_bytes == 5 * OVERHEAD_BYTES
+    assert queue.stats().resident_bytes == 5 * OVERHEAD_BYTES + BATCH_BYTES
     held = queue.get(0)
-    assert queue.stats().resident_bytes == 5 * OVERHEAD_BYTES + SINGLE_BYTES
+    assert queue.stats().resident_bytes == 5 * OVERHEAD_BYTES + SINGLE_BYTES + BATCH_BYTES
     queue.purge()
     held.ack()
     assert queue.stats().resident_bytes == 0

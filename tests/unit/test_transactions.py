@@ -13,7 +13,7 @@ import pytest
 import qflow
 from faults.seams import Faults, FaultyFiles, faulty_broker, in_thread
 from qflow import Overflow
-from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
+from qflow.message import BATCH_BYTES, OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.queues.admission import Admission
 from qflow.queues.queue import parts_of
 from qflow.queues.transaction import gathering_of
@@ -79,7 +79,7 @@ def test_an_exception_undoes_all_of_it(open_spool: Open, durable: bool) -> None:
             tx.ack(delivery)
         raise RuntimeError
     assert (len(queue), queue.stats().acquired_messages) == (6, 6)
-    assert broker.stats().resident_bytes == 6 * (1 + OVERHEAD_BYTES) + SINGLE_BYTES
+    assert broker.stats().resident_bytes == 6 * (1 + OVERHEAD_BYTES) + SINGLE_BYTES + 2 * BATCH_BYTES
     assert broker.check() == []
     single.ack()
     batch.nack()

@@ -64,7 +64,7 @@ class Grant(NamedTuple):
         """Mark one delivery of a batch as settled. Raises AlreadySettled: it is."""
         batch.check_unsettled(place)
         assert batch.settled is not None
-        batch.settled.add(place)
+        batch.note_settled((place,))
         batch.settled_bytes += len(batch.at(place)[1])
         if len(batch.settled) == batch.total:
             batch.settled = None

@@ -56,7 +56,7 @@ class TaskConsumed(AnyConsumed, Settles):
             return
         places = [place for place in range(index, batch.total) if place not in batch.settled]
         if places:
-            batch.settled.update(places)
+            batch.note_settled(places)
             self._connection.tell(requests.give_back(settler.grant.number, index))
 
     def forget_consumer(self, consumer: Listed) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from qflow.aio.delivery import AsyncDeliveries
 from qflow.errors import AlreadySettled
@@ -12,33 +11,38 @@ SWEPT_AT = 1000
 """So many grants, and they are looked through for those whose leases have ended."""
 
 
-class Grant:
-    """A batch of deliveries, and who gives it back uncounted."""
+class Lender(Protocol):
+    """Where a batch comes from: a queue, or a subscription."""
 
-    __slots__ = ("_give_up", "_give_up_from", "_settled", "batch")
+    def give_up(self, batch: Any) -> None:
+        """Give back what is left of a batch, not counted."""
 
-    def __init__(
-        self,
-        batch: AsyncDeliveries,
-        give_up: Callable[[Any], object],
-        settled: Callable[[], Awaitable[None]],
-        give_up_from: Callable[[Any, int], object] | None = None,
-    ) -> None:
-        self.batch: Any = batch
-        self._give_up = give_up
-        self._settled = settled
-        self._give_up_from = give_up_from
-
-    def give_up(self, first: int = 0) -> None:
-        """Give back what is left, from a place on, not counted."""
-        if first and self._give_up_from is not None:
-            self._give_up_from(self.batch, first)
-        else:
-            self._give_up(self.batch)
+    def give_up_from(self, batch: Any, index: int) -> None:
+        """`give_up` from this position on; a subscription gives back all."""
 
     async def settled(self) -> None:
         """Return when all that was settled so far is synced."""
-        await self._settled()
+
+
+class Grant:
+    """A batch of deliveries, and who gives it back uncounted. Thousands may be held: `BATCH_BYTES` covers each."""
+
+    __slots__ = ("_lender", "batch")
+
+    def __init__(self, batch: AsyncDeliveries, lender: Lender) -> None:
+        self.batch: Any = batch
+        self._lender = lender
+
+    def give_up(self, first: int = 0) -> None:
+        """Give back what is left, from a place on, not counted."""
+        if first:
+            self._lender.give_up_from(self.batch, first)
+        else:
+            self._lender.give_up(self.batch)
+
+    async def settled(self) -> None:
+        """Return when all that was settled so far is synced."""
+        await self._lender.settled()
 
     @property
     def left(self) -> int:

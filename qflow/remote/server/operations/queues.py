@@ -161,7 +161,7 @@ async def get(session: Session, head: dict[str, Any], columns: Columns) -> Reply
         work.give_up(batch)
         raise
     told["leased"] = work.is_leased
-    told["grant"] = session.grants.add(Grant(batch, work.give_up, work.settled, work.give_up_from))
+    told["grant"] = session.grants.add(Grant(batch, work))
     return {"result": told}, answer
 
 

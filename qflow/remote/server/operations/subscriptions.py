@@ -19,6 +19,24 @@ from qflow.remote.server.stream_records import describe_batch
 from qflow.remote.wire.values import plain
 
 
+class _Lender:
+    """See `grants.Lender`."""
+
+    __slots__ = ("_subscription",)
+
+    def __init__(self, subscription: AsyncSubscription) -> None:
+        self._subscription = subscription
+
+    def give_up(self, batch: Any) -> None:
+        release(self._subscription, batch)
+
+    def give_up_from(self, batch: Any, index: int) -> None:
+        release(self._subscription, batch)
+
+    async def settled(self) -> None:
+        await settled(self._subscription)
+
+
 async def subscribe(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     options = dict(arguments.settings(head, "options", SubscriptionOptions.__annotations__))
     if "start" in options:
@@ -36,17 +54,17 @@ async def subscription_get(session: Session, head: dict[str, Any], columns: Colu
     subscription = _subscription(session, head)
     ahead = arguments.flag(head, "ahead")
     most = None if ahead else min(parse_count(head.get("most", 1), "max_messages"), MOST_MESSAGES)
-    back, collect = partial(release, subscription), partial(acquire, subscription, most, taker=_taker(session, head))
-    batch = await session.acquire(collect, back, parse_timeout(head.get("timeout_s")))
+    lender, collect = _Lender(subscription), partial(acquire, subscription, most, taker=_taker(session, head))
+    batch = await session.acquire(collect, lender.give_up, parse_timeout(head.get("timeout_s")))
     if batch is None:
         return {"result": {"offsets": []}}, []
     try:
         told, answer = describe_batch(batch.deliveries)
     except BaseException:
-        back(batch)
+        lender.give_up(batch)
         raise
     if len(batch):
-        told["grant"] = session.grants.add(Grant(batch, back, partial(settled, subscription)))
+        told["grant"] = session.grants.add(Grant(batch, lender))
     return {"result": told}, answer
 
 
