@@ -14,7 +14,9 @@ from doors.event_loop import run, until
 from qflow.amqp.model.queues import Queue
 from qflow.amqp.server.consuming import AT_ONCE, BUFFER_BYTES, Consumer
 from qflow.amqp.server.hosted import HostedQueue
+from qflow.amqp.server.settling import give_back
 from qflow.amqp.server.stores import QueueStore
+from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
 
 
 class Outlet:
@@ -73,6 +75,26 @@ def test_a_consumer_of_a_channel_that_is_closed_takes_no_more(tmp_path: Path) ->
             await consumer.stop()
             assert (outlet.refused, outlet.errors) == (1, [])
             assert (await queue.stats()).acquired_messages == 1
+
+    run(scenario())
+
+
+def test_what_a_client_holds_is_charged_as_single_deliveries(tmp_path: Path) -> None:
+    """Until it is acked, or goes back; the batches it came in are not, once all of them was sent."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            outlet = Outlet(takes=3)
+            queue, hosted, consumer = await consuming(broker, outlet)
+            await until(lambda: len(outlet.delivered) == 3)
+            assert queue.queue.stats().resident_bytes == 3 * (1 + OVERHEAD_BYTES + SINGLE_BYTES)
+            await outlet.delivered[0].ack()
+            await give_back(outlet.delivered[1])
+            await until(lambda: outlet.refused)
+            await consumer.stop()
+            assert queue.queue.stats().resident_bytes == 2 * (1 + OVERHEAD_BYTES) + SINGLE_BYTES
+            hosted.store.settle([outlet.delivered[2].delivery])
+            assert queue.queue.stats().acquired_messages == 0
 
     run(scenario())
 

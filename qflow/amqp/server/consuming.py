@@ -232,6 +232,8 @@ class Consumer:
             return False
         if self.no_ack:
             settle(delivery)
+        else:
+            self._source.hand_out(delivery)
         return True
 
 

@@ -75,6 +75,9 @@ class Source(Protocol):
     def content_of(self, delivery: AsyncDelivery) -> Content | None:
         """Return a message as it is delivered; None if this consumer is not to have it."""
 
+    def hand_out(self, delivery: AsyncDelivery) -> None:
+        """A client is to hold a message until it acks."""
+
     def give_up(self, batch: AsyncDeliveries, first: int) -> None:
         """Have the messages of a batch from `first` on go back, which no client was sent: they are not redelivered."""
 
@@ -212,6 +215,15 @@ class _QueueSource:
 
     async def get_many(self, most: int) -> AsyncDeliveries:
         return AsyncDeliveries(await self._work.collect(most, None, self._taker), self._work)
+
+    def hand_out(self, delivery: AsyncDelivery) -> None:
+        """Have it by itself, so that it is charged for what it takes."""
+        in_place(partial(self._leave, delivery.delivery))
+
+    def _leave(self, delivery: Delivery) -> None:
+        batch: Any = delivery.settler
+        with suppress(AlreadySettled, QueueDeleted, BrokerClosed):  # who acks it is told
+            parts_of(self._queue.queue).claims.leave_batch(batch, batch.position(delivery.sequence), delivery)
 
     def give_up(self, batch: AsyncDeliveries, first: int) -> None:
         in_place(partial(self._give_up, batch.deliveries, first))
@@ -367,6 +379,9 @@ class _StreamSource:
             return None
         content = content_of_delivery(delivery.delivery, self._name)
         return content._replace(properties=changed(content.properties, {OFFSET: delivery.offset}))
+
+    def hand_out(self, delivery: AsyncDelivery) -> None:
+        """It is held with its batch."""
 
     def give_up(self, batch: AsyncDeliveries, first: int) -> None:
         for delivery in batch[first:]:
