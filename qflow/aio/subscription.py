@@ -73,7 +73,7 @@ class AsyncSubscription:
         batch = await self._collect(1, timeout_s)
         if batch is None:
             raise QueueEmpty(f"no message of stream {self.stream!r} for {self.filter!r} came in time")
-        return AsyncStreamDelivery(batch[0], self._settling)
+        return AsyncStreamDelivery(next(iter(batch)), self._settling)
 
     async def get_nowait(self) -> AsyncStreamDelivery:
         """`get` that does not wait for a message; one that is not in memory is read."""

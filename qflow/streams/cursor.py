@@ -30,6 +30,7 @@ from qflow.streams.interest import Interest
 from qflow.streams.part import Part
 from qflow.streams.positions import Positions
 from qflow.streams.read_ahead import ReadAhead
+from qflow.streams.room import HELD_BYTES
 from qflow.streams.shared import Shared
 
 MOST_UNSETTLED = 65_536
@@ -295,25 +296,26 @@ class Cursor:
                         reading, max(wanted - ready, 256 if getting.most == 1 else 1), amount, claims.check_open
                     )
                     continue
-            if ready and room > 0:
+            if ready and room > 0 and self._room.hold(HELD_BYTES, least=not claims.held):
                 return self._take(getting, wanted, now)
             if ahead.is_reading:
                 return 1.0  # the reading thread notifies the line when done
-            is_short = reading is not None or room <= 0
+            lacks_memory = reading is not None or (ready > 0 and room > 0)
+            is_short = lacks_memory or room <= 0
             if not (is_short or getting.follow or returned.later or ahead.has_more):
                 return None
             getting.is_full = bool(claims.held) and is_short
             if getting.is_full and not getting.follow:
                 raise self._too_many()
             claims.starved |= is_short
-            return claims.patience(now, LOOK_S if reading is not None else None)
+            return claims.patience(now, LOOK_S if lacks_memory else None)
 
     def _take(self, getting: Getting, most: int, now: float) -> StreamDeliveries:
         """Return a batch of what is ready: first what came back, then what was read ahead. Under the lock."""
         claims = self.claims
         shares = claims.returned.take(most) if claims.returned.messages else []
         shares += self._ahead.take(most - sum([len(share.piece.records) for share in shares]))
-        charged = sum([share.charged for share in shares])
+        charged = sum([share.charged for share in shares]) + HELD_BYTES
         batch = StreamDeliveries(claims, shares, getting.member, charged, getting.taker)
         if getting.ahead:
             batch.shown = 0

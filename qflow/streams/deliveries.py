@@ -13,6 +13,8 @@ from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, dec
 from qflow.storage.streams.partitions import Piece
 from qflow.streams.room import charge_for
 
+_NONE: frozenset[int] = frozenset()
+
 
 class StreamMessage:
     """One message of a stream, as queries return it."""
@@ -162,7 +164,7 @@ class StreamDeliveries(Deliveries):
         self.total = self.unsettled = sum(len(share.piece.records) for share in shares)
         self.member = member
         self.charged = charged
-        self.taken: set[int] = set()
+        self.taken: frozenset[int] = _NONE
         """Indexes of messages that a seek has taken back: settling them does nothing."""
         self.taker = taker
         self.shown: int | None = None
@@ -223,7 +225,7 @@ class StreamDeliveries(Deliveries):
             position += count
         if taken:
             self.note_settled(taken)
-            self.taken.update(taken)
+            self.taken = self.taken.union(taken)
         return taken
 
     def note_settled(self, positions: Iterable[int]) -> None:

@@ -26,6 +26,8 @@ SLAB_BYTES = 600
 """Bytes charged for each commit in a live tail, beside its messages."""
 TOPIC_BYTES = 80
 """Bytes charged for each message that is kept, beside its body: topic, number and time."""
+HELD_BYTES = 1_000
+"""Bytes charged for each batch that is held, beside its messages: its lists, a `StreamDelivery` if it has but one."""
 QUIET_S = 10.0
 """Seconds an end waits for publishes that have reserved memory and not joined a batch yet."""
 LOOK_S = 1.0

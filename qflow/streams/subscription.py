@@ -65,7 +65,7 @@ class Subscription:
         if batch is None:
             raise QueueEmpty(f"no message of stream {self.stream.name!r} for {self.filter!r} came in time")
         try:
-            delivery: StreamDelivery = batch[0]
+            delivery: StreamDelivery = next(iter(batch))
             return delivery
         except BaseException:
             self._member.cursor.claims.release(batch)
