@@ -23,7 +23,7 @@ from qflow.aio import AsyncTransaction
 from qflow.amqp.model.arguments import LONGEST_MS
 from qflow.amqp.server.content import NO_PROPERTIES, headers_of, read_properties
 from qflow.bridge import translation
-from qflow.bridge.bridge import QUEUE, Bridge
+from qflow.bridge.bridge import AT_ONCE, MOST_BYTES, QUEUE, Bridge
 from qflow.bridge.translation import key_of, topic_of
 from qflow.errors import MessageTooLarge
 
@@ -447,3 +447,32 @@ async def _copies(spool: Path) -> None:
         assert [(await client.message()).topic for _ in range(2)] == ["a/b", "c/d"]
         await client.nothing()
         assert there.bridge.dropped == 1
+
+
+def test_large_messages_are_carried_a_few_at_once(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of them than a commit is to have; small ones many at once."""
+    run(_few(spool, monkeypatch))
+
+
+async def _few(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = Bridge._publish
+    taken: list[list[int]] = []
+
+    async def noting(self: Bridge, deliveries: Any) -> None:
+        taken.append([len(delivery.body) for delivery in deliveries])
+        await publish(self, deliveries)
+
+    monkeypatch.setattr(Bridge, "_publish", noting)
+    async with qflow.aio.open(spool) as broker:
+        queue = await broker.declare_queue(QUEUE)
+        for _ in range(10):
+            await queue.put(bytes(MOST_BYTES // 3), headers=headers_for("a"))
+    async with doors(spool) as there:
+        await until(lambda: there.broker.broker.stream("mqtt").stats().messages == 10)
+    assert max(map(len, taken)) <= 3
+    taken.clear()
+    async with qflow.aio.open(spool) as broker:
+        await broker.queue(QUEUE).put_many([b"x"] * AT_ONCE, headers=headers_for("a"))
+    async with doors(spool) as there:
+        await until(lambda: there.broker.broker.stream("mqtt").stats().messages == 10 + AT_ONCE)
+    assert taken[0] == [1] * AT_ONCE

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from qflow.aio.broker import AsyncBroker, in_thread, keep, publish_and_keep
+from qflow.aio.subscription import AsyncSubscription
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError
 from qflow.message import offset_of
 from qflow.mqtt.errors import MqttError, ReasonCode
@@ -154,20 +155,24 @@ class Hub:
             options: Any = {"start": self.next, "on_gap": "skip"}
             async with self.broker.subscribe(self.stream, "#", **options) as subscription:
                 while True:
-                    given = 0
-                    batch = await subscription.get_many(BATCH, self._look_s())
-                    if not len(batch):
-                        self.next = max(self.next, subscription.positions[0])
-                    for delivery in batch:
-                        given += self._pass(delivery.delivery)
-                        if given > MOST_IN_A_TURN:
-                            given = 0
-                            await asyncio.sleep(0)
-                    self._has_moved()
+                    await self._take_next(subscription)
                     await asyncio.sleep(0)
         finally:
             self.failed = True
             self._has_moved()
+
+    async def _take_next(self, subscription: AsyncSubscription) -> None:
+        """Give the next messages; none of them is held while it waits for others."""
+        given = 0
+        batch = await subscription.get_many(BATCH, self._look_s())
+        if not len(batch):
+            self.next = max(self.next, subscription.positions[0])
+        for delivery in batch:
+            given += self._pass(delivery.delivery)
+            if given > MOST_IN_A_TURN:
+                given = 0
+                await asyncio.sleep(0)
+        self._has_moved()
 
     def _pass(self, delivery: Any) -> int:
         """Give a message of the stream to those who are there; return to how many. What makes that fail is left out."""
