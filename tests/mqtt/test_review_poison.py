@@ -129,3 +129,20 @@ async def _fault(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         await server.broker.publish("a", b"1")
         await server.broker.publish("a", b"2")
         assert (await subscriber.message()).payload == b"2"
+
+
+def test_a_response_topic_of_a_program_is_no_filter(spool: Path) -> None:
+    """One with a wildcard is a user property."""
+    run(_response(spool))
+
+
+async def _response(spool: Path) -> None:
+    async with serving(spool) as server:
+        subscriber = await client(server)
+        await subscriber.subscribe("a")
+        await server.broker.publish("a", b"1", headers={"mqtt.response_topic": "b/#"})
+        properties = (await subscriber.message()).properties
+        assert "ResponseTopic" not in properties
+        assert properties["UserProperty"] == [("mqtt.response_topic", "b/#")]
+        await server.broker.publish("a", b"1", headers={"mqtt.response_topic": "b"})
+        assert (await subscriber.message()).properties["ResponseTopic"] == "b"

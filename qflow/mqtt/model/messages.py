@@ -178,7 +178,10 @@ def of_headers(topic: str, payload: bytes, headers: Mapping[str, Any]) -> Messag
     if not headers:
         return Message(topic, payload, 1, False, _NOTHING)
     mine: dict[str, Any] = {name: value for name, value in headers.items() if isinstance(value, _KINDS.get(name, ()))}
-    for name in [name for name in (_TYPE, _RESPONSE) if not has_place(mine.get(name, ""))]:
+    wrong = [name for name in (_TYPE, _RESPONSE) if not has_place(mine.get(name, ""))]
+    if not {"+", "#"}.isdisjoint(mine.get(_RESPONSE, "")) and _RESPONSE not in wrong:
+        wrong.append(_RESPONSE)  # it is a topic, and no filter
+    for name in wrong:
         del mine[name]  # it is told of among the user properties
     users = [(name, _text(value)) for name, value in headers.items() if name not in mine]
     message = Message(topic, payload, min(max(mine.get(_QOS, 1), 0), 2), mine.get(_RETAIN, False), {})

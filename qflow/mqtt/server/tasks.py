@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-
-_logger = logging.getLogger("qflow.mqtt")
 
 
 class Turns:
