@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ import qflow.aio
 from door_raw import RawDoor, until
 from qflow import InvalidArgument, QflowError
 from qflow.remote.client.link import Link, Reply, Request
-from qflow.remote.server import answers, budget, connection
+from qflow.remote.server import budget, connection, long
 from qflow.remote.server.operations import streams
+from qflow.remote.server.pages import Pages
 from qflow.remote.server.session import Session
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import FrameReader, encode_frame, preamble
@@ -191,10 +195,97 @@ def test_what_a_caller_asks_for_and_never_reads_is_not_made(
         until(lambda: made)
         for _ in range(5):  # the threads that read come to it behind what was asked for before
             other.ask(head)
-        assert len(made) <= 5 + answers.MADE_TOGETHER + 2
+        assert len(made) <= 5 + long.MADE_TOGETHER + 2
         frames = [raw.frame() for _ in range(40)]
         assert {frame.number for frame in frames if frame} == set(range(100, 140))
     assert made == [6] * 45
+
+
+def tasks() -> int:
+    """Return how many requests have a task."""
+    return sum(isinstance(one, asyncio.Task) and "_answer" in repr(one.get_coro()) for one in gc.get_objects())
+
+
+def test_requests_with_long_answers_wait_without_a_task_and_few_are_read(owner: qflow.Broker, spool: Path) -> None:
+    """Thousands of them by a caller that reads nothing; when it is gone, nothing of them is left."""
+    owner.declare_stream("s", topics=["a"])
+    owner.publish_many([("a", bytes(2**20))] * 6)
+    head = {"op": "query", "stream": "s", "filter": "#", "said": "x" * 2000}
+    with RawDoor(spool).greeted() as raw, RawDoor(spool).greeted() as other:
+        data = b"".join(b"".join(encode_frame(number, head)) for number in range(100, 3100))
+
+        def send() -> None:
+            with suppress(OSError):
+                raw.send(data)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        for _ in range(5):  # the threads that read come to it behind what was asked for before
+            other.ask({**head, "said": ""})
+        assert tasks() <= long.MADE_TOGETHER + 1
+        assert sender.is_alive()
+        raw.socket.shutdown(socket.SHUT_RDWR)
+        sender.join()
+        until(lambda: not tasks())
+
+
+@pytest.fixture
+def held_up(owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Pages of queries are read when this is set."""
+    owner.declare_stream("s", topics=["a"])
+    go = threading.Event()
+    read = Pages._read
+
+    def waits(self: Pages[Any], make: Any) -> Any:
+        assert go.wait(30)
+        return read(self, make)
+
+    monkeypatch.setattr(Pages, "_read", waits)
+    yield go
+    go.set()
+
+
+QUERY = {"op": "query", "stream": "s", "filter": "#"}
+
+
+def test_a_request_that_is_not_begun_can_be_cancelled(spool: Path, held_up: threading.Event) -> None:
+    """It is answered at once, and the others are when it is their turn; no other may have its number before."""
+    with RawDoor(spool, timeout_s=10).greeted() as raw:
+        for number in range(100, 105):
+            raw.request(QUERY, number=number)
+        raw.request({"op": "cancel", "request": 104}, number=0)
+        frame = raw.frame()
+        assert frame is not None
+        assert frame.number == 104
+        assert "cancelled" in frame.head["text"]
+        raw.request(QUERY, number=104)
+        held_up.set()
+        assert {frame.number for frame in (raw.frame() for _ in range(5)) if frame} == set(range(100, 105))
+        held_up.clear()
+        for number in (100, 101, 102, 102):
+            raw.request(QUERY, number=number)
+        frame = raw.frame()
+        assert frame is not None
+        assert "under way already" in frame.head["text"]
+
+
+def test_an_owner_that_closes_tells_what_it_has_not_begun(
+    owner: qflow.Broker, spool: Path, held_up: threading.Event
+) -> None:
+    """What is under way is answered before."""
+    with RawDoor(spool, timeout_s=10).greeted() as raw:
+        for number in range(100, 104):
+            raw.request(QUERY, number=number)
+        raw.request({"op": "queue", "queue": "q"}, number=50)
+        assert raw.frame() is not None  # the others were read
+        closing = threading.Thread(target=owner.close)
+        closing.start()
+        refused = [raw.frame(), raw.frame()]
+        assert [frame.number for frame in refused if frame] == [102, 103]
+        assert {type(decode_error(frame.head)) for frame in refused if frame} == {qflow.BrokerClosed}
+        held_up.set()
+        assert {frame.number for frame in (raw.frame(), raw.frame()) if frame} == {100, 101}
+        closing.join()
 
 
 def test_connections_that_asked_for_events_leave_nothing(owner: qflow.Broker, spool: Path) -> None:

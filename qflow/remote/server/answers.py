@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from qflow.errors import QflowError
@@ -13,8 +13,6 @@ from qflow.remote.wire.frames import WireError, encode_frame
 
 UNREAD_BYTES = 4 * 2**20
 """Of answers that the caller has not read: beyond that nothing is read, and no message acquired."""
-MADE_TOGETHER = 2
-"""Long answers of one connection that are made at once: as many as there are threads that read the disk."""
 
 
 class Answers:
@@ -35,8 +33,6 @@ class Answers:
         """Set when the connection has ended, and holds nothing any more."""
         self.is_draining = False
         """The caller is given no more messages."""
-
-        self._making = asyncio.Semaphore(MADE_TOGETHER)
 
     def begin(self, transport: Any) -> None:
         """Send by this from now on."""
@@ -91,14 +87,6 @@ class Answers:
             if not self._is_paused and not self._room.is_set():
                 self._room.set()
                 self._look()
-
-    @asynccontextmanager
-    async def long_one(self) -> AsyncIterator[None]:
-        """Wait until a long answer may be made, and have it made and written before others are."""
-        async with self._making:
-            while not self._room.is_set():
-                await self._room.wait()
-            yield
 
     # `Flow` ----------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 Requests without columns are always read, for a put may wait for the ack that makes room, and a get for the put; with
 columns, those within the credit of the connection, which clients keep to. Nothing is read while the caller goes beyond
-that or does not read its answers, or while a large frame waits for room in the budget of all connections. So a caller
-that hangs holds up itself alone.
+that or does not read its answers, while many requests with long answers wait for each other, or while a large frame
+waits for room in the budget of all connections. So a caller that hangs holds up itself alone.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.aio.broker import AsyncBroker
 from qflow.errors import AlreadySettled, FormatTooNew, InvalidArgument
 from qflow.remote.server.answers import Answers
 from qflow.remote.server.budget import LARGE, Budget
 from qflow.remote.server.lone import MOST_LONE, MOST_TOGETHER, Lone, LoneThread
+from qflow.remote.server.long import LONG, MOST_LONG, Cost, LongRequests, Request
 from qflow.remote.server.operations import OPERATIONS
 from qflow.remote.server.operations.admin import MOST_REQUESTS, frame_bytes
 from qflow.remote.server.session import Session
@@ -35,11 +36,6 @@ STALLED_S = 10.0
 """A large frame that somebody else waits for must go on coming within that."""
 WAITS = "get", "subscription_get"
 """Operations that wait for messages, perhaps without end."""
-LONG = frozenset((
-    "query", "query_next", "last", "browse", "browse_next", "queues", "streams", "schedules", "declare_queues", "stats",
-    "figures", "queue_stats", "stream_stats", "subscription_stats", "check", "recovery", "hello",
-))  # fmt: skip
-"""Operations whose answers may be long, and that wait for no other request."""
 LAST_WORDS_S = 2.0
 """As long is waited, at the end, for a caller to take what became of its calls."""
 TOO_LATE = AlreadySettled.__name__
@@ -50,21 +46,12 @@ HELD_S = 1.0
 _logger = logging.getLogger("qflow")
 
 
-class _Cost(NamedTuple):
-    """What a request takes until it is answered."""
-
-    size: int
-    has_columns: bool
-    taken: int
-    """From the budget; see there."""
-
-
 class _Put:
     """A put that takes no task; told its outcome as a future would be."""
 
     __slots__ = ("connection", "cost", "count", "number")
 
-    def __init__(self, connection: Connection, number: int, count: int, cost: _Cost) -> None:
+    def __init__(self, connection: Connection, number: int, count: int, cost: Cost) -> None:
         self.connection = connection
         self.number = number
         self.count = count
@@ -103,6 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         self._socket: socket.socket | None = None
         self.lone: Lone | None = None
         self._answers = Answers(self._look)
+        self._long = LongRequests(self._begin_task, lambda: self._answers.has_room)
         self._session = Session(broker, OPERATIONS, flow=self._answers, notify=self._notify)
         self._reader = FrameReader(frame_bytes(broker.broker.settings))
         self._start: bytearray | None = bytearray()
@@ -146,6 +134,8 @@ class Connection(asyncio.BufferedProtocol):
         self._stop_watching()
         self._budget.leave(self)
         self._answers.end()
+        for request in self._long.take_all():
+            self._release(request.cost)
         for task in [*self._tasks.values(), *self._unnumbered]:
             task.cancel()
         self._closing = self._loop.create_task(self._close_session())
@@ -222,11 +212,11 @@ class Connection(asyncio.BufferedProtocol):
             self._answers.write(number, {"result": self._begin_lone() and MOST_TOGETHER}, [])
             self._answers.flush()
             return
-        if number in self._tasks or number in self.puts:
+        if number in self._tasks or number in self.puts or number in self._long.waiting:
             raise WireError(f"request {number} is under way already: each has a number of its own")
         taken = self._budget.complete(self)
         self._stop_watching()
-        cost = _Cost(size, bool(columns), taken)
+        cost = Cost(size, bool(columns), taken)
         if self._ending or (number and not columns and len(self._tasks) >= MOST_WAITING):
             self._budget.release(taken)
             text = f"{MOST_WAITING} requests of this connection are under way: let some end, or connect once more"
@@ -245,17 +235,24 @@ class Connection(asyncio.BufferedProtocol):
                 self.puts[number] = put
                 self._look()
                 return
-        op = head.get("op")
-        answer = self._answer_at_length if type(op) is str and op in LONG else self._answer
-        task = self._loop.create_task(answer(number, head, columns))
+        op, request = head.get("op"), Request(number, head, columns, cost)
+        if type(op) is str and op in LONG:
+            self._long.add(request)
+        else:
+            self._begin_task(request)
+        self._look()
+
+    def _begin_task(self, request: Request) -> asyncio.Task[None]:
+        number, head, columns, cost = request
+        task = self._loop.create_task(self._answer(number, head, columns))
         if number:
             self._tasks[number] = task
-            if op in WAITS:
+            if head.get("op") in WAITS:
                 self._waiting.add(task)
         else:
             self._unnumbered.add(task)
         task.add_done_callback(lambda task: self._answered(number, task, cost))
-        self._look()
+        return task
 
     def _begin_lone(self) -> bool:
         """Have the thread serve this connection from now on; False: it cannot."""
@@ -286,10 +283,6 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.abort()
 
-    async def _answer_at_length(self, number: int, head: dict[str, Any], columns: Any) -> None:
-        async with self._answers.long_one():
-            await self._answer(number, head, columns)
-
     async def _answer(self, number: int, head: dict[str, Any], columns: Any) -> None:
         reply = await self._session.call(head, columns)
         if number:
@@ -308,13 +301,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_full:
             self._look()
 
-    def _answered(self, number: int, task: asyncio.Task[None], cost: _Cost) -> None:
+    def _answered(self, number: int, task: asyncio.Task[None], cost: Cost) -> None:
         self._release(cost)
         if number:
             self._tasks.pop(number, None)
             self._waiting.discard(task)
             if task.cancelled():
-                self._answers.write(number, encode_error(InvalidArgument("the request was cancelled")), [])
+                self._answers.write(number, _cancelled(), [])
         else:
             self._unnumbered.discard(task)
         if not task.cancelled() and task.exception() is not None:
@@ -322,16 +315,25 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
         self._look()
 
-    def _release(self, cost: _Cost) -> None:
+    def _release(self, cost: Cost) -> None:
         self._under_way_bytes -= cost.size if cost.size <= self._credit else 0
         self._with_columns -= cost.has_columns
         self._large -= cost.size > self._credit
         self._budget.release(cost.taken)
 
     def _cancel(self, number: object) -> None:
-        task = self._tasks.get(number) if isinstance(number, int) else None
-        if task is not None:
+        if not isinstance(number, int):
+            return
+        if (task := self._tasks.get(number)) is not None:
             task.cancel()
+        elif (request := self._long.waiting.pop(number, None)) is not None:
+            self._give_up(request, _cancelled())
+
+    def _give_up(self, request: Request, why: dict[str, Any]) -> None:
+        """Tell why a request will not be begun."""
+        self._release(request.cost)
+        if request.number:
+            self._answers.write(request.number, why, [])
 
     # When to read ----------------------------------------------------------------------------------------------------
 
@@ -341,13 +343,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         full = self._with_columns > MOST_REQUESTS or len(self._unnumbered) >= MOST_REQUESTS
         full = full or self._large > 1 or self._under_way_bytes > self._credit + SLACK_BYTES
-        full = full or self._waits or not self._answers.has_room
+        full = full or self._waits or not self._answers.has_room or len(self._long.waiting) > MOST_LONG
         if full != self._is_full:
             self._is_full = full
             if full:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+        if self._long.waiting:
+            self._long.look()
 
     def _count(self) -> None:
         """Note how much of a large frame has come, and whether more of it may."""
@@ -403,6 +407,8 @@ class Connection(asyncio.BufferedProtocol):
         self._ending = True
         if self.lone is not None:
             self.lone.stop()
+        for request in self._long.take_all():
+            self._give_up(request, encode_error(self._session.closed()))
         if self.puts or self.lone is not None:
             await self._quiet.wait()
         tasks: set[asyncio.Task[Any]] = {*self._tasks.values(), *self._unnumbered} - self._waiting
@@ -423,3 +429,7 @@ class Connection(asyncio.BufferedProtocol):
             self.lone.stop()
         if self._transport is not None:
             self._transport.abort()
+
+
+def _cancelled() -> dict[str, Any]:
+    return encode_error(InvalidArgument("the request was cancelled"))
