@@ -41,7 +41,7 @@ class Station:
         self.arrived: queue.Queue[int] = queue.Queue()
         self.client = Client(CallbackAPIVersion.VERSION2, client_id=f"station-{name}", clean_session=False)
         self.client.on_publish = lambda _client, _data, number, *_: self.arrived.put(number)
-        self.client.reconnect_delay_set(1, 1)
+        self.client.reconnect_delay_set(4, 4)  # one that fails to connect tells anew, by paho, what it had released
         self.client.max_inflight_messages_set(1)  # with more, paho may send a new one before it repeats those in flight
         self.client.connect("127.0.0.1", port)
         self.client.loop_start()
