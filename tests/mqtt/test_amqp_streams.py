@@ -1,4 +1,4 @@
-"""Messages of AMQP's streams are none of MQTT, also in spools in which their topics are as others."""
+"""Messages of AMQP's streams are none of MQTT."""
 
 from __future__ import annotations
 

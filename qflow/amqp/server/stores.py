@@ -51,13 +51,11 @@ PURGED_AT_ONCE = 1000
 FILTER_VALUE = "x-stream-filter-value"
 DELIVERY_COUNT = "x-delivery-count"
 OFFSET, FILTER, UNFILTERED = "x-stream-offset", "x-stream-filter", "x-stream-match-unfiltered"
-TOPICS = "$amqp-stream/"
+TOPICS = "amqp-stream/"
 """How the topics of streams begin that AMQP declared; a name follows, and, of a message with one, its filter value.
 
-No filter such as `#` matches them: they are no messages of MQTT, nor of others who want all there is.
+They are none of MQTT: see `is_reserved` there.
 """
-EARLIER_TOPICS = "amqp-stream/"
-"""How they begin in streams that are older."""
 
 
 class Depth(NamedTuple):
@@ -247,8 +245,7 @@ class StreamStore:
 
     def __init__(self, name: str, engine_name: str, stream: AsyncStream, broker: AsyncBroker) -> None:
         self._name = name
-        earlier = topic_of(engine_name, EARLIER_TOPICS)
-        self._topic = earlier if f"{earlier}/#" in stream.settings.topics else topic_of(engine_name)
+        self._topic = topic_of(engine_name)
         self._broker = broker
         self.stream = stream
 
@@ -405,9 +402,9 @@ async def make_store(broker: AsyncBroker, name: str, queue: Queue) -> None:
     await broker.declare_queue(name, **settings)
 
 
-def topic_of(engine_name: str, topics: str = TOPICS) -> str:
+def topic_of(engine_name: str) -> str:
     """Return the topic of what is published to a stream, given its name in the broker."""
-    return topics + quote(engine_name, safe="")
+    return TOPICS + quote(engine_name, safe="")
 
 
 def _filters(wanted: Any) -> Sequence[str] | None:

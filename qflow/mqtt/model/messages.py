@@ -32,7 +32,7 @@ CARRIED: tuple[str, ...] = ("payload_format", "content_type", "response_topic", 
 LONGEST_S = 0xFFFF_FFFF
 """Until a message expires, as MQTT can say it: some 136 years."""
 AMQP_STREAMS = "amqp-stream/"
-"""How topics of streams begin that AMQP declared once, now by `$amqp-stream/`. Their messages are none of MQTT."""
+"""How topics of streams begin that AMQP declared. Their messages are none of MQTT: each virtual host has its own."""
 _LENGTH_BYTES = 4
 _NOTHING: Properties = {}
 
