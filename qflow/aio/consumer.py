@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
@@ -121,18 +121,17 @@ class ConsumerTasks:
 
     def _task_ended(self, _: object) -> None:
         if all(task.done() for task in self._tasks):
-            in_place(self._give_up)
-            self._home.unfinished.discard(self._give_up)
+            self._home.end(self._give_up)
 
     def _give_up(self) -> None:
         """Give back what it has, for no task goes on."""
         self._stopped = True
-        for delivery in self._current.values():
-            with suppress(AlreadySettled):
-                delivery.nack()
-        if self._batch is not None:
-            self._consumed.give_up_batch(self._batch)
-        self._consumed.forget_consumer(self)
+        with ExitStack() as each:  # whichever of them fails
+            each.callback(self._consumed.forget_consumer, self)
+            if self._batch is not None:
+                each.callback(self._consumed.give_up_batch, self._batch)
+            for delivery in self._current.values():
+                each.callback(_return, delivery)
 
     async def _next(self) -> Delivery | None:
         """Take the next message of the batch that all tasks share; None if it is gone.
@@ -231,3 +230,8 @@ def consumer_of(
     made._name = queue.name
     made._tasks = ConsumerTasks(queue, home, callback, prefetch, concurrency, name)
     return made
+
+
+def _return(delivery: Delivery) -> None:
+    with suppress(AlreadySettled):
+        delivery.nack()

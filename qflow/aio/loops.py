@@ -118,11 +118,18 @@ class Home:
         self._forget_calls()
         with ExitStack() as each:  # whichever of them fails
             for one in list(self.unfinished):
-                each.callback(self._give_up, one)
+                each.callback(self.end, one)
 
-    def _give_up(self, one: Callable[[], object]) -> None:
-        in_place(one)
-        self.unfinished.discard(one)
+    def end(self, give_up: Callable[[], object]) -> None:
+        """Give up what a task has begun, once more if that was struck, and have it unfinished no more."""
+        try:
+            try:
+                in_place(give_up)
+            except BaseException:
+                in_place(give_up)
+                raise
+        finally:
+            self.unfinished.discard(give_up)
 
     def _run(self) -> None:
         self._called = False
@@ -208,14 +215,18 @@ class Homes:
         """Give up what tasks of closed loops have begun, and forget those loops; there is no more to do at once."""
         with self._lock:
             closed = [home for loop, home in self._homes.items() if loop.is_closed()]
-        for home in closed:
-            home.give_up()
-            with self._lock:
-                self._latest = None
-                del self._homes[home.loop]
-                if not self._homes:
-                    self._jobs.remove(self._job)
+        with ExitStack() as each:  # whichever of them fails
+            for home in closed:
+                each.callback(self._forget, home)
+                each.callback(home.give_up)
         return False
+
+    def _forget(self, home: Home) -> None:
+        with self._lock:
+            self._latest = None
+            del self._homes[home.loop]
+            if not self._homes:
+                self._jobs.remove(self._job)
 
 
 class Tended(Protocol):

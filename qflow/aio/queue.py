@@ -298,8 +298,7 @@ class AsyncQueue(Generic[Placed]):
                     if delivery is not None:
                         yield AsyncDelivery(delivery, self._work)
             finally:
-                in_place(give_up)
-                home.unfinished.discard(give_up)
+                home.end(give_up)
 
     def consume(
         self,

@@ -132,8 +132,7 @@ class AsyncSubscription:
                         if claims.is_crowded:
                             await self._settling.hold_up()
             finally:
-                in_place(give_up)
-                home.unfinished.discard(give_up)
+                home.end(give_up)
 
     # Settling and moving ---------------------------------------------------------------------------------------------
 

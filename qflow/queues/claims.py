@@ -155,15 +155,18 @@ class Claims:
                     looks = used < gate.give_back_below and lanes.acked >= gate.quiet_until
             if looks:
                 self._let_others_look()
-            if not found:
+            if found:
+                log.handed_over(settling, urgent=wait)
+            else:
                 self._settle_long(delivery, wait)
-                return
-            log.handed_over(settling, urgent=wait)
         except BaseException:
             log.interrupted(settling)
             self._let_others_look()
             raise
-        self.finish(settling, wait)
+        if found:
+            self.finish(settling, wait)
+        else:
+            self.returns.wait_if_crowded()
 
     @sheltered
     def _settle_long(self, delivery: Delivery, wait: bool) -> None:

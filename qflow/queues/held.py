@@ -12,6 +12,10 @@ from qflow.memory.gate import Gate
 from qflow.message import BATCH_BYTES, SINGLE_BYTES
 from qflow.queues.apart import SOME, Apart, HeldOne, Term
 
+LATE = 1 / 64
+"""By so much of the ack timeout, or so many seconds where there is none, an end may be noticed late: for less, what
+several threads take from their batches by turns is not set apart."""
+
 
 class Held:
     """See the module."""
@@ -58,6 +62,7 @@ class Held:
 
     def add_batch(self, batch: Deliveries, since: float | None) -> None:
         """Hold a batch that was collected; it is charged for that."""
+        self.batches.pop(batch, None)  # its place is that of when it began to be
         self.batches[batch] = since
         self._gate.used += BATCH_BYTES
 
@@ -74,7 +79,8 @@ class Held:
         if not self.is_watched:
             return False
         last = next(islice(reversed(self.singles.values()), 1, None), None)
-        return last is not None and last > since
+        late_s = LATE if self.timeout_s is None else LATE * self.timeout_s
+        return last is not None and last > since + late_s
 
     def bring_back(self, one: Delivery) -> bool:
         """Have one that is apart among the others, for it is settled at once; tell whether it was apart."""

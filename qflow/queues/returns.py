@@ -71,5 +71,11 @@ class Returns:
 
     def hold_up(self, how: Return) -> None:
         """Return when the log has what stands before it, if that is crowded, unless others may wait for this thread."""
-        if self.is_crowded(how) and not is_inside():
-            self._context.log.drain()  # type: ignore[union-attr]
+        if self.is_crowded(how):
+            self.wait_if_crowded()
+
+    def wait_if_crowded(self) -> None:
+        """The same, of what the log is told anyway."""
+        log = self._context.log
+        if log is not None and log.crowded and not is_inside():
+            log.drain()

@@ -416,3 +416,16 @@ def test_a_loop_that_is_open_is_left_alone(left: Left, monkeypatch: pytest.Monke
     assert len(inside.upkeep(left.broker).jobs) == 2
     left.tend()
     assert len(inside.upkeep(left.broker).jobs) == 1
+
+
+def test_what_cannot_be_given_up_keeps_nothing_else_from_it(left: Left) -> None:
+    """Neither of its loop, nor of another one."""
+    queue = left.broker.declare_queue("q", durable=False)
+    homes = loops.homes_of(left.broker.engine)._homes
+    for _ in range(2):
+        left.close_with(_get, lambda: getters(queue) > len(homes) - 1)
+        next(reversed(homes.values())).unfinished.add(lambda: 1 // 0)
+    assert (getters(queue), len(homes)) == (2, 2)
+    with pytest.raises(ZeroDivisionError):
+        left.tend()
+    assert (getters(queue), len(homes)) == (0, 0)

@@ -140,6 +140,24 @@ def test_threads_beside_the_owner_wait_for_the_log(owner: Owner, source: str, si
     assert left_of(owner, source) == MESSAGES - len(deliveries)
 
 
+def test_acks_of_what_was_extended_wait_for_the_log_too(owner: Owner) -> None:
+    """It is held apart from what was not."""
+    owner.broker.alter_queue("jobs", ack_timeout_s=600)
+    queue = owner.broker.queue("jobs")
+    deliveries = [queue.get(0) for _ in range(2 * MOST_STANDING)]
+    for delivery in deliveries:
+        delivery.extend(900)
+    owner.stop()
+    acking = threading.Thread(target=lambda: [delivery.ack() for delivery in deliveries])
+    acking.start()
+    until(lambda: waits_for_the_log(acking) or not acking.is_alive())
+    assert acking.is_alive()
+    assert len(owner.broker.engine.log.requests) <= MOST_STANDING + 2
+    owner.go_on()
+    acking.join(PATIENCE_S)
+    assert not acking.is_alive()
+
+
 NOTED: dict[str, tuple[str, dict[str, Any]]] = {
     "delayed": ("jobs", {"delay_s": 60}),
     "counted": ("counted", {}),

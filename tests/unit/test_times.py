@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +20,14 @@ import qflow
 import qflow.aio
 from drivers import beside
 from faults.seams import in_thread
+from qflow.delivery import Deliveries, Delivery
 from qflow.memory.run import Place
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from qflow.queues import expiry, tending
 from qflow.queues.context import Unlocked
 from qflow.queues.gets import Gets
 from qflow.queues.getting import TURNS
+from qflow.queues.held import Held
 from qflow.queues.queue import parts_of
 from qflow.queues.restorer import Restorer
 from unit.clocks import LONG_S, Clock, until
@@ -1316,3 +1319,27 @@ def test_maintenance_spills_only_what_nobody_spilled_for_a_round(open_at: Open) 
     assert queue.stats().spilled_messages == 0
     assert not inside.upkeep(broker).sweep()
     assert queue.stats().spilled_messages == 1
+
+
+def test_batches_are_held_in_the_order_in_which_they_were_complete() -> None:
+    """One that others overtook while it was collected hides no end of theirs."""
+    held = Held(SimpleNamespace(used=0))  # type: ignore[arg-type]
+    slow, fast = (Deliveries(None, []) for _ in range(2))  # type: ignore[arg-type]
+    held.timeout_s = 5
+    held.batches[slow] = None
+    held.add_batch(fast, 1.0)
+    held.add_batch(slow, 9.0)
+    assert held.first_end() == 6.0
+    assert list(held.late(7.0)) == [fast]
+
+
+@pytest.mark.parametrize(("since", "is_apart"), [(1.5, False), (3.0, True)])
+def test_what_consumers_take_by_turns_is_not_held_apart(since: float, is_apart: bool) -> None:
+    """A little out of order is no matter: an ack of what is apart costs more."""
+    held = Held(SimpleNamespace(used=0))  # type: ignore[arg-type]
+    held.timeout_s, held.is_watched = 64, True
+    batch, newer, older = Deliveries(None, []), Delivery(), Delivery()  # type: ignore[arg-type]
+    held.add_batch(batch, 1.0)
+    held.add_single(newer, since)
+    held.leave_batch(older, batch, True)
+    assert (older in held.apart) == is_apart

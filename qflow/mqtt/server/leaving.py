@@ -102,7 +102,7 @@ class Leaving:
         if message.qos:
             try:
                 stored = self._hub.store(message, rooms)
-                if not (await asyncio.wait([stored.future], timeout=ROOM_S))[0]:
+                if stored.waits and not (await asyncio.wait([stored.future], timeout=ROOM_S))[0]:
                     stored.withdraw()
                     raise QueueFull(f"a queue to which {will.topic[:200]!r} goes has no room")
                 await stored.future

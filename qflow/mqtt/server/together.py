@@ -30,6 +30,13 @@ class Stored(NamedTuple):
     """Among those that share the future, whose result are the errors of those that are refused, by number; or -1."""
     lot: Lot | None = None
     """Those that share the future."""
+    is_in_line: bool = False
+    """It waited for others when it came."""
+
+    @property
+    def waits(self) -> bool:
+        """The log does not have it, as far as that is known: it waits for room, or for others that do."""
+        return self.is_in_line or isinstance(self.future, asyncio.Task)
 
     def error(self) -> BaseException | None:
         """Return why it is not stored, once the future is done."""
@@ -151,7 +158,7 @@ class Lane:
         """Store a message by itself, behind what came before it."""
         self.send()
         if self._under_way is not None:
-            return Stored(self._wait(submit))
+            return Stored(self._wait(submit), is_in_line=True)
         return Stored(self._hand_over(submit))
 
     def send(self) -> None:
