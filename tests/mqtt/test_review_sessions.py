@@ -141,7 +141,8 @@ async def _latest(qos: int, is_again: bool, spool: Path) -> None:
 
         def slow(*args: Any, **given: Any) -> Any:
             found = page(*args, **given)
-            asyncio.run_coroutine_threadsafe(come(), loop).result(20)
+            if len(args) == 3:  # a search: neither what measures, nor maintenance
+                asyncio.run_coroutine_threadsafe(come(), loop).result(20)
             return found
 
         log.facts_page = slow  # type: ignore[method-assign]
