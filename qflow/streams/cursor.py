@@ -305,8 +305,8 @@ class Cursor:
             if not (is_short or getting.follow or returned.later or ahead.has_more):
                 return None
             getting.is_full = bool(claims.held) and is_short
-            if getting.is_full and not getting.follow and not (ready > 0 and room > 0):
-                raise self._too_many()  # else only a batch has no room now
+            if getting.is_full and not getting.follow:
+                raise self._too_many()
             claims.starved |= is_short
             return claims.patience(now, LOOK_S if lacks_memory else None)
 
