@@ -27,10 +27,11 @@ def close_on_exec(path: str) -> None:
     Where no descriptor is left to look by, it stays as it is: the next file that is opened says so.
     Cost: 10 µs for each descriptor that is open.
     """
+    status = os.stat(path)
     descriptors: list[int] = []
     with suppress(OSError):
         descriptors += map(int, os.listdir("/dev/fd"))
     for descriptor in descriptors:
         with suppress(OSError):  # it was that of the listing, or another thread's
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            if os.path.samestat(os.fstat(descriptor), status):
                 os.set_inheritable(descriptor, False)

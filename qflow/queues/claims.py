@@ -247,8 +247,8 @@ class Claims:
     def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
         """Ack one delivery of a batch."""
         self._settle_part(batch, index, wait)
-        if not wait and self._log is not None and self._log.crowded and not is_inside():
-            self._log.drain()
+        if not wait:
+            self.returns.wait_if_crowded()
 
     @sheltered
     def _settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:

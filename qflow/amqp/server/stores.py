@@ -31,6 +31,7 @@ from qflow.memory.waiting import in_place
 from qflow.options import Start
 from qflow.queues.overflow import may_hold
 from qflow.queues.queue import parts_of
+from qflow.serving.topics import AMQP_STREAMS
 from qflow.takers import Taker, cut_name
 
 if TYPE_CHECKING:
@@ -51,11 +52,6 @@ PURGED_AT_ONCE = 1000
 FILTER_VALUE = "x-stream-filter-value"
 DELIVERY_COUNT = "x-delivery-count"
 OFFSET, FILTER, UNFILTERED = "x-stream-offset", "x-stream-filter", "x-stream-match-unfiltered"
-TOPICS = "amqp-stream/"
-"""How the topics of streams begin that AMQP declared; a name follows, and, of a message with one, its filter value.
-
-They are none of MQTT: see `is_reserved` there.
-"""
 
 
 class Depth(NamedTuple):
@@ -403,8 +399,8 @@ async def make_store(broker: AsyncBroker, name: str, queue: Queue) -> None:
 
 
 def topic_of(engine_name: str) -> str:
-    """Return the topic of what is published to a stream, given its name in the broker."""
-    return TOPICS + quote(engine_name, safe="")
+    """Return the topic of what is published to a stream, given its name in the broker; filter values are below."""
+    return AMQP_STREAMS + quote(engine_name, safe="")
 
 
 def _filters(wanted: Any) -> Sequence[str] | None:

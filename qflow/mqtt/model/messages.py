@@ -16,6 +16,7 @@ from typing import Any, cast
 from qflow.message import EncodedHeaders, Headers
 from qflow.mqtt.wire import MAX_FIELD_BYTES, Encoded, encode_publish, has_place
 from qflow.mqtt.wire.packets import Properties, Publish, Will
+from qflow.serving.topics import AMQP_STREAMS
 
 _PREFIX = "mqtt."
 _QOS, _RETAIN, _PUBLISHER, _EXPIRES = "mqtt.qos", "mqtt.retain", "mqtt.publisher", "mqtt.expires_ms"
@@ -31,8 +32,6 @@ CARRIED: tuple[str, ...] = ("payload_format", "content_type", "response_topic", 
 """Properties of a publish that belong to the message; the others belong to the packet."""
 LONGEST_S = 0xFFFF_FFFF
 """Until a message expires, as MQTT can say it: some 136 years."""
-AMQP_STREAMS = "amqp-stream/"
-"""How topics of streams begin that AMQP declared. Their messages are none of MQTT: each virtual host has its own."""
 _LENGTH_BYTES = 4
 _NOTHING: Properties = {}
 

@@ -39,7 +39,7 @@ class Call:
             self.gate.release()
 
 
-class Worker:
+class JobThread:
     """A thread that does one job after the other, started when first needed: they may use the connection."""
 
     def __init__(self, name: str) -> None:
@@ -117,7 +117,7 @@ class Room:
 class Promise:
     """A future that waits for a reply."""
 
-    def __init__(self, request: Request, room: Room, futures: Worker) -> None:
+    def __init__(self, request: Request, room: Room, futures: JobThread) -> None:
         self.future: Future[Any] = Future()
         self.future.set_running_or_notify_cancel()
         self.size = request.size

@@ -16,7 +16,7 @@ MOST_PARTS = 100
 READ_BYTES = 2**16
 
 
-class Bell:
+class WakePipe:
     """A pipe by which any thread has the reader look.
 
     It is closed when nobody refers to it any more, and not before: the main thread may be about to write to it, without

@@ -23,8 +23,8 @@ from qflow.memory.line import Wake
 from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
 from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request
 from qflow.remote.client.lone import LARGE, Line, LonePuts
-from qflow.remote.client.promises import Call, Promise, Room, Worker
-from qflow.remote.client.sockets import Bell, hand_in, send_some
+from qflow.remote.client.promises import Call, JobThread, Promise, Room
+from qflow.remote.client.sockets import WakePipe, hand_in, send_some
 from qflow.remote.wire.frames import WireError
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Connection:
         self._link = Link(target, reason)
         self._socket = one
         one.setblocking(False)
-        self._bell: Bell | None = Bell()
+        self._wake_pipe: WakePipe | None = WakePipe()
         """None: the reader has ended."""
         self._out: deque[memoryview] = deque()
         self._unsent = 0
@@ -61,8 +61,8 @@ class Connection:
         self._is_ending = False
         self._asked: deque[tuple[Request, Call]] = deque()
         """Of the main thread, for the reader to begin."""
-        self._futures = Worker("qflow-remote-futures")
-        self._opener = Worker("qflow-remote-opener")
+        self._futures = JobThread("qflow-remote-futures")
+        self._opener = JobThread("qflow-remote-opener")
         """Makes connections for lone puts, for which the owner may let it wait."""
         self._ended: list[Callable[[], object]] = []
         """Called at the end."""
@@ -181,9 +181,9 @@ class Connection:
 
     def _rouse(self) -> None:
         """Have the reader look what there is to be done."""
-        bell = self._bell
-        if bell is not None:
-            bell.ring()
+        pipe = self._wake_pipe
+        if pipe is not None:
+            pipe.ring()
         if self.closed or os.getpid() != self._process:
             shelter(self._begin_asked)  # nobody else may
 
@@ -297,8 +297,8 @@ class Connection:
             if waits:
                 return  # the reader is at it
         self._flush()
-        if self._out and self._bell is not None:
-            self._bell.ring()
+        if self._out and self._wake_pipe is not None:
+            self._wake_pipe.ring()
 
     def _flush(self) -> None:
         try:
@@ -337,8 +337,8 @@ class Connection:
         self._socket.close()
 
     def _read_all(self) -> None:
-        assert self._bell is not None
-        poll, told = select.poll(), self._bell.told
+        assert self._wake_pipe is not None
+        poll, told = select.poll(), self._wake_pipe.told
         poll.register(told, select.POLLIN)
         file, wanted = self._socket.fileno(), 0
         while True:
@@ -379,7 +379,7 @@ class Connection:
         """Tell everybody; return what is to be sent before the socket is closed, None where the owner need not hear."""
         with self.lock:
             left = self._out if self._is_ending and self._link.must_be_heard else None
-            self._out, self._bell = deque(), None
+            self._out, self._wake_pipe = deque(), None
             if self._is_ending and why is None:
                 why = BrokerClosed(f"the connection to the owner of {self.target} was closed: connect again")
             self._link.end(why)
@@ -417,8 +417,8 @@ class Connection:
                 self._is_ending = True
                 if self._lone is not None:
                     self._lone.close()
-                if self._bell is not None:
-                    self._bell.ring()
+                if self._wake_pipe is not None:
+                    self._wake_pipe.ring()
 
     def leave(self) -> None:
         """In a forked child: close the copies of everything."""
@@ -426,9 +426,9 @@ class Connection:
         self._socket.close()
         if self._lone is not None:
             self._lone.leave()
-        if self._bell is not None:
-            self._bell.close()
-            self._bell = None
+        if self._wake_pipe is not None:
+            self._wake_pipe.close()
+            self._wake_pipe = None
 
 
 def _after_fork() -> None:
