@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -13,15 +14,15 @@ from typing import Any
 from qflow.remote.wire.frames import PREAMBLE_BYTES, Frame, FrameReader, encode_frame, preamble
 
 MOST_BYTES = 2**31
+PATIENCE_S = 60
 
 
 def until(condition: Callable[[], object], where: object = "") -> None:
     """Return when the owner has come to where a test wants it; an error says where that was."""
-    for _ in range(20_000):
-        if condition():
-            return
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"it never came to that {where}"
         threading.Event().wait(0.001)
-    raise AssertionError(f"it never came to that {where}")
 
 
 class RawDoor:

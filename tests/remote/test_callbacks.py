@@ -23,11 +23,15 @@ def tell(owner: qflow.Broker, detail: str) -> None:
     owner.engine.listeners.tell(EventKind.LIMIT_REACHED, "jobs", detail)
 
 
-def test_a_callback_of_a_future_that_exits_leaves_the_next_ones_resolved(remote: qflow.RemoteBroker) -> None:
+def test_a_callback_of_a_future_that_exits_leaves_the_next_ones_resolved(by_hand: Owner) -> None:  # noqa: F811
     """`SystemExit` is none of the errors that futures log themselves."""
-    queue = remote.declare_queue("jobs")
-    queue.submit(b"x").add_done_callback(lambda _: sys.exit())
-    assert queue.submit(b"y").result(PATIENCE_S) == 1
+    one, other = (by_hand.connection.submit(ASK) for _ in range(2))
+    one.add_done_callback(lambda _: sys.exit())  # nothing is answered yet: it is called by who resolves the future
+    while len(by_hand.numbers) < 2:
+        by_hand.take()
+    for number in by_hand.numbers:
+        by_hand.answer(number)
+    assert other.result(PATIENCE_S) == by_hand.numbers[1]
 
 
 def test_a_callback_of_an_event_that_exits_is_told_the_next_ones(
