@@ -158,7 +158,7 @@ class Getting:
                 self._hand_time_on()
                 return None
             if batch is not None:
-                batches.pop(batch, None)  # until it tries again: many may wait
+                queue.held.drop([batch])  # until it tries again: many may wait
                 self.collected = None
             if wake is not None:
                 if self._turn is None:
@@ -207,11 +207,11 @@ class Getting:
 
     def _renew(self) -> None:
         """Begin again if the batch was purged while its caller let go of the lock: what it held is settled."""
-        batches, batch = self._queue.held.batches, self.batch
-        if batch not in batches:
+        held, batch = self._queue.held, self.batch
+        if batch not in held.batches:
             batch.segments.clear()
             batch.total = 0
-            batches[batch] = None
+            held.add_batch(batch, None)
 
     def _finish(self) -> None:
         """Hand out the batch, or the one message in it. Under the lock."""
@@ -225,7 +225,7 @@ class Getting:
             delivery.taker = self.taker
             queue.held.add_single(delivery, since)
         if self._single or not batch.total:
-            queue.held.batches.pop(batch, None)
+            queue.held.drop([batch])
         else:
             queue.held.add_batch(batch, since)
         queue.lanes.cover_held()
