@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from qflow.remote.client.queue import RemoteQueue
     from qflow.remote.client.streams import RemoteStream, RemoteSubscription
     from qflow.remote.client.transaction import RemoteTransaction
-    from qflow.routing import PublishResult
+    from qflow.routing.results import PublishResult
     from qflow.stats import (
         BrokerStats,
         CompactionReport,

@@ -30,7 +30,7 @@ from qflow.periodic import Scheduling
 from qflow.queues.queue import Queue
 from qflow.queues.redrive import redrive
 from qflow.queues.transaction import Transaction
-from qflow.routing import PublishResult
+from qflow.routing.results import PublishResult
 from qflow.spool import Spool
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 from qflow.storage.environment import Environment

@@ -15,7 +15,9 @@ from qflow.message import Headers, check_key
 from qflow.queues.queue import Queue
 from qflow.queues.registry import Queues
 from qflow.queues.together import Insert, Receipt, Together
-from qflow.routing import Claimed, Lots, Outgoing, PublishResult, Routing, duplicate_result, result_of
+from qflow.routing import Lots, Routing
+from qflow.routing.outgoing import Outgoing, OutgoingMany
+from qflow.routing.results import PublishResult, duplicate_result, result_of, target_of
 from qflow.spool import Spool
 from qflow.storage.log.facts import Facts
 from qflow.streams import publishing
@@ -61,6 +63,32 @@ class Kept:
 
     def refused(self, unit: Any) -> None:
         """Nothing was done."""
+
+    def settles(self) -> list[Any]:
+        """Nothing leaves a queue."""
+        return []
+
+
+class Claimed:
+    """A producer's claim, as `Together` takes what goes into its unit."""
+
+    depth = None
+
+    def __init__(self, claim: Claim) -> None:
+        self.queue = self._claim = claim
+        self.writes = (claim.write,)
+        self.committed, self.refused = claim.committed, claim.refused
+
+    def give_up(self) -> None:
+        """Nothing: who publishes has the claim, and may try again with it."""
+
+    @property
+    def unit(self) -> Any:
+        return self._claim.unit
+
+    @unit.setter
+    def unit(self, unit: Any) -> None:
+        self._claim.unit = unit
 
     def settles(self) -> list[Any]:
         """Nothing leaves a queue."""
@@ -186,7 +214,7 @@ class Publisher:
             leavings: list[Any] = [] if claim is None else [Claimed(claim)]
             try:
                 receipts = self._together.commit(
-                    out.inserts, leavings, puts=out.puts, timeout=timeout, wait=done is None, future=done
+                    out.inserts(), leavings, puts=out.puts, timeout=timeout, wait=done is None, future=done
                 )
             except (QueueDeleted, StreamDeleted):
                 self._routing.forget()
@@ -209,7 +237,7 @@ class Publisher:
         self._spool.check_open()
         return self._routing.lots(messages, headers)
 
-    def outgoing_of(self, messages: list[Any], headers: Headers | None) -> Outgoing:
+    def outgoing_of(self, messages: list[Any], headers: Headers | None) -> Outgoing | OutgoingMany:
         """Return what a publish puts where, some of it into queues."""
         self._spool.check_open()
         return self._routing.outgoing(messages, headers)
@@ -223,7 +251,7 @@ class Publisher:
 
     def result_of(self, receipts: list[Receipt]) -> PublishResult:
         """Return what a publish returns."""
-        return result_of(receipts)
+        return result_of((target_of(receipt.insert.queue), receipt.first) for receipt in receipts)
 
     def own(self, queue: Queue | str) -> Queue:
         """Return a queue of this broker, given itself or by name; see `Queues.own`."""

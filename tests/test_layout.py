@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "listeners": {"words"},
     "queues": {"words", "memory", "storage", "spool", "queues"},
     "streams": {"words", "memory", "storage", "streams"},
-    "routing": {"words", "storage", "queues", "streams"},
+    "routing": {"words", "storage", "queues", "streams", "routing"},
     "adoption": {"words", "storage", "spool", "queues", "streams", "routing", "adoption"},
     "periodic": {"words", "memory", "spool", "queues", "publishing"},
     "publishing": {"words", "storage", "spool", "queues", "streams", "routing"},

@@ -43,7 +43,7 @@ from qflow.options import (
 from qflow.periodic import Schedule
 from qflow.publishing import Rooms
 from qflow.queues.queue import Queue
-from qflow.routing import PublishResult
+from qflow.routing.results import PublishResult
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 from qflow.streams.stream import Stream
 from qflow.streams.subscription import Subscription

@@ -15,8 +15,9 @@ from qflow.errors import QueueDeleted, StreamDeleted
 from qflow.memory.line import FOREVER
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
-from qflow.publishing import Kept, Publisher, Rooms
-from qflow.routing import Claimed, Lots, PublishResult, duplicate_result
+from qflow.publishing import Claimed, Kept, Publisher, Rooms
+from qflow.routing import Lots
+from qflow.routing.results import PublishResult, duplicate_result
 from qflow.streams.producers import Answer, Claim
 from qflow.streams.publishing import Sending, Sent
 from qflow.streams.room import Asking
@@ -195,7 +196,7 @@ class AsyncPublishing:
             if kept is not None:
                 leavings.append(kept)
             try:
-                receipts = await self._together.commit(out.inserts, leavings, timeout_s, puts=out.puts)
+                receipts = await self._together.commit(out.inserts(), leavings, timeout_s, puts=out.puts)
             except (QueueDeleted, StreamDeleted):
                 await asyncio.sleep(0)
                 continue

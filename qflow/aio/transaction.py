@@ -34,7 +34,7 @@ from qflow.queues.together import (
     reserve_fan,
 )
 from qflow.queues.transaction import Transaction, gathering_of
-from qflow.routing import PublishResult
+from qflow.routing.results import PublishResult
 
 T = TypeVar("T")
 Result: TypeAlias = int | range | PublishResult | None

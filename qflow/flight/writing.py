@@ -17,7 +17,7 @@ from qflow.errors import InvalidArgument
 from qflow.flight.owner import Owner
 from qflow.flight.words import Command, as_json
 from qflow.message import HeaderValue
-from qflow.routing import PublishResult, PublishResults
+from qflow.routing.results import InOneStream, PublishResult
 from qflow.storage.files import Files, storage_error
 from qflow.storage.inbox import stages
 from qflow.storage.inbox.stage_files import StageFile, StageWriter
@@ -92,7 +92,7 @@ def _publish(
 
 def _places(results: Sequence[PublishResult]) -> dict[str, Any]:
     """Return how many messages each stream and each queue took."""
-    if isinstance(results, PublishResults):  # all in one stream, and made on access
+    if isinstance(results, InOneStream):  # all in one stream, and made on access
         return {"streams": dict.fromkeys(results[0].offsets, len(results)), "queues": {}, "duplicate": False}
     streams: dict[str, int] = {}
     queues: dict[str, int] = {}

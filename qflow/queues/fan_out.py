@@ -166,14 +166,7 @@ class FanOut:
             if queue.context.ended is not None:
                 queue.context.check_not_deleted()
 
-    def sequences(self, index: int) -> dict[str, int | None]:
-        """Return the sequence of one of the messages in each queue, by name; None where it was turned away."""
+    def firsts(self) -> dict[str, int | None]:
+        """Return the sequence of the first message in each queue, by name; None where they were turned away."""
         firsts, others = self.spread.firsts, self.others
-        if not others:
-            found = map(firsts.__getitem__, self.spread.lanes)
-            return {queue.name: first + index for queue, first in zip(self.queues, found, strict=True)}
-        sequences: dict[str, int | None] = {}
-        for queue in self.queues:
-            first = others[queue].first if queue in others else firsts[queue.lane]
-            sequences[queue.name] = None if first is None else first + index
-        return sequences
+        return {queue.name: others[queue].first if queue in others else firsts[queue.lane] for queue in self.queues}

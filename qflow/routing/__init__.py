@@ -22,11 +22,11 @@ from qflow.message import (
     with_prefix,
 )
 from qflow.queues.envelope import Envelope
-from qflow.queues.fan_out import FanOut, put_into_all
+from qflow.queues.fan_out import put_into_all
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Insert
-from qflow.routing.outgoing import Outgoing
+from qflow.routing.outgoing import Outgoing, OutgoingMany, Part
 from qflow.routing.results import InOneStream, PublishResult, result_in_partitions
 from qflow.streams.partition import Partition
 from qflow.streams.publishing import Lot, Sent, prefix_of
@@ -141,22 +141,13 @@ class Routing:
         sequences = put_into_all(queues, record)
         return None if sequences is None else PublishResult({}, sequences)
 
-    def outgoing(self, messages: Sequence[Any], headers: Headers | None) -> Outgoing:
+    def outgoing(self, messages: Sequence[Any], headers: Headers | None) -> Outgoing | OutgoingMany:
         """Return what a publish of (topic, body) or (topic, body, key) puts where. Cost: 1 µs a message and lane."""
-        fanned, records, unrouted = self._fanned(messages), list[Record](), 0
-        out = Outgoing()
-        for message in messages:
-            topic, body, key = _parts(message)
-            route = self.route(topic)
-            unrouted += not route.queues and not route.streams
-            parts = self._parts_of(route, topic, body_bytes(body), headers, check_key(key), fanned[:1] or route.queues)
-            if fanned:
-                records.append(parts.pop(0)[2])
-            out.add(parts)
-        if unrouted:
-            self.count_unrouted(unrouted)
-        if fanned:
-            out.puts.append(FanOut(fanned, records))
+        fanned = self._fanned(messages)
+        all_parts = (self._parts_of(*_checked(message), headers, fanned[:1]) for message in messages)
+        out = Outgoing(fanned, next(all_parts)) if len(messages) == 1 else OutgoingMany(fanned, all_parts)
+        if out.unrouted:
+            self.count_unrouted(out.unrouted)
         return out
 
     def _fanned(self, messages: Sequence[Any]) -> tuple[Puts, ...]:
@@ -170,29 +161,20 @@ class Routing:
 
     def inserts(self, topic: str, body: Any, headers: Headers | None, key: bytes | None = None) -> list[Insert]:
         """Return what a publish of one message puts where."""
-        route = self.route(topic)
-        if not route.queues and not route.streams:
+        parts = self._parts_of(topic, body_bytes(body), key, headers)
+        if not parts:
             self.count_unrouted()
-        parts = self._parts_of(route, topic, body_bytes(body), headers, key, route.queues)
         return [Insert(owner, number, [record]) for owner, number, record in parts]
 
     def _parts_of(
-        self,
-        route: Route,
-        topic: str,
-        body: bytes,
-        headers: Headers | None,
-        key: bytes | None,
-        queues: Sequence[Puts],
-    ) -> list[tuple[Any, int, Record]]:
-        """Return what each lane gets for a message: of these queues, and the streams of its route.
-
-        Queues and streams that want the same bytes share them.
-        """
+        self, topic: str, body: bytes, key: bytes | None, headers: Headers | None, queues: Sequence[Puts] = ()
+    ) -> list[Part]:
+        """Return what each lane gets for a message; `queues`: only these of the queues. Equal bytes are shared."""
+        route = self.route(topic)
         records: dict[Envelope, Record] = {}
-        parts: list[tuple[Any, int, Record]] = []
+        parts: list[Part] = []
         bare = Envelope(0, route.prefix)
-        for queue in queues:
+        for queue in queues or route.queues:
             envelope = bare
             if headers is not None or key is not None or queue.settings.ttl_s is not None:
                 envelope = queue.envelope(headers, None, 0, None, None, None, (topic, key))
@@ -306,6 +288,11 @@ def _parts(message: Any) -> tuple[Any, Any, Any]:
     if not isinstance(message, tuple | list) or not 2 <= len(message) <= 3:
         raise InvalidArgument(f"publish_many takes (topic, body) or (topic, body, key), not {message!r}")
     return (*message, None) if len(message) == 2 else (*message,)
+
+
+def _checked(message: Any) -> tuple[str, bytes, bytes | None]:
+    topic, body, key = _parts(message)
+    return topic, body_bytes(body), check_key(key)
 
 
 def _number(queue: Puts) -> int:

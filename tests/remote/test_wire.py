@@ -16,7 +16,7 @@ from qflow import GapError, InDoubt, QflowError, QueueEmpty, errors
 from qflow.remote.wire.errors import KINDS, decode_error, encode_error
 from qflow.remote.wire.frames import FrameReader, WireError, encode_frame, preamble, read_preamble
 from qflow.remote.wire.results import decode_results, encode_results
-from qflow.routing import PublishResult, duplicate_result, result_in_partitions
+from qflow.routing.results import PublishResult, duplicate_result, result_in_partitions
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),

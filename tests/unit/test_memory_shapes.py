@@ -338,6 +338,22 @@ def test_long_topics_are_charged_for_what_they_take(open_spool: Open, letter: st
     assert broker.stats().resident_bytes <= MIB // 4
 
 
+@pytest.mark.parametrize("queues", [1, 3])
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_publish_of_many_small_messages_takes_what_they_are_charged(
+    open_spool: Open, queues: int, durable: bool
+) -> None:
+    """What says where each of them went included, and kept."""
+    broker = open_spool()
+    for number in range(queues):
+        broker.bind(broker.declare_queue(f"q{number}", durable=durable), "t")
+    messages = [("t", b"%d" % number) for number in range(50_000)]
+    with traced() as found:
+        results = broker.publish_many(messages)
+    assert results[-1].sequences == {f"q{number}": 49_999 for number in range(queues)}
+    assert found.peak < 50_000 * (queues + 1) * (6 + OVERHEAD_BYTES)
+
+
 def test_subscriptions_that_find_no_room_pass_with_one_message_each(open_at: Callable[..., qflow.Broker]) -> None:
     """Not with a block each: what many of them hold beyond the capacity is one message a subscription, in order."""
     broker = open_at(capacity_bytes=2**20)

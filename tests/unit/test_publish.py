@@ -105,6 +105,28 @@ def test_many_messages_are_one_commit(open_spool: Open) -> None:
     assert broker.publish_many([]) == []
 
 
+def test_results_of_many_are_those_of_each(open_spool: Open, durable: bool) -> None:
+    """In queues that get all or some of them, priorities of their own, streams and partitions, by place and by slice."""
+    broker = open_spool()
+    bound(broker, "all", "twin", durable=durable, topic_filter="#")
+    bound(broker, "some", topic_filter="a/#", durable=durable, limit_messages=6, on_overflow=qflow.Overflow.DROP_NEWEST)
+    broker.queue("some").put(b"first", durable=durable)
+    broker.declare_stream("s", topics=["a/x"], partitions=4)
+    messages = [(("a/x", "b", "a/y")[number % 3], b"%d" % number, b"%d" % number) for number in range(9)]
+    together = broker.publish_many(messages)
+    assert [one.sequences for one in together] == [
+        {"all": number, "twin": number} | ({} if number % 3 == 1 else {"some": None}) for number in range(9)
+    ]
+    places = [(one.offsets["s"], one.partitions["s"]) for one in together if one.offsets]
+    assert len(places) == 3
+    alone = [broker.publish(topic, body, key=key) for topic, body, key in messages]
+    assert [one.partitions for one in alone] == [one.partitions for one in together]
+    assert [together[-1], together[8], *together[2:4]] == [together[8], list(together)[8], together[2], together[3]]
+    with pytest.raises(IndexError):
+        together[9]
+    assert broker.check() == []
+
+
 def test_a_bad_message_among_many_stops_all(open_spool: Open, durable: bool) -> None:
     """Nothing is put, whichever of them it is."""
     broker = open_spool()

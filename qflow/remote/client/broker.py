@@ -33,7 +33,7 @@ from qflow.remote.client.streams import RemoteStream, RemoteSubscription, stream
 from qflow.remote.client.threads import Connection
 from qflow.remote.client.transaction import RemoteTransaction, transaction_of
 from qflow.restoring import Item
-from qflow.routing import PublishResult
+from qflow.routing.results import PublishResult
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 
 

@@ -11,7 +11,7 @@ from qflow.errors import InvalidArgument
 from qflow.message import Headers, body_bytes, check_key, decode_headers, encode_headers
 from qflow.remote.client.link import Reply, Request
 from qflow.remote.wire.results import decode_results
-from qflow.routing import PublishResult
+from qflow.routing.results import PublishResult
 from qflow.streams.topic_filter import check_topic
 
 

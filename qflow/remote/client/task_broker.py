@@ -36,7 +36,7 @@ from qflow.remote.client.task_queue import AsyncRemoteQueue, queue_of
 from qflow.remote.client.task_streams import AsyncRemoteStream, AsyncRemoteSubscription, stream_of, subscription_of
 from qflow.remote.client.task_transaction import AsyncRemoteTransaction, transaction_of
 from qflow.remote.client.tasks import TaskConnection
-from qflow.routing import PublishResult
+from qflow.routing.results import PublishResult
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 
 _logger = logging.getLogger("qflow")

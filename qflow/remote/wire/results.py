@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qflow.routing import PublishResult, duplicate_result, result_in_partitions
+from qflow.routing.results import PublishResult, duplicate_result, result_in_partitions
 
 
 def encode_results(results: Sequence[PublishResult]) -> list[list[Any]]:

@@ -13,7 +13,7 @@ from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.session import Operation, Reply, Session
 from qflow.remote.wire.results import encode_results
-from qflow.routing import PublishResult
+from qflow.routing.results import PublishResult
 
 _PUT = ("headers", "durable", "priority", "ttl_s", "delay_s", "not_before")
 
