@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from qflow.callbacks import check_ran
+from qflow.callbacks import check_ran, run
 from qflow.config import parse_count, parse_span
 from qflow.delivery import reason_of
 from qflow.durations import Duration
@@ -103,7 +103,7 @@ def retried_task(callback: Callable[[Any], Awaitable[object]], retry: Backoff | 
 
     async def call(delivery: Any) -> None:
         try:
-            await callback(delivery)
+            await run(callback, delivery)
         except (BrokerClosed, QueueDeleted):
             raise
         except Exception as error:

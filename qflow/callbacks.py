@@ -52,6 +52,19 @@ def check_ran(result: object) -> None:
         raise InvalidArgument(f"the function returned a {what} and has not run: nobody awaits or iterates that")
 
 
+async def run(callback: Callable[[Any], object], argument: Any) -> None:
+    """Call a callback of a task, and await what it returns; a plain function has run when it returns something else.
+
+    Raises:
+        InvalidArgument: it returned a generator. All that the callback raises.
+    """
+    result = callback(argument)
+    if inspect.isawaitable(result):
+        await result
+    else:
+        check_ran(result)
+
+
 def call(callback: Callable[[Any], object], argument: Any) -> None:
     """Call a callback from an event loop, which tells of an error. Raises InvalidArgument: see `check_ran`."""
     check_ran(callback(argument))

@@ -156,7 +156,12 @@ def spool_path(path: str | os.PathLike[str], what: str = "spool") -> str:
         raise InvalidArgument(
             f"a spool is a local directory, not a URL: {given}; a directory of that name is ./{given}"
         )
-    return os.path.abspath(given)
+    try:
+        return os.path.abspath(given)
+    except FileNotFoundError as error:
+        raise InvalidArgument(
+            f"the {what} {given!r} is in the current directory, which is no more: give an absolute path"
+        ) from error
 
 
 def _setting(parse: Callable[[Any, str], Any], default: Any, *, performance: bool = False) -> Any:

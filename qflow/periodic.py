@@ -32,6 +32,8 @@ from qflow.queues.together import Insert, Together
 from qflow.spool import Spool
 
 ROOM = "periodic"
+LARGEST_BYTES = 2**20
+"""As it is kept: the log takes no larger fact."""
 SHORTEST_S = 1.0
 """Maintenance looks once a second."""
 SET_BACK_S = 1.0
@@ -101,7 +103,13 @@ class Periodic:
             found = self._schedules.get(wanted.name)
             if found is not None and found.means(wanted):
                 return found
-            self._spool.log.keep_facts(ROOM, {wanted.name: _encoded(wanted)})
+            kept = _encoded(wanted)
+            if len(kept) > LARGEST_BYTES:
+                raise InvalidArgument(
+                    f"schedule {wanted.name!r} takes {len(kept)} bytes, with its body in base64, and may take "
+                    f"{LARGEST_BYTES}: keep what is so large elsewhere, and put into its message where"
+                )
+            self._spool.log.keep_facts(ROOM, {wanted.name: kept})
             self._schedules[wanted.name] = wanted
         return wanted
 

@@ -65,7 +65,8 @@ class Forked:
 
     def __enter__(self) -> NoReturn:
         raise ForkedProcess(
-            f"this broker belongs to the parent of process {os.getpid()}: open a spool of your own after the fork"
+            f"this broker belongs to the parent of process {os.getpid()}: use it from here with qflow.connect, or open "
+            "another spool"
         )
 
     def __exit__(self, *_: object) -> None: ...

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from qflow.aio.delivery import AsyncDelivery, Settling
 from qflow.aio.loops import Home
+from qflow.callbacks import run
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
 from qflow.memory.waiting import in_place
@@ -170,7 +171,7 @@ class ConsumerTasks:
     async def _handle(self, delivery: Delivery) -> None:
         try:
             async with AsyncDelivery(delivery, self._queue) as held:
-                await self._callback(held)
+                await run(self._callback, held)
         except (BrokerClosed, QueueDeleted):
             raise
         except Exception as error:

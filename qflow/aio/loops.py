@@ -314,7 +314,8 @@ class Worker:
         """
         if os.getpid() != self._process:
             raise ForkedProcess(
-                f"the broker of {self._name} belongs to process {self._process}: open a spool of your own instead"
+                f"the broker of {self._name} belongs to process {self._process}: use it from here with "
+                "qflow.aio.connect, or open another spool"
             )
         with self._lock:
             if self._ended:

@@ -69,7 +69,9 @@ class StreamLog(Stream):
         if self.ended is BrokerClosed:
             raise BrokerClosed(f"the broker of stream {self.name!r} is closed: open the spool again")
         if self.ended is ForkedProcess:
-            raise ForkedProcess(f"stream {self.name!r} belongs to the parent process: open a spool of your own")
+            raise ForkedProcess(
+                f"stream {self.name!r} belongs to the parent process: use it from here by qflow.connect"
+            )
         if self.ended is not None:
             raise StreamDeleted(f"stream {self.name!r} was deleted: declare it again")
 

@@ -515,6 +515,27 @@ def test_a_consumer_that_is_closed_at_once_or_by_its_callback_leaves_nothing(on:
     on(scenario)
 
 
+@pytest.mark.parametrize("retry", [None, qflow.Backoff()])
+def test_a_plain_function_may_be_a_callback(on: On, retry: qflow.Backoff | None) -> None:
+    """What it returns has not to be awaited, for it has run; a generator has not, and has failed."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", max_deliveries=1)
+        await queue.put_many([b"1", b"2"])
+        seen: list[bytes] = []
+        async with queue.consume(lambda delivery: seen.append(delivery.body), retry=retry):
+            while (await queue.stats()).messages:
+                await turns()
+        assert seen == [b"1", b"2"]
+        await queue.put(b"3")
+        async with queue.consume(lambda delivery: (_ for _ in seen), retry=retry):
+            while (await queue.stats()).messages:
+                await turns()
+        assert (await queue.stats()).acked_total == 2
+
+    on(scenario)
+
+
 def test_a_consumer_whose_get_fails_tells_it_once_and_tries_again(
     on: On, spool: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

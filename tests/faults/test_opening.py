@@ -400,6 +400,16 @@ def test_what_is_planted_beside_the_statistics_is_replaced(plant: Callable[[Path
     assert in_thread(lambda: inspect.read_spool(spool)).live is None
 
 
+def test_a_relative_path_in_a_directory_that_is_gone_is_one_sentence(tmp_path, monkeypatch):
+    """A deployment has replaced it."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(qflow.InvalidArgument, match="the spool 'rel' is in the current directory, which is no more"):
+        qflow.open("rel")
+
+
 def test_nothing_is_opened_where_the_interpreter_runs_without_its_lock(
     written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

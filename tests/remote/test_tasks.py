@@ -239,7 +239,7 @@ def test_the_end_of_the_owner_ends_what_waits(spool: Path, open_spool: Callable[
         waiting = asyncio.create_task(queue.get())
         await turns()
         await asyncio.to_thread(owner.close)
-        with pytest.raises(qflow.BrokerClosed, match="open the spool again"):
+        with pytest.raises(qflow.BrokerClosed, match="connect again when it is open"):
             await waiting
         await until(lambda: broker.closed)
         with pytest.raises(qflow.BrokerClosed):

@@ -106,6 +106,8 @@ class Session:
             return await self._operation(head)(self, head, columns)
         except NotFound as error:
             return encode_error(self.deleted(head, error)), []
+        except BrokerClosed:
+            return encode_error(self.closed()), []
         except QflowError as error:
             return encode_error(error), []
         except Exception as error:
@@ -116,7 +118,7 @@ class Session:
 
     def closed(self) -> BrokerClosed:
         """Return what is told of a broker that is closed, or about to."""
-        return BrokerClosed(f"the broker of {self.broker.path} is closed: open the spool again")
+        return BrokerClosed(f"the broker of {self.broker.path} is closed: connect again when it is open")
 
     def named(self, kind: str, name: str, find: Callable[[str], T]) -> T:
         """Return the queue or stream of a name, and know from now on that it was there.
