@@ -181,6 +181,7 @@ class Home:
                 future.set_exception(again(request.error))
             else:
                 future.set_result(outcome())
+        crowd.clear()  # requests lead here
         if left:
             self._await_last(left)
 

@@ -39,13 +39,14 @@ class Insert(NamedTuple):
 class Receipt:
     """What an insert returns: where its messages are in the put of their lane."""
 
-    __slots__ = ("count", "first_records", "insert", "lane", "offset", "put")
+    __slots__ = ("_lane", "count", "first_records", "insert", "offset", "put")
 
     def __init__(self, insert: Insert, lane: Receipt | None = None, offset: int = 0) -> None:
+        """`lane`: the receipt of the first insert of the same lane, unless this is that."""
         self.insert = insert
         self.first_records = insert.records
         self.count = len(insert.records)
-        self.lane = self if lane is None else lane
+        self._lane = lane
         self.offset = offset
         self.put: Put | None = None
         """Of the first insert of a lane; None if the queue's policy turned it away."""
@@ -53,7 +54,7 @@ class Receipt:
     @property
     def first(self) -> int | None:
         """The first sequence, once it is committed; None if it was turned away."""
-        put = self.lane.put
+        put = self.put if self._lane is None else self._lane.put
         return None if put is None else put.first + self.offset
 
 
@@ -267,6 +268,7 @@ class Together:
                 return self._log.join(unit, soon)
             for put in puts:
                 put.lane.publisher.publish_transient(put)
+            unit.parties.clear()
             for leaving in leavings:
                 leaving.committed(None)
         except BaseException:

@@ -6,14 +6,19 @@ processes.
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import inspect
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 import qflow
+import qflow.aio
 from qflow.memory import run_list
 from qflow.message import BATCH_BYTES, OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.queues.looking import hides_attempts
@@ -336,6 +341,79 @@ def test_long_topics_are_charged_for_what_they_take(open_spool: Open, letter: st
     assert left == 0
     assert broker.check() == []
     assert broker.stats().resident_bytes <= MIB // 4
+
+
+def _moved(broker: qflow.Broker, body: bytes) -> None:
+    queue = broker.queue("q")
+    queue.put(body)
+    with broker.transaction() as tx:
+        delivery = queue.get()
+        tx.put("other", delivery.body)
+        tx.ack(delivery)
+    broker.queue("other").get().ack(wait=True)
+
+
+def _buried(broker: qflow.Broker, body: bytes) -> None:
+    broker.queue("q").put(body)
+    broker.queue("q").get().nack(requeue=False)
+    broker.queue("dead").get().ack(wait=True)
+
+
+def _published(broker: qflow.Broker, body: bytes) -> None:
+    broker.publish("t", body)
+    broker.publish_many([("t", body), ("t", b"")])
+    for _ in range(3):
+        broker.queue("q").get().ack(wait=True)
+
+
+def _submitted(broker: qflow.Broker, body: bytes) -> None:
+    assert broker.queue("q").submit(body).result() is not None
+    broker.queue("q").get().ack(wait=True)
+
+
+async def _put(broker: qflow.aio.AsyncBroker, body: bytes) -> None:
+    await broker.queue("q").put(body)
+    await broker.queue("q").put_many([body])
+    for _ in range(2):
+        await (await broker.queue("q").get()).ack(wait=True)
+
+
+async def _published_by_tasks(broker: qflow.aio.AsyncBroker, body: bytes) -> None:
+    await broker.publish("t", body)
+    await (await broker.queue("q").get()).ack(wait=True)
+    async with broker.transaction() as tx:
+        await tx.put("q", body)
+    await (await broker.queue("q").get()).ack(wait=True)
+
+
+@pytest.mark.parametrize("work", [_moved, _buried, _published, _submitted, _put, _published_by_tasks])
+def test_bodies_that_are_settled_do_not_wait_for_the_collector(open_spool: Open, work: Callable[..., Any]) -> None:
+    """It comes by how many objects there are, not by how large they are: nothing that holds a body leads to itself."""
+    broker = open_spool()
+    broker.declare_queue("dead")
+    queue = broker.declare_queue("q", dead_letter="dead")
+    broker.declare_queue("other")
+    broker.bind(queue, "t")
+
+    async def by_tasks() -> None:
+        async with asyncio.timeout(60):
+            for _ in range(10):
+                await work(qflow.aio.AsyncBroker(broker), bytes(MIB))
+
+    gc.collect()
+    gc.disable()
+    try:
+        with traced() as found:
+            if inspect.iscoroutinefunction(work):
+                asyncio.run(by_tasks())
+            else:
+                for _ in range(10):
+                    work(broker, bytes(MIB))
+            left = tracemalloc.get_traced_memory()[0]
+    finally:
+        gc.enable()
+    assert left < 4 * MIB
+    assert found.peak < 10 * MIB
 
 
 @pytest.mark.parametrize("queues", [1, 3])

@@ -255,15 +255,15 @@ class Unit(Request):
         for put in self.puts:
             if not put.is_logged:
                 call(put.lane.publisher.publish_transient, put)
-        for party in self.parties:
-            call(party.committed, self)
+        while self.parties:  # they lead here
+            call(self.parties.pop(0).committed, self)
 
     def refuse(self, error: BaseException, call: Calls) -> None:
         self.error = error
         for put in self.puts:
             put.refuse(error, call)
-        for party in self.parties:
-            call(party.refused, self)
+        while self.parties:
+            call(self.parties.pop(0).refused, self)
 
 
 class Settling(Request):
