@@ -29,7 +29,8 @@ def collector(broker: Broker | RemoteBroker | AsyncBroker | AsyncRemoteBroker, *
     """Return a collector of prometheus-client for a broker, to be registered where a program has its own exporter.
 
     A queue keeps its series as long as it exists; those that come when so many are named are summed as `other`, and
-    counters of that never fall. Once the broker is closed, or has failed, all that is left is `qflow_up 0`.
+    counters of that never fall. Once the broker is closed, or has failed, all that is left is `qflow_up 0`; so it is
+    while the owner of one that is connected does not answer within 10 s.
 
     Args:
         broker: of threads or of tasks, here or connected. One that is connected in an event loop is asked there, so it

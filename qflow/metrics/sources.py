@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, wait
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -16,12 +19,13 @@ from qflow.metrics.naming import Row
 from qflow.metrics.told import Told, told_by
 from qflow.remote.client.broker import RemoteBroker
 from qflow.remote.client.task_broker import AsyncRemoteBroker
+from qflow.stats import BrokerStats
 
 ASKED = 200
 """So many queues are asked for their figures at each look; of more, those that have changed."""
 _QUEUE_ROW: Callable[[Any], Row] = itemgetter(*(figure.field for figure in QUEUE))
 ANSWER_S = 10.0
-"""How long a broker of another thread's event loop may take to answer."""
+"""How long a broker that is connected may take to answer."""
 
 
 class Source(NamedTuple):
@@ -58,6 +62,32 @@ class Owned:
             return told_by(figures.summary())._replace(queues=dict(self._rows))
 
 
+class Asked:
+    """Asks a broker that is connected: one look at a time, shared by all who come meanwhile. Thread-safe.
+
+    A look that is not answered in time goes on: until it ends, nobody waits and nothing else is asked.
+    """
+
+    def __init__(self, ask: Callable[[], Future[BrokerStats]]) -> None:
+        self._ask = ask
+        self._lock = threading.RLock()  # a signal handler may look, too: at worst it asks once more
+        self._under_way: tuple[Future[BrokerStats], float] | None = None
+        """And until when it is waited for, on the monotonic clock."""
+
+    def look(self) -> Told:
+        """Return what is told now. Raises QflowError: nothing was within `ANSWER_S`."""
+        with self._lock:
+            if self._under_way is None or self._under_way[0].done():
+                self._under_way = self._ask(), time.monotonic() + ANSWER_S
+            asked, ends = self._under_way
+        if not wait([asked], max(0.0, ends - time.monotonic())).done:
+            raise QflowError(f"the owner, or the event loop of the broker, has not answered within {ANSWER_S:g} s")
+        try:
+            return told_by(asked.result())
+        except CancelledError:
+            raise QflowError("the event loop of the broker has ended") from None
+
+
 def source_of(broker: Broker | RemoteBroker | AsyncBroker | AsyncRemoteBroker) -> Source:
     """Return what asks a broker. An `AsyncRemoteBroker` is asked in the event loop that runs now.
 
@@ -68,12 +98,25 @@ def source_of(broker: Broker | RemoteBroker | AsyncBroker | AsyncRemoteBroker) -
         case Broker():
             return Source(lambda: broker.path, Owned(broker).look)
         case RemoteBroker():
-            return Source(lambda: broker.path, lambda: told_by(broker.stats()))
+            return Source(lambda: broker.path, Asked(partial(_ask_in_thread, broker)).look)
         case AsyncBroker():
             return source_of(broker.broker)
         case AsyncRemoteBroker():
             return Source(lambda: broker.path, _asking(broker))
     raise InvalidArgument(f"metrics are of a broker, not of {broker!r}")
+
+
+def _ask_in_thread(broker: RemoteBroker) -> Future[BrokerStats]:
+    asked: Future[BrokerStats] = Future()
+
+    def ask() -> None:
+        try:
+            asked.set_result(broker.stats())
+        except BaseException as error:
+            asked.set_exception(error)
+
+    threading.Thread(target=ask, name="qflow-metrics-look", daemon=True).start()
+    return asked
 
 
 def _asking(broker: AsyncRemoteBroker) -> Callable[[], Told]:
@@ -82,6 +125,13 @@ def _asking(broker: AsyncRemoteBroker) -> Callable[[], Told]:
     except RuntimeError:
         raise InvalidArgument("make the collector where the event loop of the broker runs") from None
 
+    def ask() -> Future[BrokerStats]:
+        if loop.is_closed():
+            raise QflowError("the event loop of the broker is closed")
+        return asyncio.run_coroutine_threadsafe(broker.stats(), loop)
+
+    asked = Asked(ask)
+
     def look() -> Told:
         try:
             here: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -89,13 +139,6 @@ def _asking(broker: AsyncRemoteBroker) -> Callable[[], Told]:
             here = None
         if here is loop:
             raise InvalidArgument("collect in another thread than that of the event loop: asyncio.to_thread does")
-        if loop.is_closed():
-            raise QflowError("the event loop of the broker is closed")
-        asked = asyncio.run_coroutine_threadsafe(broker.stats(), loop)
-        try:
-            return told_by(asked.result(ANSWER_S))
-        except TimeoutError:
-            asked.cancel()
-            raise QflowError(f"the event loop of the broker did not answer within {ANSWER_S:g} s") from None
+        return asked.look()
 
     return look

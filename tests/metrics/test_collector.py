@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +26,7 @@ from qflow.errors import InvalidArgument, NotFound
 from qflow.metrics.collecting import SpoolCollector
 from qflow.metrics.exposing import Exposition
 from qflow.metrics.names import listed
+from qflow.metrics.sources import Asked
 
 Values = dict[str, float]
 
@@ -184,6 +191,98 @@ def test_a_connected_broker_tells_the_same(tmp_path: Path) -> None:
     names = {key for key in ours if not key.startswith("qflow_disk")}
     assert {key: found[key] for key in names} == {key: ours[key] for key in names}
     assert found.keys() == ours.keys()
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the owner of a spool in a process of its own."""
+    program = (
+        f"import sys, qflow\nbroker = qflow.open({str(tmp_path / 'spool')!r})\n"
+        "broker.declare_queue('jobs').put(b'x')\nprint(flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.send_signal(signal.SIGCONT)
+        process.communicate()
+
+
+def scrape_a_stopped_owner(
+    collector: SpoolCollector,
+    owner: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    under_way: Callable[[], int],
+) -> None:
+    """Have an owner stand still, and go on; `under_way` counts what was asked and not answered."""
+    assert values(collector)["qflow_up"] == 1
+    while under_way():
+        pass
+    owner.send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as patch, ThreadPoolExecutor(8) as many:
+        patch.setattr("qflow.metrics.sources.ANSWER_S", 0.0)
+        found = list(many.map(values, [collector] * 24))
+    assert {told["qflow_up"] for told in found} == {0}
+    assert not any(key.startswith("qflow_queue") for told in found for key in told)
+    assert under_way() == 1
+    owner.send_signal(signal.SIGCONT)
+    while (told := values(collector))["qflow_up"] == 0:
+        pass
+    assert told["qflow_queue_messages{queue=jobs}"] == 1
+
+
+def test_an_owner_that_stands_still_is_down(
+    tmp_path: Path, owner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is scraped, one look waits for it; when it goes on, so do its metrics."""
+
+    def under_way() -> int:
+        return [one.name for one in threading.enumerate()].count("qflow-metrics-look")
+
+    with qflow.connect(tmp_path / "spool") as remote:
+        scrape_a_stopped_owner(qflow.metrics.collector(remote), owner, monkeypatch, under_way)
+
+
+def test_an_owner_that_stands_still_is_down_to_tasks(
+    tmp_path: Path, owner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As to threads."""
+
+    async def ask() -> None:
+        async with qflow.aio.connect(tmp_path / "spool") as remote:
+            loop, others = asyncio.get_running_loop(), len(asyncio.all_tasks())
+
+            def under_way() -> int:
+                async def count() -> int:
+                    return len(asyncio.all_tasks()) - 1
+
+                return asyncio.run_coroutine_threadsafe(count(), loop).result() - others
+
+            collector = qflow.metrics.collector(remote)
+            await asyncio.to_thread(scrape_a_stopped_owner, collector, owner, monkeypatch, under_way)
+
+    asyncio.run(ask())
+
+
+def test_scrapes_share_a_look_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have what it brings; the next one looks anew."""
+    looks: list[Future[Any]] = []
+    asked = Asked(lambda: looks.append(Future()) or looks[-1])
+    come = threading.Semaphore(0)
+    monkeypatch.setattr("qflow.metrics.sources.told_by", lambda stats: stats)
+    monkeypatch.setattr("qflow.metrics.sources.wait", lambda *given: (come.release(), wait(*given))[1])
+    with ThreadPoolExecutor(3) as many:
+        shared = [many.submit(asked.look) for _ in range(3)]
+        for _ in shared:
+            come.acquire()
+        looks[0].set_result("told")
+        assert [one.result() for one in shared] == ["told"] * 3
+        again = many.submit(asked.look)
+        come.acquire()
+        looks[1].set_exception(qflow.BrokerClosed("closed"))
+        with pytest.raises(qflow.BrokerClosed):
+            again.result()
+    assert len(looks) == 2
 
 
 def test_brokers_of_tasks_are_asked_from_other_threads(tmp_path: Path) -> None:
