@@ -32,6 +32,7 @@ from qflow.metrics.names import (
     SUBSCRIPTION,
     TIMES,
     Figure,
+    listed,
 )
 from qflow.metrics.naming import Divided, Labels, Naming, label_of
 from qflow.metrics.sources import Source
@@ -58,8 +59,8 @@ class SpoolCollector(Collector):
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: what there is depends on the spool, which is not asked when this is registered."""
-        return ()
+        """Return what there may be, without asking the spool: a registry takes each name from one collector only."""
+        return [Metric(one.name.removesuffix("_total"), one.text, one.type) for one in listed()]
 
     def collect(self) -> Iterator[Metric]:
         """Return the families of all metrics."""

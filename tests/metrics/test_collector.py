@@ -16,6 +16,7 @@ import pytest
 
 pytest.importorskip("prometheus_client")
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as of_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as of_text
 
@@ -80,6 +81,25 @@ def test_what_the_broker_tells_is_told(tmp_path: Path) -> None:
     known = {one.name for one in listed()}
     for name in {key.partition("{")[0] for key in found}:
         assert name in known or name.rpartition("_")[0] in known, f"{name} is not in the list"
+
+
+def test_a_registry_takes_one_collector(tmp_path: Path) -> None:
+    """Each series would be there twice; a registry for each spool has its own, and gives those that are asked for."""
+    with qflow.open(tmp_path / "spool") as one, qflow.open(tmp_path / "other") as other:
+        fill(one, ["jobs"], messages=1)
+        fill(other, ["jobs"], messages=2)
+        registry, beside = CollectorRegistry(), CollectorRegistry()
+        registry.register(qflow.metrics.collector(one))
+        for broker in (one, other):
+            with pytest.raises(ValueError, match="Duplicated timeseries"):
+                registry.register(qflow.metrics.collector(broker))
+        beside.register(qflow.metrics.collector(other))
+        found = [each.get_sample_value("qflow_queue_messages", {"queue": "jobs"}) for each in (registry, beside)]
+        assert found == [1, 2]
+        names = [each.name for each in listed() if each.type != "histogram"]
+        for name in sorted({sample.name for family in registry.collect() for sample in family.samples} & {*names}):
+            picked = list(registry.restricted_registry([name]).collect())
+            assert {sample.name for family in picked for sample in family.samples} == {name}
 
 
 def test_the_disk_of_a_moved_spool_is_told(tmp_path: Path) -> None:
