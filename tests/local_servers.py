@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from urllib.parse import quote
 
+from qflow.storage.lock import owner_pid
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -17,7 +19,9 @@ def url(spool: Path, *, idle_s: float = 0.2) -> str:
 
 def pid(spool: Path) -> int:
     """Return the process that owns a spool: the server."""
-    return int((spool / "lock").read_text())
+    owner = owner_pid(spool)
+    assert owner, "there is none"
+    return owner
 
 
 def wait_for_the_end(spool: Path) -> None:

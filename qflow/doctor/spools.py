@@ -157,6 +157,9 @@ def _owner(look: Look) -> Iterator[Finding]:
             facts={"pid": look.owner_pid},
         )
         if look.stats is None or look.told_s_ago >= SILENT_S:
+            ps = "`ps -o pid,stat,wchan,cmd` where it runs"
+            if look.owner_pid:
+                ps = f"`ps -o pid,stat,wchan,cmd -p {look.owner_pid}`"
             wrote = "has never written its figures"
             if look.stats is not None:
                 wrote = f"wrote its figures last {span(look.told_s_ago)} ago"
@@ -164,7 +167,7 @@ def _owner(look: Look) -> Iterator[Finding]:
                 severity=Severity.PROBLEM,
                 kind="silent-owner",
                 sentence=f"the owner, {process}, {wrote}: it is stopped, or its disk is full",
-                remedy=f"look at it: `ps -o pid,stat,wchan,cmd -p {look.owner_pid}`, its log, and the disk (`df`)",
+                remedy=f"look at it: {ps}, its log, and the disk (`df`)",
                 facts={"pid": look.owner_pid, "told_s_ago": look.told_s_ago},
             )
 

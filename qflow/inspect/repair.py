@@ -26,7 +26,7 @@ from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey
 from qflow.storage.environment import BROKEN, Environment, put_pairs
 from qflow.storage.files import Files, check_filesystem, make_place
-from qflow.storage.lock import acquire_lock, owner_pid
+from qflow.storage.lock import acquire_lock, owner_pid, process_in_words
 from qflow.storage.log import recovery, table
 from qflow.storage.log.bodies import BODIES
 from qflow.storage.log.directory import put_in_place, staging
@@ -97,7 +97,9 @@ def repair_spool(
     spool, target = spool_path(path), spool_path(to)
     check_there(spool)
     if (owner := owner_pid(spool)) is not None:
-        raise SpoolInUse(f"the spool {spool} is in use by process {owner}: a repair reads it when it is closed")
+        raise SpoolInUse(
+            f"the spool {spool} is in use by {process_in_words(owner)}: a repair reads it when it is closed"
+        )
     _check_target(spool, target)
     check_filesystem(target, unsafe_filesystem)
     origin, journal = in_child(spool, lambda: _begun(spool))

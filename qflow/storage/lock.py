@@ -14,6 +14,9 @@ from qflow.storage.files import FILE_MODE, READ, storage_error
 LOCK_NAME = "lock"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 """Open a spool, which may be reached by a symbolic link; nothing inside may."""
+_PID_BYTES = 32
+_PID_LINE = b"%-31d\n"
+"""Earlier versions read so many bytes, as a number."""
 _LOCK_TRIES = 10
 _LOCK_PAUSE_S = 0.01
 
@@ -110,7 +113,7 @@ def acquire_lock(spool_path: str | os.PathLike[str]) -> SpoolLock:
         _lock(descriptors[0], spool)
         descriptors.append(_locked_file(spool))
         os.ftruncate(descriptors[1], 0)
-        os.pwrite(descriptors[1], b"%d\n" % os.getpid(), 0)
+        os.pwrite(descriptors[1], _PID_LINE % os.getpid() + f"{_numbering()}\n".encode(), 0)
     except BaseException as error:
         for fd in descriptors:
             os.close(fd)
@@ -142,9 +145,11 @@ def _lock(fd: int, spool: str) -> None:
             return
         except BlockingIOError:
             time.sleep(_LOCK_PAUSE_S)
-    pid = _written_pid(spool)
-    owner = f"process {pid}" if pid else "another process"
-    if pid == os.getpid():
+    pid, is_known = _written(spool)
+    owner = process_in_words(pid)
+    if not is_known:
+        owner += " of another container (pid namespace)"
+    elif pid == os.getpid():
         owner = f"this process ({pid})"
     raise SpoolInUse(f"the spool {spool} is in use by {owner}: close it there first, or open another directory")
 
@@ -157,22 +162,39 @@ def _is_at(fd: int, path: str) -> bool:
     return os.path.samestat(os.fstat(fd), there)
 
 
-def _written_pid(spool: str) -> int:
-    """Return the pid in the lock file, 0 if there is none."""
+def _numbering() -> str:
+    """Return the pid namespace of this process, empty where there is no telling: pids of another are others."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _written(spool: str) -> tuple[int, bool]:
+    """Return the pid in the lock file, 0 if there is none, and whether it is not of another pid namespace."""
     try:
         fd = os.open(os.path.join(spool, LOCK_NAME), READ)
     except OSError:
-        return 0
+        return 0, True
     try:
-        return int(os.read(fd, 32))
+        text = os.read(fd, 128)
+        pid, numbering = int(text[:_PID_BYTES]), text[_PID_BYTES:].decode().strip()
+        return pid, numbering in ("", _numbering())
     except (OSError, ValueError):
-        return 0
+        return 0, True
     finally:
         os.close(fd)
 
 
+def process_in_words(pid: int) -> str:
+    """Name a process, which is 0 if it is not known."""
+    return f"process {pid}" if pid else "another process"
+
+
 def owner_pid(spool_path: str | os.PathLike[str]) -> int | None:
-    """Return the pid of the process that owns a spool, None if nobody does, 0 if the owner's pid is not known.
+    """Return the pid of the process that owns a spool, None if nobody does, 0 if it is not known here.
+
+    It is not known where the lock file does not tell it, and in another container: its pid there is another's here.
 
     Asks with shared locks that are given back at once and writes nothing; `acquire_lock` waits such a moment out.
     """
@@ -187,7 +209,8 @@ def owner_pid(spool_path: str | os.PathLike[str]) -> int | None:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _written_pid(spool)
+            pid, is_known = _written(spool)
+            return pid if is_known else 0
         finally:
             os.close(fd)  # gives the shared lock back, too
     return None

@@ -16,7 +16,7 @@ from qflow.config import spool_path
 from qflow.doctor import Finding
 from qflow.errors import NotFound, QflowError
 from qflow.events import Event
-from qflow.storage.lock import owner_pid
+from qflow.storage.lock import owner_pid, process_in_words
 from qflow.top.look import EVENTS_KEPT, Look, Mode
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def look_at(facts: SpoolFacts, refusal: str = "") -> Look:
     live = facts.live
     streams = {stream.name: attrs.asdict(stream) for stream in facts.streams}
     if facts.owner_pid is not None and live is not None and facts.owner_pid in (live["pid"], 0) and _is_sound(live):
-        why = refusal or f"process {facts.owner_pid} owns it and lets nobody in"
+        why = refusal or f"{process_in_words(facts.owner_pid)} owns it and lets nobody in"
         return Look(
             mode=Mode.TOLD,
             note=f"{why}: read-only, from stats.json",
@@ -225,7 +225,7 @@ def look_at(facts: SpoolFacts, refusal: str = "") -> Look:
         )
     note = "nobody owns it: read-only, what its log holds"
     if facts.owner_pid is not None:
-        note = f"{refusal or f'process {facts.owner_pid} owns it'}: read-only, what its log holds"
+        note = f"{refusal or f'{process_in_words(facts.owner_pid)} owns it'}: read-only, what its log holds"
     elif not facts.clean:
         note += "; its last owner did not close it"
     return Look(

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,11 +53,12 @@ def other_owner(spool):
 
 
 def test_the_owner_is_named_in_the_lock_file(spool):
-    """The lock file is private and holds the owner's pid as text."""
+    """The lock file is private and holds the owner's pid as text, and in which pid namespace that is its number."""
     lock = acquire_lock(spool)
     path = os.path.join(spool, "lock")
-    with open(path) as file:
-        assert file.read() == f"{os.getpid()}\n"
+    with open(path, "rb") as file:
+        assert int(file.read(32)) == os.getpid(), "what earlier versions read"
+        assert file.read().decode() == os.readlink("/proc/self/ns/pid") + "\n"
     assert os.stat(path).st_mode & 0o777 == 0o600
     lock.release()
 
@@ -74,6 +76,20 @@ def test_a_second_owner_in_the_same_process_is_refused(spool):
     lock = acquire_lock(spool)
     with pytest.raises(SpoolInUse, match=f"this process \\({os.getpid()}\\)"):
         acquire_lock(spool)
+    lock.release()
+
+
+@pytest.mark.parametrize("space", ["pid:[1]", ""])
+def test_an_owner_in_another_container_is_named_as_such(spool, space):
+    """Its number is that of another process here, if of any; a file without a namespace is of this one."""
+    lock = acquire_lock(spool)
+    me = os.getpid()
+    Path(spool, "lock").write_text(f"{me:<31}\n{space}\n" if space else f"{me}\n")
+    with pytest.raises(SpoolInUse) as caught:
+        acquire_lock(spool)
+    assert owner_pid(spool) == (0 if space else me)
+    owner = f"process {me} of another container (pid namespace)" if space else f"this process ({me})"
+    assert f"is in use by {owner}: close it there first" in str(caught.value)
     lock.release()
 
 

@@ -25,7 +25,7 @@ from xxhash import xxh3_64_hexdigest
 from qflow.config import MAX_PARTITIONS
 from qflow.errors import CorruptionError, GroupInUse, SpoolInUse
 from qflow.storage.files import Files, create_anew, read_whole, storage_error, write_all
-from qflow.storage.lock import Place, SpoolLock, acquire_lock, owner_pid
+from qflow.storage.lock import Place, SpoolLock, acquire_lock, owner_pid, process_in_words
 
 _logger = logging.getLogger("qflow")
 
@@ -109,9 +109,8 @@ class Group:
         except SpoolInUse as error:
             pid = owner_pid(self._directory)
             raise GroupInUse(
-                f"group {name!r} of the spool {spool} is in use by "
-                + (f"process {pid}" if pid else "another process")
-                + ": stop the query that reads as this group, or give this one another group"
+                f"group {name!r} of the spool {spool} is in use by {process_in_words(pid or 0)}: "
+                "stop the query that reads as this group, or give this one another group"
             ) from error
         except OSError as error:
             raise storage_error(error, "keep the offsets of a group", self._directory) from error
