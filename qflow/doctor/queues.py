@@ -59,6 +59,8 @@ def _held_by(look: Look, name: str, holder: Stats) -> Finding:
         end = "close its connection"
     elif inside:
         end = f"see what that thread or task does (`py-spy dump --pid {pid}`), and have it ack or nack"
+    elif look.owner_pid == 0:
+        end = "see what it does where the owner runs, whose number that is, or end it; what it holds comes back at once"
     else:
         end = f"see what it does (`py-spy dump --pid {pid}`), or end it: `kill {pid}`; what it holds comes back at once"
     timeout = f"`qflow alter {argument(look.path)} {argument(name)} ack_timeout_s=600`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import qflow
+import qflow.aio
 from door_raw import RawDoor, until
 from qflow import NotFound
 from qflow.door import Door
@@ -174,6 +176,33 @@ def test_a_time_out_of_a_signal_handler_is_raised_as_it_is(spool: Path, monkeypa
                 qflow.connect(spool)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("by_tasks", [False, True])
+def test_who_holds_has_the_number_that_the_owner_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_tasks: bool
+) -> None:
+    """A caller in another container has another number for itself, which the owner would take for any process."""
+    real = requests.hello
+    monkeypatch.setattr(requests, "hello", lambda _: real(1))
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = broker.declare_queue("jobs")
+        queue.put(b"x")
+
+        def held_by() -> list[int]:
+            return [one.pid for one in queue.stats().holders]
+
+        async def hold() -> list[int]:
+            async with qflow.aio.connect(tmp_path / "spool") as caller:
+                await caller.queue("jobs").get()
+                return held_by()
+
+        if by_tasks:
+            assert asyncio.run(hold()) == [os.getpid()]
+        else:
+            with qflow.connect(tmp_path / "spool") as caller:
+                caller.queue("jobs").get()
+                assert held_by() == [os.getpid()]
 
 
 def calling(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:

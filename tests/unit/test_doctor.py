@@ -55,6 +55,7 @@ def test_who_holds_a_message_too_long_is_named(empty: dict[str, Any]) -> None:
     assert "`kill 4711`" in found.remedy
     assert "`qflow alter 'sp ool' q ack_timeout_s=600`" in found.remedy
     assert "`kill" not in only(Look(path="spool", stats=stats, owner_pid=4711)).remedy
+    assert "`kill" not in only(Look(path="spool", stats=stats, owner_pid=0)).remedy, "it is another process here"
     assert only(Look(path="s", stats=told(empty, oldest_unacked_s=400.0))).severity is Severity.PROBLEM
     assert judge(Look(path="s", stats=told(empty, oldest_unacked_s=200.0))) == []
 

@@ -72,7 +72,7 @@ class _Serving:
         self._door.sockets.add(one)
         connection = Connection(self._broker, self._budget, self._thread, refusal(one), partial(self._gone, one))
         self._connections.add(connection)
-        connection.begin(one)
+        connection.begin(one, peer(one)[0])
         if self._draining is not None:
             connection.drain(ends=True)
 
@@ -126,17 +126,20 @@ def accept(door: Door) -> socket.socket:
 
 def refusal(one: socket.socket) -> str | None:
     """Return why a caller is not let in; None if it is."""
-    uid = peer_uid(one)
+    _, uid = peer(one)
     if uid is None or uid in (0, os.geteuid()):
         return None
     return f"this spool is of user {os.geteuid()}, and this process is of user {uid}: only its own user is let in"
 
 
-def peer_uid(one: socket.socket) -> int | None:
-    """Return whose process is at the other end; None where the system does not say."""
+def peer(one: socket.socket) -> tuple[int | None, int | None]:
+    """Return which process is at the other end, 0 if it has no number here, and its user; None: the system tells none.
+
+    So it is in the container of the owner: what a caller in another one takes for its number is another process here.
+    """
     if hasattr(socket, "SO_PEERCRED"):
-        _, uid, _ = _PEER.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        return int(uid)
+        pid, uid, _ = _PEER.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        return int(pid), int(uid)
     if hasattr(socket, "LOCAL_PEERCRED"):
-        return int(struct.unpack_from("2I", one.getsockopt(0, socket.LOCAL_PEERCRED, 76))[1])
-    return None
+        return None, int(struct.unpack_from("2I", one.getsockopt(0, socket.LOCAL_PEERCRED, 76))[1])
+    return None, None

@@ -33,7 +33,8 @@ def frame_bytes(session_or_settings: Any) -> int:
 async def hello(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     arguments.text(head, "product")
     if head.get("pid") is not None:
-        session.pid = arguments.number(head, "pid", 1)
+        said = arguments.number(head, "pid", 1)
+        session.pid = said if session.peer_pid is None else session.peer_pid
     broker = session.broker.broker
     limits = {"frame_bytes": frame_bytes(broker.settings), "requests": MOST_REQUESTS, "bytes": session.credit_bytes}
     return {
