@@ -8,14 +8,15 @@ from qflow.config import Overflow, QueueSettings, StreamSettings, check_changes,
 from qflow.errors import InvalidArgument
 
 _WORDS = {"none": None, "true": True, "false": False}
+_OVERFLOW = [policy.value for policy in Overflow]
 
 
 def parse_change(text: str, kind: type[QueueSettings] | type[StreamSettings] = QueueSettings) -> tuple[str, Any]:
     """Return the name and value of a setting as `limit_messages=1000` says it; `none` takes a limit away.
 
     Raises:
-        InvalidArgument: it is no NAME=VALUE, or nothing of this kind has such a setting. What is wrong with a value is
-            found when it is set.
+        InvalidArgument: it is no NAME=VALUE, or nothing of this kind has such a setting, or `on_overflow` is no word
+            for what is done. What is wrong with another value is found when it is set.
     """
     name, equals, value = text.partition("=")
     if not equals:
@@ -23,6 +24,8 @@ def parse_change(text: str, kind: type[QueueSettings] | type[StreamSettings] = Q
     check_changes(kind, [name], "queue" if kind is QueueSettings else "stream")
     if name == "topics":
         return name, value.split(",")
+    if name == "on_overflow" and value not in _OVERFLOW:
+        raise InvalidArgument(f"on_overflow is one of {', '.join(_OVERFLOW)}, not {value!r}")
     if value.lower() in _WORDS:
         return name, _WORDS[value.lower()]
     for number in (int, float):

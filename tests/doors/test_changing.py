@@ -328,6 +328,15 @@ def test_a_setting_that_there_is_none_of_is_refused(spool: Path, change: str, op
     assert f"no setting {change.partition('=')[0]!r}; there are ack_timeout_s, " in done.stderr
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_what_is_done_at_a_limit_is_named_as_it_is_typed(spool: Path, options: list[str]) -> None:
+    """And not as programs name it."""
+    done = run("alter", spool, "jobs", "on_overflow=Reject", *options)
+    assert done.exit_code == 2
+    assert "on_overflow is one of block, reject, drop_oldest, drop_newest, dead_letter, not 'Reject'" in done.stderr
+    assert run("alter", spool, "jobs", "on_overflow=reject", *options).exit_code == 0
+
+
 @pytest.mark.parametrize("live", [False, True], ids=["dead", "live"])
 def test_settings_of_a_stream_are_changed(tmp_path: Path, live: bool) -> None:
     """What is to keep less is asked about first, for it drops messages at once; the rest is not."""
