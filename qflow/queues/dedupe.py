@@ -168,7 +168,7 @@ class Keys:
             )
         if getattr(record, "logged", True) is False:
             raise InvalidArgument("dedupe_key= and durable=False do not go together: a key is stored with its message")
-        return Claim(self, puts, check_key(key), int((self._clock() + window_s) * 1000))
+        return Claim(self, puts, check_key(key), max(0, int((self._clock() + window_s) * 1000)))
 
     def is_quick(self, claim: Claim) -> bool:
         """Tell whether `ask` reads nothing."""

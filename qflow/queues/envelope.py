@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from qflow import config
 from qflow.config import QueueSettings
 from qflow.durations import Duration
-from qflow.errors import InvalidArgument
+from qflow.errors import InvalidArgument, QflowError
 from qflow.message import Record, bodies_bytes, body_bytes, with_prefix
 
 Moment = datetime | float
@@ -42,7 +42,16 @@ PLAIN = Envelope(0, b"")
 def times(
     settings: QueueSettings, now: float, ttl_s: Duration | None, delay_s: Duration | None, not_before: Moment | None
 ) -> tuple[int, int]:
-    """Return (when it expires, when it is due) in milliseconds since the epoch; 0 = never, and at once."""
+    """Return (when it expires, when it is due) in milliseconds since the epoch; 0 = never, and at once.
+
+    Raises:
+        InvalidArgument: they make no sense. QflowError: the clock is before 1970.
+    """
+    if now < 0:
+        raise QflowError(
+            "the clock of this machine is before 1970, so that no message can expire or be delayed: set it right, and "
+            "put again"
+        )
     due = now
     if delay_s is not None:
         if not_before is not None:

@@ -336,7 +336,7 @@ class Producers:
             window = None
         # Where the producer was removed from the table, or its record is damaged since, memory has the same window: all
         # batches before this one are done, so it has all that is committed.
-        table.write(txn, known.name, with_number(window or known.window, number, int(self._clock() * 1000)))
+        table.write(txn, known.name, with_number(window or known.window, number, max(0, int(self._clock() * 1000))))
 
     def die(self, lock: Any) -> None:
         """In a forked child: refuse everything."""
@@ -348,7 +348,7 @@ class Producers:
             known = claim._known
             if known is not None:
                 if state is _State.COMMITTED:
-                    known.window = with_number(known.window, claim.number, int(self._clock() * 1000))
+                    known.window = with_number(known.window, claim.number, max(0, int(self._clock() * 1000)))
                 if known.claims.get(claim.number) is claim:
                     del known.claims[claim.number]
                 # Called again, there may be a new entry of the producer, whose window this claim must not move.

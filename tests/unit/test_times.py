@@ -405,6 +405,35 @@ def test_the_wall_clock_jumps(open_at: Open, clock: Clock, durable: bool, jump_s
     assert numbers_of(queue) == [2]
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_clock_before_1970_holds_up_no_put(open_at: Open, clock: Clock, before: int) -> None:
+    """Nothing on the disk has such a time: messages have that of 1970, and none that is to wait or expire is taken."""
+    broker = open_at()
+    queue = broker.declare_queue("q", dedupe_window_s=60)
+    stream = broker.declare_stream("s", topics=["#"])
+    queue.put_many([body(n) for n in range(before)])
+    right_s, clock.wall_s = clock.wall_s, -1_000.0
+    queue.put(body(1))
+    queue.put(body(2), dedupe_key="2")
+    queue.put_many([body(3), body(4), b"0005" * 2**20])
+    queue.submit(body(6)).result()
+    with broker.transaction() as transaction:
+        transaction.put("q", body(7))
+    broker.publish("t", b"x", producer="p", number=1)
+    for times in ({"delay_s": 1}, {"ttl_s": 10}, {"not_before": right_s}):
+        with pytest.raises(qflow.QflowError, match="the clock of this machine is before 1970"):
+            queue.put(body(8), **times)
+    for _ in range(before):
+        queue.get(0).ack(wait=True)
+    assert broker.check() == []
+    assert [message.time_ms for message in stream.query()] == [0]
+    broker.close()
+    clock.wall_s = right_s
+    broker = open_at()
+    assert numbers_of(broker.queue("q")) == [1, 2, 3, 4, 5, 6, 7]
+    assert broker.publish("t", b"x", producer="p", number=1).duplicate
+
+
 def test_expiry_survives_reopening(open_at: Open, clock: Clock) -> None:
     """What expired meanwhile is not delivered, what did not is, with its time."""
     broker = open_at()

@@ -153,7 +153,7 @@ class Ahead:
         if not done:
             self._numbers = bodies.new_numbers(txn, len(self._bodies))
             bodies.note_ahead(txn, self._numbers)
-        now_ms = int(self._clock() * 1000)
+        now_ms = max(0, int(self._clock() * 1000))
         for (record, _, uses), number in zip(self._part, self._numbers[done:], strict=False):
             bodies.store(txn, number, record, now_ms, self._join)
             bodies.write_count(txn, number, uses)

@@ -171,7 +171,7 @@ class BatchWriting:
             value = txn.get(key)
             if value is not None:
                 txn.put(bytes((DAMAGED,)) + key[1:], value)
-        now_ms = int(self._clock() * 1000)
+        now_ms = max(0, int(self._clock() * 1000))  # blocks have no time before 1970
         settled = batch.all_settled()
         sharing = None
         if batch.shared or batch.references:

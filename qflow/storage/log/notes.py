@@ -58,7 +58,10 @@ def put_note(lane: Lane, records: Sequence[Record], size: int, now_ms: int) -> t
     _, floor, count, total, tail, marks, doubtful, referring = row
     # Not `Row(…)`, here and below, which takes longer by half a microsecond.
     after = tuple.__new__(Row, (first + 1, floor, count + 1, total + size, tail, marks, doubtful, referring))
-    changes = _PUT_HEAD.pack(_PUT, lane.owner, lane.lane, first, now_ms, type(record) is Message) + record
+    try:
+        changes = _PUT_HEAD.pack(_PUT, lane.owner, lane.lane, first, now_ms, type(record) is Message) + record
+    except struct.error:  # a clock before 1970: a batch takes that for 1970
+        return None
     return tuple.__new__(Note, (lane, row, after, first, record, now_ms, 1)), changes
 
 
