@@ -39,11 +39,11 @@ def one_of_threads(kind: Any) -> Mapping[str, Any]:
     """Return methods of a delivery."""
 
     def ack(self: Any, wait: bool = False) -> None:
-        with spans.settling("ack", self.queue, [self]):
+        with spans.settling("ack", [self]):
             kind.ack(self, wait)
 
     def nack(self: Any, *arguments: Any, **options: Any) -> None:
-        with spans.settling("nack", self.queue, [self]):
+        with spans.settling("nack", [self]):
             kind.nack(self, *arguments, **options)
 
     def enter(self: Any) -> Any:
@@ -62,11 +62,11 @@ def one_of_tasks(kind: Any) -> Mapping[str, Any]:
     """Return methods of a delivery to a task."""
 
     async def ack(self: Any, wait: bool = False) -> None:
-        with spans.settling("ack", self.queue, [self]):
+        with spans.settling("ack", [self]):
             await kind.ack(self, wait)
 
     async def nack(self: Any, *arguments: Any, **options: Any) -> None:
-        with spans.settling("nack", self.queue, [self]):
+        with spans.settling("nack", [self]):
             await kind.nack(self, *arguments, **options)
 
     async def enter(self: Any) -> Any:
@@ -107,11 +107,11 @@ def batch_of_threads(kind: Any) -> Mapping[str, Any]:
     """Return methods of a batch."""
 
     def ack(self: Any, wait: bool = False) -> None:
-        with spans.settling("ack", self[0].queue, list(self)):
+        with spans.settling("ack", list(self)):
             kind.ack(self, wait)
 
     def nack(self: Any, *arguments: Any, **options: Any) -> None:
-        with spans.settling("nack", self[0].queue, list(self)):
+        with spans.settling("nack", list(self)):
             kind.nack(self, *arguments, **options)
 
     return {"ack": ack, "nack": nack, **_items(kind)}
@@ -121,11 +121,11 @@ def batch_of_tasks(kind: Any) -> Mapping[str, Any]:
     """Return methods of a batch for a task."""
 
     async def ack(self: Any, wait: bool = False) -> None:
-        with spans.settling("ack", self[0].queue, list(self)):
+        with spans.settling("ack", list(self)):
             await kind.ack(self, wait)
 
     async def nack(self: Any, *arguments: Any, **options: Any) -> None:
-        with spans.settling("nack", self[0].queue, list(self)):
+        with spans.settling("nack", list(self)):
             await kind.nack(self, *arguments, **options)
 
     return {"ack": ack, "nack": nack, **_items(kind)}

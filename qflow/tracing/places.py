@@ -17,13 +17,13 @@ def _gets_of_threads(kind: Any) -> Mapping[str, Any]:
     def get(self: Any, *arguments: Any, **options: Any) -> Any:
         began_ns = time_ns()
         found = deliveries.delivery(kind.get(self, *arguments, **options))
-        spans.received("get", self.name or found.queue, began_ns, [found])
+        spans.received("get", self, began_ns, [found])
         return found
 
     def get_many(self: Any, *arguments: Any, **options: Any) -> Any:
         began_ns = time_ns()
         found = become(kind.get_many(self, *arguments, **options), deliveries.batch_of_threads)
-        spans.received("get_many", self.name or found[0].queue, began_ns, list(found))
+        spans.received("get_many", self, began_ns, list(found))
         return found
 
     return {"get": get, "get_many": get_many}
@@ -33,13 +33,13 @@ def _gets_of_tasks(kind: Any) -> Mapping[str, Any]:
     async def get(self: Any, *arguments: Any, **options: Any) -> Any:
         began_ns = time_ns()
         found = deliveries.delivery(await kind.get(self, *arguments, **options))
-        spans.received("get", self.name or found.queue, began_ns, [found])
+        spans.received("get", self, began_ns, [found])
         return found
 
     async def get_many(self: Any, *arguments: Any, **options: Any) -> Any:
         began_ns = time_ns()
         found = become(await kind.get_many(self, *arguments, **options), deliveries.batch_of_tasks)
-        spans.received("get_many", self.name or found[0].queue, began_ns, list(found))
+        spans.received("get_many", self, began_ns, list(found))
         return found
 
     return {"get": get, "get_many": get_many}

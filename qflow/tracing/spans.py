@@ -127,15 +127,18 @@ def _end_with(span: Span, done: Any) -> None:
     span.end()
 
 
-def received(operation: str, destination: str, began_ns: int, deliveries: list[Any]) -> None:
-    """Make the span of a call that has brought messages, which it links to."""
-    count = len(deliveries)
+def received(operation: str, source: Any, began_ns: int, deliveries: list[Any]) -> None:
+    """Make the span of a call that has brought messages of a queue or a subscription, which it links to; or none."""
+    if not deliveries:
+        return
+    destination, count = deliveries[0].queue, len(deliveries)
     attributes = _attributes(
         operation,
         "receive",
         destination,
         batch__message_count=count if operation == "get_many" else None,
         message__id=str(deliveries[0].sequence) if operation == "get" else None,
+        destination__subscription__name=source.name if hasattr(source, "stream") else None,
     )
     _tracer.start_span(
         f"{operation} {destination}",
@@ -172,9 +175,9 @@ def processing(delivery: Any) -> Iterator[Span]:
         span.end()
 
 
-def _settle_span(operation: str, destination: str, began_ns: int, deliveries: list[Any]) -> Span:
+def _settle_span(operation: str, began_ns: int, deliveries: list[Any]) -> Span:
     """Return a span below what is current, else below what put the message; it links to that."""
-    parent = None
+    destination, parent = deliveries[0].queue, None
     if not trace.get_current_span().get_span_context().is_valid and len(deliveries) == 1:
         parent = context_of(deliveries[0].headers)
     attributes = _attributes(
@@ -195,16 +198,22 @@ def _settle_span(operation: str, destination: str, began_ns: int, deliveries: li
 
 
 @contextmanager
-def settling(operation: str, destination: str, deliveries: list[Any]) -> Iterator[None]:
-    """Make a span of an ack or a nack; none of one that came too late, as at the end of a block that did it itself."""
+def settling(operation: str, deliveries: list[Any]) -> Iterator[None]:
+    """Make a span of an ack or a nack; none of one that came too late, as at the end of a block that did it itself.
+
+    Nor of an empty batch.
+    """
+    if not deliveries:
+        yield
+        return
     began_ns = time_ns()
     try:
         yield
     except AlreadySettled:
         raise
     except BaseException as error:
-        span = _settle_span(operation, destination, began_ns, deliveries)
+        span = _settle_span(operation, began_ns, deliveries)
         fail(span, error)
         span.end()
         raise
-    _settle_span(operation, destination, began_ns, deliveries).end()
+    _settle_span(operation, began_ns, deliveries).end()

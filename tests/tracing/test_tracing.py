@@ -172,6 +172,9 @@ def test_gets_that_find_nothing_make_no_spans(broker: qflow.Broker, spans: InMem
     jobs = broker.declare_queue("jobs")
     with pytest.raises(qflow.QueueEmpty):
         jobs.get_nowait()
+    batch = jobs.get_many(10, timeout_s=0)
+    batch.ack()
+    batch.nack()
     assert spans.get_finished_spans() == ()
 
 
@@ -306,22 +309,63 @@ def test_tasks_trace_as_threads_do(tmp_path: Path, spans: InMemorySpanExporter, 
     asyncio.run(main())
 
 
-def test_subscriptions_of_tasks_trace(tmp_path: Path, spans: InMemorySpanExporter) -> None:
+def check_a_subscription(found: dict[str, ReadableSpan], name: str | None) -> None:
+    """One call is one span, named by the stream, whatever brings it."""
+    assert found.keys() == {"publish", "get flights", "ack flights"}
+    assert attributes(found["get flights"]).get("destination.subscription.name") == name
+    assert attributes(found["get flights"])["destination.name"] == "flights"
+    assert linked(found["get flights"]) == linked(found["ack flights"]) == [found["publish"].context.span_id]
+
+
+@pytest.mark.parametrize("name", ["board", None])
+@pytest.mark.parametrize("connected", [False, True])
+def test_subscriptions_trace(
+    broker: qflow.Broker, spans: InMemorySpanExporter, connected: bool, name: str | None
+) -> None:
+    """Through the door, too; what brings nothing makes no span."""
+    broker.declare_stream("flights", topics=["#"])
+    with qflow.connect(broker.path) as remote:
+        used = qflow.tracing.instrument(remote) if connected else broker
+        with used.subscribe("flights", name=name) as board:
+            used.publish("flights/UA", b"x")
+            board.get().ack()
+            check_a_subscription(by_name(spans), name)
+            spans.clear()
+            used.publish("flights/UA", b"x")
+            assert len(board.get_many(10)) == 1
+            board.get_many(10, timeout_s=0).ack()
+    assert [span.name for span in spans.get_finished_spans()] == ["publish", "get_many flights"]
+
+
+@pytest.mark.parametrize("name", ["board", None])
+@pytest.mark.parametrize("connected", [False, True])
+def test_subscriptions_of_tasks_trace(
+    tmp_path: Path, spans: InMemorySpanExporter, connected: bool, name: str | None
+) -> None:
     """Opened by `async with`."""
 
+    async def work(broker: Any) -> None:
+        qflow.tracing.instrument(broker)
+        async with broker.subscribe("flights", name=name) as board:
+            await broker.publish("flights/UA", b"x")
+            await (await board.get()).ack()
+            check_a_subscription(by_name(spans), name)
+            spans.clear()
+            await broker.publish("flights/UA", b"x")
+            assert len(await board.get_many(10)) == 1
+            await (await board.get_many(10, timeout_s=0)).ack()
+
     async def main() -> None:
-        async with qflow.aio.open(tmp_path / "spool") as broker:
-            qflow.tracing.instrument(broker)
-            stream = await broker.declare_stream("flights", topics=["#"])
-            async with broker.subscribe(stream, name="board") as board:
-                await broker.publish("flights/UA", b"x")
-                batch = await board.get_many(10)
-                await batch.ack()
+        async with qflow.aio.open(tmp_path / "spool") as owner:
+            await owner.declare_stream("flights", topics=["#"])
+            if not connected:
+                await work(owner)
+                return
+            async with qflow.aio.connect(tmp_path / "spool") as remote:
+                await work(remote)
 
     asyncio.run(main())
-    found = by_name(spans)
-    assert len(found) == 3
-    assert all(linked(span) == [found["publish"].context.span_id] for name, span in found.items() if name != "publish")
+    assert [span.name for span in spans.get_finished_spans()] == ["publish", "get_many flights"]
 
 
 def test_nobody_else_pays(tmp_path: Path, spans: InMemorySpanExporter) -> None:

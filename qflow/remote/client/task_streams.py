@@ -148,7 +148,7 @@ class AsyncRemoteSubscription:
 
     async def get(self, timeout_s: Duration | None = None) -> AsyncStreamDelivery:
         """Return the next message, waiting for it; see `qflow.aio.AsyncSubscription.get`."""
-        batch = await self.get_many(1, timeout_s)
+        batch = await self._get(1, timeout_s)
         if not batch:
             raise QueueEmpty(f"no message of stream {self.stream!r} for {self.filter!r} came in time")
         return batch[0]
@@ -159,6 +159,9 @@ class AsyncRemoteSubscription:
 
     async def get_many(self, max_messages: int, timeout_s: Duration | None = None) -> AsyncStreamDeliveries:
         """Return available messages, in order, 1,000 at most; an empty batch at the time-out."""
+        return await self._get(max_messages, timeout_s)
+
+    async def _get(self, max_messages: int, timeout_s: Duration | None) -> AsyncStreamDeliveries:
         mine = taker()
         request = stream_requests.get(self._opened.number, max_messages, timeout_s, mine)
         self._holding.get_begins(mine)
