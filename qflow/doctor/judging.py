@@ -42,7 +42,7 @@ def examine(path: str | os.PathLike[str]) -> list[Finding]:
     Of a log with more than 64 MiB in use the blocks are not read: `qflow.inspect.examine` does that.
 
     Raises:
-        NotFound: there is no spool. StorageError: it cannot be read.
+        NotFound: there is no spool. StorageError: it cannot be read, or this process has it open: call it in another.
     Cost: 100 µs a queue, and half a second for 64 MiB.
     """
     return judge(look_at(path))

@@ -6,7 +6,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from click.testing import CliRunner
 import inside
 import qflow
 from qflow.cli.main import app
-from qflow.doctor import Look, judge
+from qflow.doctor import Look, examine, judge
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log.keys import FORMAT, meta_key
@@ -152,6 +154,21 @@ def test_an_owner_is_asked(spool: Path) -> None:
     with owned(spool, door=False) as pid:
         code, (found,) = doctor(spool)
         assert (code, found["kind"], found["facts"]["pid"]) == (1, "no-door", pid)
+
+
+def test_the_program_that_owns_it_asks_in_another_process(spool: Path) -> None:
+    """LMDB opens a log once in a process, which is said."""
+    with qflow.open(spool, capacity_bytes="1MiB") as broker:
+        with pytest.raises(qflow.StorageError, match="is open in this process: .* or look from another process"):
+            examine(spool)
+        broker.declare_queue("dead")
+        orders = broker.declare_queue("spoiled", max_deliveries=1, dead_letter="dead")
+        orders.put(b"x")
+        orders.get().nack(reason="card declined")
+        with ProcessPoolExecutor(1, get_context("spawn")) as beside:
+            found = beside.submit(examine, broker.path).result()
+    (letters,) = (one for one in found if one.kind == "dead-letters")
+    assert "'card declined'" in letters.sentence
 
 
 def test_what_maintenance_cannot_do_is_told(spool: Path) -> None:
