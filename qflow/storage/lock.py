@@ -151,7 +151,10 @@ def _lock(fd: int, spool: str) -> None:
         owner += " of another container (pid namespace)"
     elif pid == os.getpid():
         owner = f"this process ({pid})"
-    raise SpoolInUse(f"the spool {spool} is in use by {owner}: close it there first, or open another directory")
+    raise SpoolInUse(
+        f"the spool {spool} is in use by {owner}: use it from here with qflow.connect, close it there first, or open "
+        "another directory"
+    )
 
 
 def _is_at(fd: int, path: str) -> bool:

@@ -89,7 +89,7 @@ def test_an_owner_in_another_container_is_named_as_such(spool, space):
         acquire_lock(spool)
     assert owner_pid(spool) == (0 if space else me)
     owner = f"process {me} of another container (pid namespace)" if space else f"this process ({me})"
-    assert f"is in use by {owner}: close it there first" in str(caught.value)
+    assert f"is in use by {owner}: use it from here with qflow.connect, close it there first" in str(caught.value)
     lock.release()
 
 
