@@ -131,6 +131,19 @@ def test_what_cannot_be_put_at_once_waits_on_the_other_connection(
         jobs.put(b"4")
 
 
+def test_puts_go_into_the_queue_that_has_the_name_now(
+    jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker
+) -> None:
+    """The line was used for another one, which was deleted."""
+    jobs.put(b"1")
+    owner.delete_queue("jobs")
+    queue = owner.declare_queue("jobs")
+    for body in (b"2", b"3"):
+        jobs.put(body)
+    assert bodies(queue) == [b"2", b"3"]
+    assert len(lines.asked) == 3
+
+
 def test_nothing_is_overtaken_that_nobody_waits_for(jobs: qflow.RemoteQueue, lines: Lines, owner: qflow.Broker) -> None:
     """Puts that were submitted, and acks."""
     owner.alter_queue("jobs", limit_messages=1, on_overflow="reject")

@@ -41,6 +41,19 @@ def test_frames_come_out_as_they_went_in(sent: list[tuple[int, dict[str, Any], l
     assert reader.held == reader.missing == 0
 
 
+@given(FRAMES)
+def test_frames_that_come_by_themselves_are_the_same_where_their_heads_are_known(
+    sent: list[tuple[int, dict[str, Any], list[Any]]],
+) -> None:
+    """Most come so: a put, and its answer."""
+    reader = FrameReader(2**20)
+    for number, head, columns in sent:
+        data = b"".join(encode_frame(number, head, columns))
+        for _ in range(2):
+            assert list(reader.feed(data)) == [(number, head, columns, len(data))]
+    assert reader.held == 0
+
+
 @given(FRAMES, st.integers())
 def test_frames_are_whole_when_something_else_is_read_into_the_buffer(
     sent: list[tuple[int, dict[str, Any], list[Any]]], seed: int

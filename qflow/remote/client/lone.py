@@ -11,6 +11,7 @@ its thread is at that line goes the long way.
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections import deque
@@ -44,6 +45,8 @@ LARGE = 2**14
 """Buffers that are so large, one with another, are not joined to be sent: that would take new pages each time."""
 READ_BYTES = 2**12
 HELLO_S = 10.0
+_placed = re.compile(rb'.{4}\x01\0\0\0.{4}\{"result":\{"first":(\d+),"count":(\d+)\}\}', re.DOTALL).fullmatch
+"""The most frequent answer, to one put, or several that were sent as one: a fifth of the time of a frame and JSON."""
 NOT_MADE = Reply(None, [])
 """The outcome of a put that is to go the long way."""
 
@@ -177,6 +180,9 @@ class Line:
             count = self.socket.recv_into(self._buffer)
             if not count:
                 self.ended = True
+                return
+            if len(groups) == 1 and (placed := _placed(self._buffer, 0, count)) is not None:
+                _tell(groups[0], {"result": {"first": int(placed[1]), "count": int(placed[2])}})
                 return
             for number, head, _, _ in self._reader.feed(self._buffer[:count]):
                 if number:  # else it says that it ends

@@ -22,9 +22,11 @@ from typing import Any
 
 from qflow.broker import Broker
 from qflow.errors import QflowError
+from qflow.message import is_plain
+from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
 from qflow.remote.wire.errors import encode_error
-from qflow.remote.wire.frames import Frame, FrameReader, Head, WireError, encode_frame
+from qflow.remote.wire.frames import Frame, FrameReader, Head, WireError, encode_answer
 
 MOST_BYTES = 2**19 + 2**17
 """Of what is under way of a connection."""
@@ -58,6 +60,8 @@ class Lone:
         self._sending: list[None] = []
         """An item for each thread that sends some."""
         self._has_ended = False
+        self._last: tuple[str, Puts] | None = None
+        """The queue that the last one went into."""
 
     def stop(self) -> None:
         """Read nothing more; what is under way is answered."""
@@ -71,7 +75,7 @@ class Lone:
         count = self.socket.recv_into(buffer)
         if not count:
             raise ConnectionResetError
-        frames = list(self._reader.feed(buffer[:count]))
+        frames = tuple(self._reader.feed(buffer[:count]))
         size = sum(self._under_way.values())
         waits = self._thread.is_alone and len(frames) == 1 and not size
         for frame in frames:
@@ -116,17 +120,14 @@ class Lone:
         name, bodies = head.get("queue"), columns[0] if len(columns) == 1 else []
         if head.get("op") != "put" or not PLAIN_PUT.issuperset(head) or type(name) is not str:
             return False
-        try:
-            sizes = list(map(len, bodies))
-        except TypeError:  # one is None
+        if not is_plain(bodies) or not bodies:
             return False
-        if not sizes:
-            return False
-        puts = parts_of(self._broker.queue(name)).puts
+        puts = self._puts(name)
         if puts.settings.ttl_s is not None or puts.admission.line:
             return False
-        put = puts.draft(bodies, True, 0, sizes=sizes)
+        put = puts.draft_one(bodies[0]) if len(bodies) == 1 else puts.draft(bodies, True, 0)
         if not puts.enter_at_once(put, waits=waits):
+            self._last = None  # it may have been deleted
             return False
         log = puts.context.log
         if log is None or not put.lane.is_logged:
@@ -141,6 +142,13 @@ class Lone:
         self._thread.log = log
         log.tell(put, partial(self._thread.tell, self, number, put))
         return True
+
+    def _puts(self, name: str) -> Puts:
+        """Return the way into a queue. Raises NotFound: there is none."""
+        last = self._last
+        if last is None or last[0] != name:
+            last = self._last = name, parts_of(self._broker.queue(name)).puts
+        return last[1]
 
     # And in the writer -----------------------------------------------------------------------------------------------
 
@@ -157,16 +165,18 @@ class Lone:
             self._thread.under_way.remove((self, number))  # who takes it from here answers
         except KeyError:
             return
-        self._out.append(b"" if head is None else b"".join(encode_frame(number, head)))
+        self._out.append(b"" if head is None else encode_answer(number, head))
         del self._under_way[number]  # before the caller has the answer, for it may send more then
 
     def send(self) -> None:
         """Send the answers; a caller that does not read them is ended."""
         self._sending.append(None)
         answers: list[bytes] = []
-        with suppress(IndexError):
+        try:
             while True:
                 answers.append(self._out.popleft())
+        except IndexError:
+            pass
         data = b"".join(answers)
         try:
             is_whole = all(answers) and (not data or self.socket.send(data) == len(data))

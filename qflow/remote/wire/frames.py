@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from qflow.remote.wire.columns import Column, Items, decode_columns, encode_column
@@ -87,6 +87,12 @@ def encode_frame(number: int, head: Head | bytes, columns: Sequence[Items] = ())
     return parts
 
 
+def encode_answer(number: int, head: Head | bytes) -> bytes:
+    """Return a frame without columns."""
+    packed = head if isinstance(head, bytes) else encode_head(head)
+    return _START.pack(_NUMBERS + len(packed), number, len(packed)) + packed
+
+
 def shorten_timeout(parts: list[bytes], seconds: float) -> list[bytes]:
     """Return the buffers of a frame whose `timeout_s`, if it has one, is so much less."""
     if b'"timeout_s"' not in parts[1]:
@@ -124,15 +130,27 @@ class FrameReader:
         """Bytes of a frame that is not complete."""
         return len(self._bytes)
 
-    def feed(self, read: bytes | memoryview) -> Iterator[Frame]:
-        """Yield the frames that are complete with these bytes, and hold none of these: they may lie in a buffer.
+    def feed(self, read: bytes | memoryview) -> Iterable[Frame]:
+        """Return the frames that are complete with these bytes, and hold none of these: they may lie in a buffer.
 
         All of them must be taken before the next call, and before anything else is read into that.
 
         Raises:
-            WireError: these are no frames, or one is too long. Nothing that follows can be read.
+            WireError: these are no frames, or one is too long. Nothing that follows can be read. Perhaps only when the
+                frames before that were taken.
         """
         data = memoryview(read)
+        size = len(data)
+        if not self._bytes and _START.size <= size <= self.most_bytes:
+            length, number, head_bytes = _START.unpack_from(data)
+            columns_at = _START.size + head_bytes
+            if length + _LENGTH.size == size >= columns_at and head_bytes <= KNOWN_HEAD_BYTES:
+                head = self._heads.get(bytes(data[_START.size : columns_at]))
+                if head is not None:  # one frame as most are: in half the time
+                    return (Frame(number, head, _columns(data, columns_at, size), size),)
+        return self._feed(data)
+
+    def _feed(self, data: memoryview) -> Iterator[Frame]:
         if self._bytes:
             self._bytes += data
             if self.missing > 0 or len(self._bytes) < _LENGTH.size:
@@ -171,10 +189,14 @@ class FrameReader:
                 if len(self._heads) >= KNOWN_HEADS:
                     self._heads.clear()
                 self._heads[packed] = head
-        try:
-            return Frame(number, head, decode_columns(data, start + head_bytes, end), size)
-        except ValueError as error:
-            raise WireError(f"a column of a frame: {error}") from error
+        return Frame(number, head, _columns(data, start + head_bytes, end), size)
+
+
+def _columns(data: memoryview, start: int, end: int) -> list[Column]:
+    try:
+        return decode_columns(data, start, end)
+    except ValueError as error:
+        raise WireError(f"a column of a frame: {error}") from error
 
 
 def _head(packed: bytes) -> Head:
