@@ -25,6 +25,7 @@ from qflow.errors import InDoubt, QflowError
 from qflow.handlers import is_of_handler
 from qflow.memory.waiting import is_main
 from qflow.remote.client import requests
+from qflow.remote.client.gathering import Gathering
 from qflow.remote.client.link import ANSWER_BYTES, Link, Reply, Request
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import FrameReader, Head, WireError, encode_frame
@@ -224,6 +225,7 @@ class Shared:
         """Not on their way yet, in order."""
         self._in_use = threading.Lock()
         """Held by the thread that asks; passed on by it to the first who waits."""
+        self._gathering = Gathering(self._asked)
 
     def ask(self, one: Asked) -> Reply | Exception:
         """Return the outcome of a put."""
@@ -231,6 +233,7 @@ class Shared:
         self._asked.append(one)
         is_free = self._in_use.acquire(blocking=False)  # and yet this one may have been asked for meanwhile
         if not is_free:
+            self._gathering.arrived()
             one.gate.acquire()
         if one.behind is not None:
             one.behind.gate.release()
@@ -243,10 +246,12 @@ class Shared:
         """Ask for all who came, until what the calling thread asks for has an outcome; then have the next do so."""
         try:
             while mine.outcome is None:
+                self._gathering.begin()
                 together = self._take()
                 try:
                     self.line.ask_all(together)
                 finally:
+                    self._gathering.end(0 if self.line.ended else len(together))
                     others = [one for one in together if one is not mine]
                     for one, behind in pairwise(others):
                         one.behind = behind
