@@ -19,6 +19,7 @@ from qflow.amqp.server.stores import FILTER_VALUE, QueueStore
 from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.properties import changed
 from qflow.errors import (
+    InDoubt,
     InvalidArgument,
     MessageTooLarge,
     QflowError,
@@ -76,6 +77,7 @@ class Publishing:
         """Puts that are not done."""
         self._all_done: asyncio.Future[None] | None = None
         self._run: Run | None = None
+        self._is_in_doubt = False
 
     def goes_on(self, event: Published) -> bool:
         """Take a message if it is like the one before: `hand_over` puts both."""
@@ -254,20 +256,29 @@ class Publishing:
     def _done(self, publish: Unconfirmed | None, put: asyncio.Future[Any]) -> None:
         """Look how a put ended: one that nobody confirms ends its channel where its message could not be kept."""
         self.pending -= 1
-        if publish is not None and self._channel.confirms is not None:
-            publish.refused |= put.cancelled() or not isinstance(put.exception(), _REFUSES_NOTHING)
+        error = None if put.cancelled() else put.exception()
+        if isinstance(error, InDoubt):
+            self._end_in_doubt(error)
+        elif publish is not None and self._channel.confirms is not None:
+            publish.refused |= put.cancelled() or not isinstance(error, _REFUSES_NOTHING)
             self._channel.confirms.end(publish)
         if not self.pending and self._all_done is not None and not self._all_done.done():
             self._all_done.set_result(None)
-        if put.cancelled():
-            return
-        error = put.exception()
-        if error is None or isinstance(error, QueueFull | QueueDeleted | StreamDeleted):
+        if error is None or isinstance(error, InDoubt | QueueFull | QueueDeleted | StreamDeleted):
             return
         if self._channel.confirms is None:
             self._channel.fail_channel(AmqpError(ReplyCode.PRECONDITION_FAILED, f"a message was not kept: {error}"))
         else:
             self._client.warn("publishes are refused: %s", error)
+
+    def _end_in_doubt(self, error: InDoubt) -> None:
+        """End the connection in place of a confirm that nobody can give, behind those of what was kept before."""
+        if self._is_in_doubt:
+            return
+        self._is_in_doubt = True
+        text = f"it is not known whether what was published last is kept: {error}"
+        self._client.warn("%s", text)
+        asyncio.get_running_loop().call_soon(self._client.fail, AmqpError(ReplyCode.INTERNAL_ERROR, text))
 
     async def _until_put(self, puts: list[asyncio.Future[Any]]) -> None:
         """Return when puts are done that wait for room, or were given up."""

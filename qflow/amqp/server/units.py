@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.client import until_done
-from qflow.errors import AlreadySettled, InvalidArgument, QflowError, QueueDeleted, QueueFull, StreamDeleted
+from qflow.errors import AlreadySettled, InDoubt, InvalidArgument, QflowError, QueueDeleted, QueueFull, StreamDeleted
 
 if TYPE_CHECKING:
     from qflow.amqp.server.client import Client
@@ -95,7 +95,7 @@ class Unit:
         self._nacked.append((taken, requeue))
 
     async def commit(self) -> None:
-        """Commit; nothing of it is done if that fails, which ends the channel."""
+        """Commit; nothing of it is done if that fails, which ends the channel, or that is not known."""
         channel = self._channel
         puts, acked, nacked, returned = self._puts, self._acked, self._nacked, self._returned
         queues = dict.fromkeys(hosted for hosted, _ in puts)
@@ -107,6 +107,10 @@ class Unit:
         except (QueueFull, QueueDeleted, StreamDeleted, AlreadySettled, InvalidArgument) as error:
             self.rollback()
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"not committed: {error}") from error
+        except InDoubt as error:
+            self.rollback()
+            text = f"it is not known whether the transaction is committed: {error}"
+            raise AmqpError(ReplyCode.INTERNAL_ERROR, text) from error
         except QflowError as error:
             self.rollback()
             raise AmqpError(ReplyCode.INTERNAL_ERROR, f"not committed: {error}") from error

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from qflow.errors import QflowError
+from qflow.errors import InDoubt, QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.messages import Message, published
 from qflow.mqtt.model.sessions import SessionState
@@ -193,6 +193,8 @@ class Inbound:
                 continue
             if error is None:
                 self._machine.send(one.answer)
+            elif isinstance(error, InDoubt):
+                self._doubted(error)
             elif isinstance(error, QflowError):
                 self._refused(one.answer, as_mqtt_error(error))
             else:
@@ -214,6 +216,15 @@ class Inbound:
         else:
             self._machine.send(type(answer)(answer.packet_id, error.code, {"reason_string": error.text[:1000]}))
         self._line.flush_soon()
+
+    def _doubted(self, error: InDoubt) -> None:
+        """End the connection in place of an answer: with any, the client would send its message anew, or forget it.
+
+        A packet id of QoS 2 stays with the session, as what is in the log decides what comes of it.
+        """
+        text = f"it is not known whether what was sent last is stored: {error}"
+        self._publishing.tell("client %r is closed: %s", self._state.client_id, text)
+        self._machine.fail(MqttError(ReasonCode.UNSPECIFIED, text))
 
     async def settle(self) -> None:
         """Return when nothing waits for the log any more; what waits for longer than `SETTLE_S` is withdrawn.
