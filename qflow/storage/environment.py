@@ -6,8 +6,7 @@ its place, is in `snapshots`.
 
 Facts this rests on (py-lmdb 3): two engines in one wheel with formats that exclude each other, so the engine is named
 and asserted; only the default mode (no `writemap`, `map_async`, `sync=False`, `metasync=False`) keeps what it promised
-through a power cut; a full disk shows up as an I/O error at commit, after which nobody knows, so room is made in the
-file before a transaction begins.
+through a power cut; a full disk shows up as an I/O error at commit, after which nobody knows, so room is made before.
 
 Where the disk is full, the map ends where the file does (`confine`): LMDB then uses free pages of the file, and raises
 MapFull, before anything is written, where those do not suffice. That is exact where any estimate would be a guess.
@@ -25,7 +24,7 @@ from typing import Any
 import lmdb
 
 from qflow.descriptors import close_on_exec, occupy_standard
-from qflow.errors import CorruptionError, DiskFull, QflowError, StorageError
+from qflow.errors import BrokerFailed, CorruptionError, DiskFull, QflowError, StorageError
 from qflow.storage.encoding import Sections
 from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, storage_error
 from qflow.storage.joining import Value, join
@@ -63,7 +62,6 @@ DAMAGE = (
     lmdb.VersionMismatchError,
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
-    lmdb.PanicError,
     lmdb.CursorFullError,
     lmdb.PageFullError,
     lmdb.BadTxnError,
@@ -79,12 +77,14 @@ SystemError: its binding finds an error where it looks for none. IndexError: a k
 
 
 def log_error(error: BaseException, path: str, what: str) -> QflowError:
-    """Return the error to raise for one of LMDB: of the bytes, of the disk, or of the system.
+    """Return the error to raise for one of LMDB: of an earlier commit, of the bytes, of the disk, or of the system.
 
     Args:
         what: the attempt, as it reads after "could not be": "read".
     """
     text = str(error).rstrip(".") or type(error).__name__
+    if isinstance(error, lmdb.PanicError):
+        return BrokerFailed(f"a write to the log {path} failed earlier; close the broker and open the spool again")
     if isinstance(error, DAMAGE) or os.strerror(errno.EFAULT) in text:  # a page's number leads out of the map
         return CorruptionError(
             f"pages of the log {path} are damaged, it could not be {what}: {text}; what lies on other pages can be "
@@ -263,7 +263,7 @@ class Environment:
         """Give a transaction that reads one moment, and ends with the context.
 
         Raises:
-            CorruptionError: pages of the log are not what was written. StorageError: it could not be read.
+            BrokerFailed: a write failed earlier. CorruptionError: pages are not what was written. StorageError.
         """
         with log_errors(self.path, "read"):
             while True:
@@ -409,8 +409,8 @@ class Environment:
         except OSError as error:
             raise storage_error(error, "write a copy of the log", data) from error
         except (*DAMAGE, lmdb.Error) as error:
-            found = log_error(error, self.path, "copied")
-            raise found if isinstance(found, CorruptionError) else _full_or_failed(error, data) from error
+            ours = log_error(error, self.path, "copied")
+            raise ours if isinstance(ours, BrokerFailed | CorruptionError) else _full_or_failed(error, data) from error
 
     def exchange(self, other: Environment) -> None:
         """Go on with what another environment has open, and it with what this one had; no transaction is open."""

@@ -9,6 +9,7 @@ it is what a power cut leaves.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import re
@@ -115,3 +116,33 @@ def test_what_is_confirmed_after_an_error_outlasts_a_power_cut(seed: int, tmp_pa
         with qflow.open(afterwards / "spool") as broker:
             assert broker.recovery.problems == ()
             assert set(confirmed) <= set(broker.queue("q").get_many(1_000).bodies)
+
+
+def test_a_commit_whose_last_page_cannot_be_written_is_no_damage(spool: Path, tmp_path: Path) -> None:
+    """The broker has failed, and says so whatever it reads; opened again, nothing is wrong with the log."""
+    broker = qflow.open(spool, journal="off", capacity_bytes=1_000)
+    queue = broker.declare_queue("q")
+    bodies = [b"%d" % number for number in range(100)]
+    queue.put_many(bodies)
+    data = spool / "log" / "data.mdb"
+    fds = [int(name) for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == str(data)]
+    [synced] = [fd for fd in fds if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC]  # LMDB writes these pages by it alone
+    before, unwritable = os.dup(synced), os.open(data, os.O_RDONLY)
+    os.dup2(unwritable, synced)
+    with pytest.raises(qflow.InDoubt):
+        queue.put(b"doubtful")
+    for look in (
+        lambda: broker.engine.log.fact("room", "key"),
+        broker.check,
+        lambda: broker.snapshot(tmp_path / "copy"),
+    ):
+        with pytest.raises(qflow.BrokerFailed, match="close the broker and open the spool again"):
+            look()
+    os.dup2(before, synced)
+    os.close(before)
+    os.close(unwritable)
+    broker.close()
+    with qflow.open(spool) as broker:
+        assert broker.recovery.problems == ()
+        assert broker.queue("q").get_many(1_000).bodies in (bodies, [*bodies, b"doubtful"])
+        assert broker.check() == []
