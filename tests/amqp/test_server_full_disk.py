@@ -7,9 +7,11 @@ from typing import Any
 
 from pamqp import commands
 
+import amqp_loop
 from amqp_client import Basic, Connections, method
 from amqp_clients import serving
 from amqp_raw import Queue, Raw
+from doors.event_loop import run
 from faults.test_full_disk import disk_of, fill
 
 MOST_LINES = 12
@@ -83,6 +85,42 @@ def test_a_full_disk_refuses_publishes_and_nothing_else(tmp_path: Path) -> None:
             assert taken + left == publisher.confirmed
             with Raw(server.port).open() as raw:
                 assert raw.ready("q") == 0
+
+
+def test_a_transaction_without_room_ends_with_506(tmp_path: Path) -> None:
+    """Nothing of it is done."""
+
+    async def scenario() -> None:
+        with disk_of("16m", tmp_path / "disk") as disk:
+            async with amqp_loop.serving(disk / "spool") as server:
+                client, other = await amqp_loop.connected(server), await amqp_loop.connected(server)
+                await client.ask(Queue.Declare(0, "q", durable=True), Queue.DeclareOk)
+                await client.ask(commands.Tx.Select(), commands.Tx.SelectOk)
+                fill(disk)
+                for _ in range(100):
+                    client.publish("q", bytes(100_000))
+                client.send(commands.Tx.Commit())
+                close = await client.expect(Connections.Close)
+                assert (close.reply_code, "not committed" in close.reply_text) == (506, True)
+                assert (await other.ask(Queue.Declare(0, "q", passive=True), Queue.DeclareOk)).message_count == 0
+
+    run(scenario())
+
+
+def test_who_waits_as_the_disk_is_full_is_told_so(tmp_path: Path) -> None:
+    """Memory is full, too, and nothing can be spilled."""
+
+    async def scenario() -> None:
+        with disk_of("8m", tmp_path / "disk") as disk:
+            async with amqp_loop.serving(disk / "spool", capacity_bytes=100_000) as server:
+                client = await amqp_loop.connected(server)
+                await client.ask(Queue.Declare(0, "q"), Queue.DeclareOk)
+                fill(disk)
+                for _ in range(100):
+                    client.publish("q", bytes(10_000))
+                assert "the disk takes nothing more: " in (await client.expect(Connections.Blocked)).reason
+
+    run(scenario())
 
 
 def check_others_go_on(client: Raw) -> None:

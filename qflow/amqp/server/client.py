@@ -7,6 +7,8 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from qflow.queues.queue import parts_of
+
 if TYPE_CHECKING:
     from qflow.amqp.errors import AmqpError
     from qflow.amqp.server.budget import Share
@@ -80,5 +82,13 @@ async def until_done(client: Client, work: Collection[asyncio.Future[Any]]) -> N
     """Return when work is done that may wait for room; the client is told when it is blocked by that."""
     _, left = await asyncio.wait(work, timeout=BLOCKED_S)
     if left:
-        with client.blocked("a queue, or the memory of the broker, is full"):
+        with client.blocked(_what_is_full(client.host)):
             await asyncio.wait(left)
+
+
+def _what_is_full(host: Host) -> str:
+    """Return what publishers wait for, in words. Cost: O(queues of the broker)."""
+    parts = map(parts_of, host.broker.broker.engine.queues.all())
+    disk = next((one.spiller.error for one in parts if one.spiller.error is not None), None)
+    reason = "a queue, or the memory of the broker, is full"
+    return reason if disk is None else f"{reason}, and the disk takes nothing more: {disk}"

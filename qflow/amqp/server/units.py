@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
 from qflow.amqp.server.client import until_done
 from qflow.errors import AlreadySettled, InDoubt, InvalidArgument, QflowError, QueueDeleted, QueueFull, StreamDeleted
 
@@ -113,7 +113,7 @@ class Unit:
             raise AmqpError(ReplyCode.INTERNAL_ERROR, text) from error
         except QflowError as error:
             self.rollback()
-            raise AmqpError(ReplyCode.INTERNAL_ERROR, f"not committed: {error}") from error
+            raise AmqpError(as_amqp_error(error).code, f"not committed: {error}") from error
         self._clear()
         channel.settled(acked)
         for hosted, parcel in puts:
