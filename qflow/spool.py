@@ -33,7 +33,7 @@ import attrs
 
 from qflow.config import BrokerSettings, spool_path
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
-from qflow.stats import CompactionReport, Problems, RecoveryReport, SnapshotReport
+from qflow.stats import PROBLEMS_KEPT, CompactionReport, Problems, RecoveryReport, SnapshotReport
 from qflow.storage.environment import CannotGrow, Environment, log_errors
 from qflow.storage.files import Files, storage_error
 from qflow.storage.log import recovery, snapshots
@@ -266,8 +266,11 @@ class Spool:
 
     def report(self, problem: str, damaged_blocks: int) -> None:
         """Note what is damaged, and how many blocks were set aside for it. Called anywhere, also under locks."""
-        self._untold.append(problem)
-        self._problems.append(problem)
+        found = self._problems.add(problem)
+        if found <= PROBLEMS_KEPT:
+            self._untold.append(problem)
+        elif found == PROBLEMS_KEPT + 1:
+            self._untold.append("more is damaged, which is counted in the recovery report, and not told here")
         self._quarantined_blocks += damaged_blocks
         self.damage_noted()
 

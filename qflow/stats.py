@@ -270,11 +270,16 @@ class Problems(list[str]):
 
     def append(self, problem: str) -> None:
         """Keep it as far as there is room, else count it."""
+        self.add(problem)
+
+    def add(self, problem: str) -> int:
+        """The same; return how many there are now, with those that are not kept."""
         with self._lock:
             if len(self) < PROBLEMS_KEPT:
                 super().append(problem)
             else:
                 self._more += 1
+            return len(self) + self._more
 
     def __iadd__(self, problems: Iterable[str]) -> Self:  # type: ignore[override, misc]
         for problem in problems:
@@ -284,8 +289,7 @@ class Problems(list[str]):
     def lines(self) -> tuple[str, ...]:
         """Return what is kept, and a line about what is not."""
         with self._lock:
-            more = f"{self._more} more: they are in Python's log, of the logger 'qflow'"
-            return (*self, more) if self._more else tuple(self)
+            return (*self, f"{self._more} more") if self._more else tuple(self)
 
 
 @attrs.frozen(kw_only=True)

@@ -35,6 +35,7 @@ from qflow.mqtt.server.feeding import message_of as message_of_stream
 from qflow.mqtt.server.house import House
 from qflow.mqtt.server.storing import STREAM
 from qflow.serving.tasks import Tasks
+from qflow.serving.telling import Telling
 
 if TYPE_CHECKING:
     from qflow.aio.delivery import AsyncDelivery
@@ -74,6 +75,7 @@ class Bridge:
         self._hosts: Hosts | None = None
         self._host: Host | None = None
         self._tasks = Tasks(_logger)
+        self._mqtt_waits, self._amqp_waits, self._drops = Telling(_logger), Telling(_logger), Telling(_logger)
         self._waiting_bytes = 0
         self._tap = Subscribed("#", "#")
         self._is_closed = False
@@ -115,6 +117,8 @@ class Bridge:
         if self._tap.owner is not None:
             self._house.hub.remove(self._tap)
         await self._tasks.close()
+        for telling in (self._mqtt_waits, self._amqp_waits, self._drops):
+            telling.end()
         if self._host is not None:
             await self._host.bind_for_now(QUEUE, EXCHANGE, "#", bound=False)
         if self._hosts is not None:
@@ -133,7 +137,7 @@ class Bridge:
             except BrokerClosed:
                 return
             except Exception as error:
-                _tell("what is published by MQTT waits on its way to AMQP: %s", error)
+                _tell(self._mqtt_waits, "what is published by MQTT waits on its way to AMQP: %s", error)
                 await asyncio.sleep(AGAIN_S)
 
     async def _carry_next(self, subscription: AsyncSubscription) -> None:
@@ -169,7 +173,7 @@ class Bridge:
                 await self._hosts.dead_letters.move([letter._replace(delivery=None, targets=[hosted])])
             except TransactionTooLarge as error:
                 self.dropped += 1
-                _logger.warning("a message of MQTT is dropped, as %s cannot have it: %s", hosted.where, error)
+                self._drops.tell("a message of MQTT is dropped, as %s cannot have it: %s", hosted.where, error)
         await letter.delivery.ack()
 
     def _letter(self, delivery: AsyncDelivery) -> Letter:
@@ -233,7 +237,7 @@ class Bridge:
             except BrokerClosed:
                 return
             except Exception as error:
-                _tell("what is published by AMQP waits on its way to MQTT: %s", error)
+                _tell(self._amqp_waits, "what is published by AMQP waits on its way to MQTT: %s", error)
                 await asyncio.sleep(AGAIN_S)
 
     async def _bound(self) -> AsyncQueue:
@@ -262,7 +266,7 @@ class Bridge:
             await self._commit([delivery])
         except _REFUSED as error:
             self.dropped += 1
-            _logger.warning("a message of AMQP is dropped, as MQTT cannot have it: %s", error)
+            self._drops.tell("a message of AMQP is dropped, as MQTT cannot have it: %s", error)
             await delivery.ack()
 
     async def _commit(self, deliveries: list[AsyncDelivery]) -> None:
@@ -286,9 +290,9 @@ def _at_once(queue: AsyncQueue) -> int:
     return max(1, min(AT_ONCE, MOST_BYTES * stats.messages // max(1, stats.bytes) if stats.messages else AT_ONCE))
 
 
-def _tell(text: str, error: Exception) -> None:
+def _tell(telling: Telling, text: str, error: Exception) -> None:
     """Write to the log what failed, with where if it is a fault of the server."""
-    _logger.warning(text, error, exc_info=None if isinstance(error, QflowError) else error)
+    telling.tell(text, error, fault=None if isinstance(error, QflowError) else error)
 
 
 async def join(broker: AsyncBroker | Broker, *, stream: str = STREAM) -> Bridge:

@@ -33,34 +33,33 @@ class Telling:
         self._clock = clock
         self._next_s: float | None = None
         self._untold = 0
-        self._last: tuple[str, tuple[object, ...]] = "", ()
+        self._last: tuple[str, tuple[object, ...], BaseException | None] = "", (), None
         """The latest of those that were left out."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def tell(self, text: str, *values: object) -> None:
-        """Write a warning, unless there was one a short time ago."""
+    def tell(self, text: str, *values: object, fault: BaseException | None = None) -> None:
+        """Write a warning, unless there was one a short time ago; with where a `fault` of ours was raised."""
         now_s = self._clock()
         if self._next_s is not None and now_s < self._next_s:
-            self._last = text, values
+            self._last = text, values, fault
             self._untold += 1
             if self._untold == 1:
                 self._end_in(self._next_s - now_s)
             return
-        self._write(text, *values)
+        self._write(text, values, fault)
 
     def end(self) -> None:
         """Write of those that were left out, if there are some."""
         if self._untold:
-            text, values = self._last
             self._untold -= 1
-            self._write(text, *values)
+            self._write(*self._last)
 
-    def _write(self, text: str, *values: object) -> None:
+    def _write(self, text: str, values: tuple[object, ...], fault: BaseException | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         others = self._others.format(self._untold) if self._untold else ""
-        self._logger.warning(text + "%s", *values, others)
+        self._logger.warning(text + "%s", *values, others, exc_info=fault)
         self._next_s, self._untold = self._clock() + TOLD_EACH_S, 0
 
     def _end_in(self, seconds: float) -> None:

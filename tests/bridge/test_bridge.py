@@ -347,8 +347,9 @@ def test_a_broker_has_one_bridge(spool: Path) -> None:
 def test_a_fault_is_told_and_what_met_it_is_carried_later(
     fault: Exception, spool: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("qflow.bridge.bridge.AGAIN_S", 0.01)
-    faults = [fault, fault]
+    """The log has a line at once, and one in ten seconds, or at the end, for all others."""
+    monkeypatch.setattr("qflow.bridge.bridge.AGAIN_S", 0.001)
+    faults = [fault] * 20
     to_amqp, to_mqtt = translation.parcel_of, translation.message_of
 
     def failing(function: Any) -> Any:
@@ -369,12 +370,14 @@ def test_a_fault_is_told_and_what_met_it_is_carried_later(
             await client.subscribe("b", qos=1)
             await client.published("a", b"1")
             await there.depth("q", 1)
-            faults.extend([fault, fault])
+            faults.extend([fault] * 20)
             publish(rabbit, "b", b"2")
             assert (await client.message()).payload == b"2"
 
     run(scenario())
-    assert sum("waits on its way" in message for message in caplog.messages) == 4
+    told = [record for record in caplog.records if "waits on its way" in record.message]
+    assert ["and 18 more since" in record.message for record in told] == [False, False, True, True]
+    assert all((record.exc_info is None) == isinstance(fault, qflow.QflowError) for record in told)
 
 
 def test_a_stream_of_amqp_gets_each_message_once(spool: Path) -> None:
