@@ -93,11 +93,14 @@ class SpoolLock:
                 os.close(fd)
 
 
-def acquire_lock(spool_path: str | os.PathLike[str]) -> SpoolLock:
+def acquire_lock(spool_path: str | os.PathLike[str], what: str = "lock the spool") -> SpoolLock:
     """Become the owner of a spool, whose directory exists.
 
     Two locks are taken: one on the directory itself, which nobody can delete and make anew under the owner, and one on
     the file `lock` inside, which names the owner for people and for `owner_pid`.
+
+    Args:
+        what: the attempt, as it reads after "cannot".
 
     Raises:
         SpoolInUse: another process, or this one, owns it.
@@ -118,7 +121,7 @@ def acquire_lock(spool_path: str | os.PathLike[str]) -> SpoolLock:
         for fd in descriptors:
             os.close(fd)
         if isinstance(error, OSError):
-            raise storage_error(error, "lock the spool", os.path.join(spool, LOCK_NAME)) from error
+            raise storage_error(error, what, os.path.join(spool, LOCK_NAME)) from error
         raise
     return SpoolLock(spool, *descriptors)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import qflow
+from faults.test_full_disk import disk_of, fill
 from qflow.storage.files import Files
 from qflow.storage.streams import groups
 from qflow.storage.streams.groups import GRACE_S, Group
@@ -197,6 +198,17 @@ def test_a_lease_is_given_back_where_offsets_cannot_be_read(
         with pytest.raises(qflow.StorageError, match="keep the offsets of a group"):
             join(broker, "g")
     assert join(broker, "g").committed() == {1: {0: 5}}
+
+
+def test_a_disk_without_room_for_a_group_is_told_so(tmp_path: Path) -> None:
+    """Nothing is said of the spool, which is not what is locked."""
+    with disk_of("1m", tmp_path / "disk") as disk:
+        (disk / "cursors" / "g").mkdir(parents=True)
+        fill(disk)
+        with pytest.raises(
+            qflow.DiskFull, match=r"^cannot keep the offsets of a group \(.*/cursors/g/lock\): No space"
+        ):
+            Group(str(disk), "g", "uuid", Files())
 
 
 def test_offsets_are_on_the_disk_before_they_are_in_their_place(open_at: Open) -> None:

@@ -31,6 +31,7 @@ _logger = logging.getLogger("qflow")
 
 CURSORS = "cursors"
 _FILE = "offsets.json"
+_KEEP = "keep the offsets of a group"
 _TOKEN = "token"
 GRACE_S = 120.0
 """A checkpoint is on the disk by then: Linux writes what is not synced after 30 s, and its journal every 5."""
@@ -99,7 +100,7 @@ class Group:
             for directory in (os.path.join(spool, CURSORS), self._directory):
                 if not files.exists(directory):
                     _make(files, directory)
-            self._lock = acquire_lock(self._directory)
+            self._lock = acquire_lock(self._directory, _KEEP)
             self._place = self._lock.place
             try:
                 state = _read(self._directory)
@@ -113,7 +114,7 @@ class Group:
                 "stop the query that reads as this group, or give this one another group"
             ) from error
         except OSError as error:
-            raise storage_error(error, "keep the offsets of a group", self._directory) from error
+            raise storage_error(error, _KEEP, self._directory) from error
         self._history = [] if state is None or state.uuid != uuid else state.history
         self._written_s = 0.0
 
@@ -164,7 +165,7 @@ class Group:
             files.rename(path + ".new", path)
             files.sync_directory(self._directory)
         except OSError as error:
-            raise storage_error(error, "keep the offsets of a group", path) from error
+            raise storage_error(error, _KEEP, path) from error
 
     def token(self) -> int:
         """Return the number of the last lease that was given to a reader on another host; 0: none was.
