@@ -33,9 +33,14 @@ from qflow.storage.log.transaction_log import TransactionLog
 
 
 class Bury(Protocol):
-    """Carry messages to their dead-letter queue in one commit with what is leaving; False if that failed."""
+    """Carry messages to their dead-letter queue in one commit with what is leaving; False if that failed.
 
-    def __call__(self, source: Any, segments: list[Segment], cause: Cause, leaving: Any) -> bool: ...
+    With `wait` it returns when that commit holds; else what is leaving is told.
+    """
+
+    def __call__(
+        self, source: Any, segments: list[Segment], cause: Cause, leaving: Any, wait: bool = False
+    ) -> bool: ...
 
 
 class Tick:
