@@ -17,7 +17,7 @@ from qflow.delivery import Delivery
 from qflow.memory import run_list
 from qflow.memory.chunk import index_charge
 from qflow.memory.group import GROUP_BYTES
-from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
+from qflow.message import BATCH_BYTES, OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.queues.queue import parts_of
 from qflow.storage.log import append, hollowing
 from thorough import TORTURE
@@ -297,6 +297,7 @@ class QueueMachine(SpoolMachine):
     def bound(self, capacity: int) -> int:
         """Return a capacity, or what cannot be spilled where that is more."""
         in_flight = sum(len(delivery.body) + OVERHEAD_BYTES + SINGLE_BYTES for delivery in self.held.values())
+        in_flight += BATCH_BYTES * len({id(one.settler) for one in self.held.values()})
         # What a schedule keeps of messages it has spilled cannot be spilled in its turn.
         index = sum(schedule.overhead_bytes for schedule in parts_of(self.queue).lanes.schedules.values())
         return max(capacity, in_flight) + index
