@@ -10,7 +10,7 @@ from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.memory.gate import Gate
 from qflow.memory.line import FOREVER, PAUSE_S, WORK, Wake, Watcher
 from qflow.memory.run_list import RunList
-from qflow.message import BATCH_BYTES, DELAYED, SINGLE_BYTES, is_plain
+from qflow.message import DELAYED, is_plain
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.claims import Claims
 from qflow.queues.context import Context
@@ -75,8 +75,8 @@ class Getting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_charge", "_deadline", "_done", "_given_up", "_has_asked", "_is_over", "_keeps_time", "_looks", "_most",
-        "_queue", "_single", "_starved", "_turn", "_turns", "_watcher", "collected", "delivery", "stopped", "taker",
+        "_deadline", "_done", "_given_up", "_is_over", "_keeps_time", "_looks", "_most", "_queue", "_single",
+        "_starved", "_turn", "_turns", "_watcher", "collected", "delivery", "stopped", "taker",
     )  # fmt: skip
 
     def __init__(
@@ -87,8 +87,6 @@ class Getting:
         self._most = most
         self._deadline = deadline
         self._single = single  # it is for one message, which is given out by itself
-        self._charge = SINGLE_BYTES if single else BATCH_BYTES
-        self._has_asked = False  # for room for that
         self.collected: Deliveries | None = None  # thousands may wait, and have none
         self.delivery: Delivery | None = None
         self.stopped: Callable[[], bool] | None = None
@@ -140,13 +138,6 @@ class Getting:
                 lack = self._gather(may_work)
                 if self._given_up:
                     return None
-                if self.batch in batches and self._lacks_room():
-                    if not may_work:
-                        return WORK
-                    self._has_asked = True
-                    queue.restorer.find_room(self._charge)
-                    if self._given_up:
-                        return None
                 if self.batch in batches:
                     break
                 lack = Lack.MESSAGE
@@ -170,7 +161,16 @@ class Getting:
                 batches.pop(batch, None)  # until it tries again: many may wait
                 self.collected = None
             if wake is not None:
-                self._watch(wake, lack)
+                if self._turn is None:
+                    queue.waiting[self] = queue.context.monotonic()
+                    gate.changes += 1  # for who looks at the figures
+                self._starved = lack in SHORT
+                self._watcher = gate.arrived.watch(wake, self._turn)
+                self._turn = self._watcher.number
+                gate.getters += 1
+                if self._starved:
+                    gate.starved += 1
+                    queue.lanes.refresh()
             return wait_s
 
     def give_up(self) -> None:
@@ -190,31 +190,11 @@ class Getting:
             queue.gate.arrived.notify()
             self._is_over = True
 
-    def _lacks_room(self) -> bool:
-        """Tell whether there is none for what is charged for its delivery, or batch, itself.
-
-        It is made once, by a spill. Where nothing can be spilled, that passes above the bounds.
-        """
-        return bool(self.batch.total) and not self._has_asked and not self._queue.gate.could_charge(self._charge)
-
     def _hand_time_on(self) -> None:
         """Have another wait until the next message is due, if this one did."""
         gate = self._queue.gate
         if self._keeps_time and gate.getters and self._queue.lanes.next_due_ms() is not None:
             gate.arrived.notify()
-
-    def _watch(self, wake: Wake, lack: Lack) -> None:
-        queue, gate = self._queue, self._queue.gate
-        if self._turn is None:
-            queue.waiting[self] = queue.context.monotonic()
-            gate.changes += 1  # for who looks at the figures
-        self._starved = lack in SHORT
-        self._watcher = gate.arrived.watch(wake, self._turn)
-        self._turn = self._watcher.number
-        gate.getters += 1
-        if self._starved:
-            gate.starved += 1
-            queue.lanes.refresh()
 
     def _unwatch(self, watcher: Watcher) -> None:
         gate = self._queue.gate

@@ -72,9 +72,9 @@ class Restorer:
         """Another thread is spilling, or reads something in."""
         return bool(self._spiller.under_way or self._gate.restoring)
 
-    def find_room(self, needed: int = 0) -> bool:
+    def find_room(self) -> bool:
         """Have memory given back, or spill. Lets go of the lock."""
-        return self._spiller.find_room_for(needed)
+        return self._spiller.find_room_for(0)
 
     def restore_head(self, runs: RunList, *, to_drop: bool = False) -> bool:
         """Bring a lane's head into memory, as much as there is room for; as `bring`.

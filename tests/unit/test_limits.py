@@ -182,21 +182,6 @@ def test_messages_larger_than_the_capacity_pass_through_the_disk(
     assert received == bodies
 
 
-@pytest.mark.owner_only
-@pytest.mark.parametrize("capacity", [64 * 1024, 64 * 1024 + 131])
-@pytest.mark.parametrize("take", [lambda queue: queue.get(LONG_S), lambda queue: queue.get_many(3, LONG_S)])
-def test_what_is_delivered_beside_others_never_passes_the_capacity(
-    open_spool: Open, take: Callable[[qflow.Queue], object], capacity: int
-) -> None:
-    """What a delivery and a batch take for themselves has its room before they are held: the tail is spilled for it."""
-    queue = open_spool().declare_queue("q", durable=False, capacity_bytes=capacity)
-    queue.put_many([b"x" * 100] * 2000)
-    held = []
-    for _ in range(20):
-        held.append(take(queue))
-        assert queue.stats().resident_bytes <= capacity
-
-
 def test_who_holds_everything_can_still_put(open_spool: Open) -> None:
     """Edge 8: consume, transform, produce into the same queue, with memory full of what is held."""
     queue = open_spool().declare_queue("q", durable=False, capacity_bytes=10 * (1000 + OVERHEAD_BYTES))
