@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -95,7 +95,7 @@ def retried(callback: Callable[[Any], object], retry: Backoff | None) -> Callabl
     return call
 
 
-def retried_task(callback: Callable[[Any], Awaitable[object]], retry: Backoff | None) -> Callable[[Any], Any]:
+def retried_task(callback: Callable[[Any], object], retry: Backoff | None) -> Callable[[Any], Any]:
     """`retried`, for tasks."""
     wait = check_retry(retry)
     if wait is None:

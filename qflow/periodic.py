@@ -32,8 +32,8 @@ from qflow.queues.together import Insert, Together
 from qflow.spool import Spool
 
 ROOM = "periodic"
-LARGEST_BYTES = 2**20
-"""As it is kept: the log takes no larger fact."""
+LARGEST_BYTES = 2**20 - 100
+"""As it is kept: the log takes facts of 1 MiB, and the moments that come take some bytes more."""
 SHORTEST_S = 1.0
 """Maintenance looks once a second."""
 SET_BACK_S = 1.0

@@ -16,7 +16,7 @@ from qflow.queues.queue import Queue
 from qflow.queues.registry import Queues
 from qflow.queues.together import Insert, Receipt, Together
 from qflow.routing import Lots, Routing
-from qflow.routing.outgoing import Outgoing, OutgoingMany
+from qflow.routing.outgoing import OutgoingMany, OutgoingOne
 from qflow.routing.results import PublishResult, duplicate_result, result_of, target_of
 from qflow.spool import Spool
 from qflow.storage.log.facts import Facts
@@ -237,7 +237,7 @@ class Publisher:
         self._spool.check_open()
         return self._routing.lots(messages, headers)
 
-    def outgoing_of(self, messages: list[Any], headers: Headers | None) -> Outgoing | OutgoingMany:
+    def outgoing_of(self, messages: list[Any], headers: Headers | None) -> OutgoingOne | OutgoingMany:
         """Return what a publish puts where, some of it into queues."""
         self._spool.check_open()
         return self._routing.outgoing(messages, headers)

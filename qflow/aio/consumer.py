@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
@@ -47,7 +47,7 @@ class ConsumerTasks:
         self,
         queue: AsyncConsumed,
         home: Home,
-        callback: Callable[[AsyncDelivery], Awaitable[object]],
+        callback: Callable[[AsyncDelivery], object],
         prefetch: int,
         concurrency: int,
         name: str | None,
@@ -221,7 +221,7 @@ class AsyncConsumer:
 def consumer_of(
     queue: AsyncConsumed,
     home: Home,
-    callback: Callable[[AsyncDelivery], Awaitable[object]],
+    callback: Callable[[AsyncDelivery], object],
     prefetch: int,
     concurrency: int,
     name: str | None,

@@ -181,9 +181,9 @@ class Home:
                 future.set_exception(again(request.error))
             else:
                 future.set_result(outcome())
-        crowd.clear()  # requests lead here
         if left:
             self._await_last(left)
+        crowd.clear()  # requests lead here
 
 
 class Homes:

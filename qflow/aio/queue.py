@@ -302,16 +302,17 @@ class AsyncQueue(Generic[Placed]):
 
     def consume(
         self,
-        callback: Callable[[AsyncDelivery], Awaitable[object]],
+        callback: Callable[[AsyncDelivery], object],
         *,
         prefetch: int = PREFETCH,
         concurrency: int = 1,
         name: str | None = None,
         retry: Backoff | None = None,
     ) -> AsyncConsumer:
-        """Have tasks of the running loop await `callback(delivery)` for each message, until the consumer is closed.
+        """Have tasks of the running loop call `callback(delivery)` for each message, until the consumer is closed.
 
-        The delivery is acked when the callback returns and goes back when it raises, unless it settled it itself.
+        What it returns is awaited; a plain function has run by then, and holds up the loop. The delivery is acked when
+        the callback returns and goes back when it raises, unless it settled it itself.
 
         Args:
             prefetch: the most messages acquired and not handed to a callback yet.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Sequence
 from itertools import islice
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qflow.errors import InvalidArgument, NotFound
@@ -26,7 +25,7 @@ from qflow.queues.fan_out import put_into_all
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Insert
-from qflow.routing.outgoing import Outgoing, OutgoingMany, Part
+from qflow.routing.outgoing import OutgoingMany, OutgoingOne, Part, Placed
 from qflow.routing.results import InOneStream, PublishResult, result_in_partitions
 from qflow.streams.partition import Partition
 from qflow.streams.publishing import Lot, Sent, prefix_of
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 ROUTES_KEPT = 4096
 """Topics whose route is remembered; with one more, remembering starts anew."""
-_TTL_S = attrgetter("context.settings.ttl_s")
 
 
 class Route(NamedTuple):
@@ -141,11 +139,11 @@ class Routing:
         sequences = put_into_all(queues, record)
         return None if sequences is None else PublishResult({}, sequences)
 
-    def outgoing(self, messages: Sequence[Any], headers: Headers | None) -> Outgoing | OutgoingMany:
+    def outgoing(self, messages: Sequence[Any], headers: Headers | None) -> OutgoingOne | OutgoingMany:
         """Return what a publish of (topic, body) or (topic, body, key) puts where. Cost: 1 µs a message and lane."""
         fanned = self._fanned(messages)
-        all_parts = (self._parts_of(*_checked(message), headers, fanned[:1]) for message in messages)
-        out = Outgoing(fanned, next(all_parts)) if len(messages) == 1 else OutgoingMany(fanned, all_parts)
+        placed = (self._placed(*_checked(message), headers, bool(fanned)) for message in messages)
+        out = OutgoingOne(fanned, next(placed)) if len(messages) == 1 else OutgoingMany(fanned, placed)
         if out.unrouted:
             self.count_unrouted(out.unrouted)
         return out
@@ -154,27 +152,30 @@ class Routing:
         """Return the queues that all of these messages fan out into, where nothing expires by itself; or none."""
         route = self.route(_parts(messages[0])[0])
         queues = route.queues
-        if not route.fans_out or list(map(_TTL_S, queues)).count(None) < len(queues):
+        if not route.fans_out or any(queue.settings.ttl_s is not None for queue in queues):
             return ()
         others = (self.route(_parts(message)[0]) for message in islice(messages, 1, None))
         return queues if all(other is route or other.queues == queues for other in others) else ()
 
     def inserts(self, topic: str, body: Any, headers: Headers | None, key: bytes | None = None) -> list[Insert]:
         """Return what a publish of one message puts where."""
-        parts = self._parts_of(topic, body_bytes(body), key, headers)
+        _, parts = self._placed(topic, body_bytes(body), key, headers, False)
         if not parts:
             self.count_unrouted()
         return [Insert(owner, number, [record]) for owner, number, record in parts]
 
-    def _parts_of(
-        self, topic: str, body: bytes, key: bytes | None, headers: Headers | None, queues: Sequence[Puts] = ()
-    ) -> list[Part]:
-        """Return what each lane gets for a message; `queues`: only these of the queues. Equal bytes are shared."""
+    def _placed(self, topic: str, body: bytes, key: bytes | None, headers: Headers | None, fans_out: bool) -> Placed:
+        """Return what each lane gets for a message; `fans_out`: the queues have it together, and it does not expire.
+
+        Queues and streams that want the same bytes share them.
+        """
         route = self.route(topic)
-        records: dict[Envelope, Record] = {}
-        parts: list[Part] = []
         bare = Envelope(0, route.prefix)
-        for queue in queues or route.queues:
+        if headers is not None or key is not None:
+            bare = Envelope(0, bytes(Message(b"", encode_headers(headers), topic=topic, key=key or b"")))
+        records: dict[Envelope, Record] = {bare: bare.record(body)} if fans_out or route.streams else {}
+        parts: list[Part] = []
+        for queue in () if fans_out else route.queues:
             envelope = bare
             if headers is not None or key is not None or queue.settings.ttl_s is not None:
                 envelope = queue.envelope(headers, None, 0, None, None, None, (topic, key))
@@ -182,13 +183,8 @@ class Routing:
                 records[envelope] = envelope.record(body)
             parts.append((queue, envelope.number, records[envelope]))
         for stream in route.streams:
-            envelope = bare
-            if headers is not None or key is not None:
-                envelope = Envelope(0, bytes(Message(b"", encode_headers(headers), topic=topic, key=key or b"")))
-            if envelope not in records:
-                records[envelope] = envelope.record(body)
-            parts.append((stream.partition_for(topic, key), 0, records[envelope]))
-        return parts
+            parts.append((stream.partition_for(topic, key), 0, records[bare]))
+        return records[bare] if fans_out else None, parts
 
     def lots(self, messages: list[Any], headers: Headers | None) -> Lots | None:
         """Return messages, (topic, body) or (topic, body, key), for streams alone; None if some of them go to queues.

@@ -15,79 +15,86 @@ from qflow.routing.results import PublishResult, PublishResults, result_of, targ
 
 Part = tuple[Any, int, Record]
 """What a lane gets for a message: a queue or a partition of a stream, the number of the lane in it, and the record."""
+Placed = tuple[Record | None, list[Part]]
+"""A message: the record for queues that all messages fan out into, if there are such, and what other lanes get."""
 
 
-class Outgoing:
-    """What one message is, as `OutgoingMany`: it has no need of shares."""
+class OutgoingOne:
+    """What a publish of one message puts where. It has no need of shares: `puts` and the rest as of `OutgoingMany`."""
 
     __slots__ = ("_inserts", "puts", "unrouted")
 
-    def __init__(self, fanned: tuple[Puts, ...], parts: list[Part]) -> None:
-        self.puts = [FanOut(fanned, [parts.pop(0)[2]])] if fanned else []
+    def __init__(self, fanned: tuple[Puts, ...], placed: Placed) -> None:
+        record, parts = placed
+        self.puts = [] if record is None else [FanOut(fanned, [record])]
         self._inserts = [Insert(owner, number, [record]) for owner, number, record in parts]
         self.unrouted = int(not (fanned or parts))
 
     def inserts(self) -> list[Insert]:
-        """As that of `OutgoingMany`."""
+        """Return what to commit, beside `puts`."""
         return self._inserts
 
     def results(self, receipts: Sequence[Receipt]) -> list[PublishResult]:
-        """As that of `OutgoingMany`."""
+        """Return where it went, given the receipts of all inserts, once it is confirmed."""
         places = [(target_of(receipt.insert.queue), receipt.first) for receipt in receipts]
         return [result_of(places, self.puts[0].firsts() if self.puts else None)]
 
 
 class Share:
-    """The messages that one lane gets."""
+    """Which messages one lane gets, and what a result tells of it."""
 
-    __slots__ = ("first", "insert", "messages", "target")
+    __slots__ = ("first", "messages", "target")
 
-    def __init__(self, owner: Any, number: int) -> None:
-        self.insert: Insert | None = Insert(owner, number, [])
+    def __init__(self, owner: Any) -> None:
         self.target = target_of(owner)
         self.messages = array("Q")
-        """Which of all messages they are, in order."""
+        """Their places among all messages, in order."""
         self.first: int | None = None
         """The sequence of the first of them, once that is known; None if they were turned away."""
 
 
 class OutgoingMany:
-    """See the module. Memory: 16 bytes for each lane that a message goes to, and 8 more."""
+    """What a publish of many messages puts where: one insert a lane, however many there are.
 
-    def __init__(self, fanned: tuple[Puts, ...], messages: Iterable[list[Part]]) -> None:
-        """`fanned`: queues that get all messages: the first part of each is the record that goes there."""
+    Memory: 16 bytes for each lane that a message goes to, and 8 more.
+    """
+
+    def __init__(self, fanned: tuple[Puts, ...], messages: Iterable[Placed]) -> None:
+        """`fanned`: queues that get all messages."""
+        self._inserts: dict[tuple[Any, int], Insert] = {}
         self._shares: dict[tuple[Any, int], Share] = {}
         self._ways: list[tuple[Share, ...]] = []
         """Of each message: those it is in. Equal ones are the same."""
         known: dict[tuple[Share, ...], tuple[Share, ...]] = {}
         records: list[Record] = []
-        for index, parts in enumerate(messages):
-            if fanned:
-                records.append(parts.pop(0)[2])
+        for index, (record, parts) in enumerate(messages):
+            if record is not None:
+                records.append(record)
             way = tuple([self._add(index, part) for part in parts])
             self._ways.append(known.setdefault(way, way))
         self.puts = [FanOut(fanned, records)] if fanned else []
+        """Of queues that get all messages."""
         self.unrouted = 0 if fanned else self._ways.count(())
+        """How many go nowhere."""
 
     def _add(self, index: int, part: Part) -> Share:
         owner, number, record = part
         share = self._shares.get((owner, number))
         if share is None:
-            share = self._shares[owner, number] = Share(owner, number)
-        assert share.insert is not None
-        share.insert.records.append(record)
+            share = self._shares[owner, number] = Share(owner)
+            self._inserts[owner, number] = Insert(owner, number, [])
+        self._inserts[owner, number].records.append(record)
         share.messages.append(index)
         return share
 
     def inserts(self) -> list[Insert]:
         """Return what to commit, beside `puts`."""
-        return [share.insert for share in self._shares.values() if share.insert is not None]
+        return list(self._inserts.values())
 
     def results(self, receipts: Sequence[Receipt]) -> PublishResults:
         """Return where each message went, given the receipts of all inserts, once it is confirmed."""
         for share, receipt in zip(self._shares.values(), receipts, strict=True):
             share.first = receipt.first
-            share.insert = None
         return InLanes(self._ways, self.puts[0].firsts() if self.puts else {})
 
 

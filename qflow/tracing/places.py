@@ -8,6 +8,7 @@ from contextlib import suppress
 from time import time_ns
 from typing import Any
 
+from qflow.callbacks import run
 from qflow.errors import AlreadySettled
 from qflow.tracing import deliveries, spans
 from qflow.tracing.classes import become
@@ -93,7 +94,7 @@ def queue_of_tasks(kind: Any) -> Mapping[str, Any]:
         @functools.wraps(callback)
         async def traced(one: Any) -> None:
             with spans.processing(deliveries.delivery(one)):
-                await callback(one)
+                await run(callback, one)
             with suppress(AlreadySettled):  # else whoever called this would ack it, and make no span
                 await one.ack()
 

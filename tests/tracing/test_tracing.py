@@ -297,6 +297,13 @@ def test_tasks_trace_as_threads_do(tmp_path: Path, spans: InMemorySpanExporter, 
         found = by_name(spans)
         assert found.keys() == {"put jobs", "process jobs", "ack jobs"}
         assert len({span.context.trace_id for span in found.values()}) == 1
+        spans.clear()
+        await jobs.put(b"hello")
+        done.clear()
+        async with jobs.consume(lambda delivery: done.set()):  # a plain function, which has run
+            await done.wait()
+        assert by_name(spans).keys() == {"put jobs", "process jobs", "ack jobs"}
+        assert (await jobs.stats()).messages == 0
 
     async def main() -> None:
         async with qflow.aio.open(tmp_path / "spool") as owner:

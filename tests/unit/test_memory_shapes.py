@@ -13,6 +13,7 @@ import random
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from qflow.streams.room import HELD_BYTES
 
 Open = Callable[..., qflow.Broker]
 MIB = 2**20
+NUMBERS = count()
 
 
 class Traced:
@@ -362,13 +364,16 @@ def _buried(broker: qflow.Broker, body: bytes) -> None:
 def _published(broker: qflow.Broker, body: bytes) -> None:
     broker.publish("t", body)
     broker.publish_many([("t", body), ("t", b"")])
-    for _ in range(3):
+    broker.publish("t", body, producer="p", number=next(NUMBERS))
+    broker.queue("q").put(body, dedupe_key=str(next(NUMBERS)))
+    for _ in range(5):
         broker.queue("q").get().ack(wait=True)
 
 
 def _submitted(broker: qflow.Broker, body: bytes) -> None:
     assert broker.queue("q").submit(body).result() is not None
     broker.queue("q").get().ack(wait=True)
+    broker.publish("stream", body, producer="p", number=next(NUMBERS))
 
 
 async def _put(broker: qflow.aio.AsyncBroker, body: bytes) -> None:
@@ -381,6 +386,7 @@ async def _put(broker: qflow.aio.AsyncBroker, body: bytes) -> None:
 async def _published_by_tasks(broker: qflow.aio.AsyncBroker, body: bytes) -> None:
     await broker.publish("t", body)
     await (await broker.queue("q").get()).ack(wait=True)
+    await broker.publish("stream", body, producer="p", number=next(NUMBERS))
     async with broker.transaction() as tx:
         await tx.put("q", body)
     await (await broker.queue("q").get()).ack(wait=True)
@@ -391,7 +397,8 @@ def test_bodies_that_are_settled_do_not_wait_for_the_collector(open_spool: Open,
     """It comes by how many objects there are, not by how large they are: nothing that holds a body leads to itself."""
     broker = open_spool()
     broker.declare_queue("dead")
-    queue = broker.declare_queue("q", dead_letter="dead")
+    broker.declare_stream("s", topics=["stream"])
+    queue = broker.declare_queue("q", dead_letter="dead", dedupe_window_s=60)
     broker.declare_queue("other")
     broker.bind(queue, "t")
 

@@ -230,7 +230,7 @@ def test_bad_schedules_are_refused(open_spool: Callable[..., Any]) -> None:
         broker.schedule("", "jobs", b"x", every_s=5)
     with pytest.raises(qflow.NotFound, match="no queue 'other'"):
         broker.schedule("bad", "other", b"x", every_s=5)
-    with pytest.raises(qflow.InvalidArgument, match="schedule 'bad' takes 1066.* and may take 1048576: keep what is"):
+    with pytest.raises(qflow.InvalidArgument, match="schedule 'bad' takes 1066.* and may take 1048476: keep what is"):
         broker.schedule("bad", "jobs", bytes(800_000), every_s=5)
     made = broker.schedule("good", "jobs", b"\xff\0", every_s="1h")
     assert broker.schedules() == [made]

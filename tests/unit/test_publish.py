@@ -127,6 +127,27 @@ def test_results_of_many_are_those_of_each(open_spool: Open, durable: bool) -> N
     assert broker.check() == []
 
 
+@pytest.mark.owner_only
+@pytest.mark.parametrize("options", [{}, {"headers": {"h": 1}}])
+def test_a_time_to_live_that_comes_meanwhile_is_that_of_its_queue_alone(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Queues that have messages together share their bytes, the moment when they expire included."""
+    broker = open_spool()
+    bound(broker, "one", "two")
+    routing = broker.engine.routing
+    fanned = routing._fanned
+
+    def altered(messages: Any) -> Any:
+        found = fanned(messages)
+        broker.alter_queue("one", ttl_s=60)
+        return found
+
+    monkeypatch.setattr(routing, "_fanned", altered)
+    broker.publish_many([("a", b"1"), ("a", b"2")], **options)
+    assert [one.expires_at_s for one in broker.queue("two").get_many(2)] == [None, None]
+
+
 def test_a_bad_message_among_many_stops_all(open_spool: Open, durable: bool) -> None:
     """Nothing is put, whichever of them it is."""
     broker = open_spool()

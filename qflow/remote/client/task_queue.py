@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable
 from typing import Any, Unpack
 
 from qflow import config
@@ -135,14 +135,14 @@ class AsyncRemoteQueue:
 
     def consume(
         self,
-        callback: Callable[[AsyncDelivery], Awaitable[object]],
+        callback: Callable[[AsyncDelivery], object],
         *,
         prefetch: int = PREFETCH,
         concurrency: int = 1,
         name: str | None = None,
         retry: Backoff | None = None,
     ) -> AsyncConsumer:
-        """Have tasks await `callback(delivery)` for each message; see `qflow.aio.AsyncQueue.consume`.
+        """Have tasks call `callback(delivery)` for each message; see `qflow.aio.AsyncQueue.consume`.
 
         What a callback raises is logged here, by the logger `qflow`; the owner tells no event of it.
         """

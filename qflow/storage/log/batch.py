@@ -237,7 +237,7 @@ class Unit(Request):
         for put in self.puts:
             if put.is_logged:
                 put.join(batch)
-        large = [put for put in self.puts if put.is_logged and put.size >= SHARED_BYTES]
+        large = (put for put in self.puts if put.is_logged and put.size >= SHARED_BYTES)
         holders = [(put.records, put.sizes) for put in large for _ in put.lanes]
         if len(holders) > 1:
             shared, saved = shared_among(holders)
@@ -252,18 +252,19 @@ class Unit(Request):
 
     def publish(self, call: Calls) -> None:
         """Make the puts visible that are not logged, and tell the parties. By the writer, after the commit."""
-        for put in self.puts:
-            if not put.is_logged:
-                call(put.lane.publisher.publish_transient, put)
-        while self.parties:  # they lead here
-            call(self.parties.pop(0).committed, self)
+        for put in [put for put in self.puts if not put.is_logged]:
+            call(put.lane.publisher.publish_transient, put)
+        for party in self.parties:
+            call(party.committed, self)
+        del self.parties[:], self.writes[:], self.notes[:]  # their `unit` is this one
 
     def refuse(self, error: BaseException, call: Calls) -> None:
         self.error = error
         for put in self.puts:
             put.refuse(error, call)
-        while self.parties:
-            call(self.parties.pop(0).refused, self)
+        for party in self.parties:
+            call(party.refused, self)
+        del self.parties[:], self.writes[:], self.notes[:]
 
 
 class Settling(Request):
@@ -395,9 +396,8 @@ class Batch:
     @property
     def is_empty(self) -> bool:
         """Nothing is to be written, and no unit to be published."""
-        return not (self.is_settling or self.puts or self.units or self.writes or self.purges or self.deletes) and not (
-            self.hollows or self.damaged
-        )
+        others = self.puts, self.units, self.writes, self.purges, self.deletes, self.hollows, self.damaged
+        return not (self.is_settling or any(others))
 
     @property
     def is_settling(self) -> bool:
