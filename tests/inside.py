@@ -91,7 +91,7 @@ def left_behind(queue: qflow.Queue) -> dict[str, object]:
         "charged": (gate.incoming, gate.restoring),
         "waiting": (gate.getters, gate.starved, gate.arrived.watching, gate.room.watching),
         "line": (*admission.line, *admission.admitted, *admission.ready),
-        "leaving": (*parts.held.leaving, *parts.held.parked.leavers),
+        "leaving": tuple(parts.held.leaving),
         "sought": (*parts.restorer.waiting, *(one for each in parts.lanes.schedules.values() for one in each.sought)),
     }
     return {name: values for name, values in found.items() if any(values)}

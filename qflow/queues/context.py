@@ -33,14 +33,9 @@ from qflow.storage.log.transaction_log import TransactionLog
 
 
 class Bury(Protocol):
-    """Carry messages to their dead-letter queue in one commit with what is leaving; False if that failed.
+    """Carry messages to their dead-letter queue in one commit with what is leaving; False if that failed."""
 
-    With `wait` it returns when that commit holds; else what is leaving is told.
-    """
-
-    def __call__(
-        self, source: Any, segments: list[Segment], cause: Cause, leaving: Any, wait: bool = False
-    ) -> bool: ...
+    def __call__(self, source: Any, segments: list[Segment], cause: Cause, leaving: Any) -> bool: ...
 
 
 class Tick:

@@ -38,7 +38,6 @@ class DeadLetterRouter:
         self._spool = spool
         self._tell = tell
         self._find = find
-        self._reported: dict[str, str] = {}  # by queue, why its dead letters could not go
         self.together = Together(spool.log, self.queue_for, spool.clock, spool.monotonic)
         """What commits several queues in one: dead letters, publishes, transactions."""
 
@@ -50,39 +49,28 @@ class DeadLetterRouter:
             raise NotFound(f"queue {source.name!r} has no dead-letter queue any more")
         return parts_of(self._find(name)).puts
 
-    def carry(
-        self, source: Source, segments: list[Segment], cause: Cause, leaving: Leaving | None, wait: bool = False
-    ) -> bool:
+    def carry(self, source: Source, segments: list[Segment], cause: Cause, leaving: Leaving | None) -> bool:
         """Carry messages to their dead-letter queue in one commit with what settles them; False if that failed.
 
-        Without `leaving` they come from a put, which waits for it and gets the error. The same error of a queue is
-        reported once, until what was parked there goes.
+        Without `leaving` they come from a put, which waits for it and gets the error.
         """
         try:
             target = self.queue_for(source)
             insert = Insert(target, 0, dead_letters(source.name, segments, cause, self._spool.clock()))
             leavings = [] if leaving is None else [leaving]
-            self.together.commit([insert], leavings, timeout=0, wait=wait or leaving is None, dead=True)
+            self.together.commit([insert], leavings, timeout=0, wait=leaving is None, dead=True)
         except QflowError as error:
             if leaving is None:
                 raise
-            self._report(source.name, error)
+            path = self._spool.path
+            _logger.warning(
+                "%s: dead letters of queue %r stay where they are: %s",
+                path,
+                source.name,
+                error,
+                extra={"spool": path, "queue": source.name, "event": "dead_letters_stay"},
+            )
             return False
-        if wait:
-            self._reported.pop(source.name, None)
         if leaving is None:  # of what is leaving it is told when that has left
             self._tell(EventKind.DEAD_LETTERED, source.name, cause.told(weigh(segments)[0]))
         return True
-
-    def _report(self, name: str, error: QflowError) -> None:
-        if self._reported.get(name) == str(error):
-            return
-        self._reported[name] = str(error)
-        path = self._spool.path
-        _logger.warning(
-            "%s: dead letters of queue %r stay where they are, and are tried again: %s",
-            path,
-            name,
-            error,
-            extra={"spool": path, "queue": name, "event": "dead_letters_stay"},
-        )

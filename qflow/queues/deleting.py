@@ -3,7 +3,6 @@
     in memory              it is taken out, also of what is being spilled: that is written for nothing
     in the spill store     it is brought into memory first, alone or with a few neighbours
     delayed, scattered     it is sought first, for a schedule is in the order of due times
-    parked                 it is taken out: it becomes no dead letter
     in the log alone       it is read, and its run claimed until the commit holds: nobody brings it back meanwhile
     being brought in       that is waited for
 
@@ -188,8 +187,7 @@ class Deleting:
             runs = queue.lanes.lists.get(number)
             run = None if runs is None else runs.find(self._sequence)
             if runs is None or run is None:
-                parked = queue.held.parked.pick(self._sequence)
-                wait_s = self._let_leave(parked) if parked else self._seek(may_work)
+                wait_s = self._seek(may_work)
             elif run.place is Place.RESIDENT:
                 wait_s = self._pick(runs, run)
             elif not may_work:

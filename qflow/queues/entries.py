@@ -36,26 +36,20 @@ class Entries:
         with self._context.lock:
             self._context.check_open()
             parts: list[Any] = []
-            parked: dict[int, list[Any]] = {}
-            for first, records, _ in self._queue.held.parked.segments():
-                place = (first, first + len(records), Place.RESIDENT, [len(record) for record in records])
-                parked.setdefault(lane_of(first), []).append(place)
             for runs in self._lanes.ranked:
                 number = runs.number
-                for lane in (number, number + DELAYED):
-                    line = lists.get(lane, ())
+                for line in (runs, lists.get(number + DELAYED, ())):
                     places = [
                         (run.first, run.stop, run.place, [len(record) for record in run.records])
                         for run in line
                         if run.waiting
                     ]
-                    if lane == number and number in schedules:
+                    if line is runs and number in schedules:
                         places += (
                             (sequence, sequence + 1, Place(state), [] if size is None else [size])
                             for sequence, size, state, _ in schedules[number].entries()
                         )
-                    places += parked.get(lane, ())
-                    places.sort()
+                        places.sort()
                     parts += places
                 if number + DELAYED in schedules:
                     parts.append(list(schedules[number + DELAYED].entries()))
@@ -154,7 +148,7 @@ class Entries:
             return self._state(sequence)
 
     def _waiting_run(self, sequence: int) -> Run | None:
-        """Return the run of a waiting message; None if it is parked, or in a schedule. Under the lock.
+        """Return the run of a waiting message; None if it is in a schedule. Under the lock.
 
         Raises:
             NotFound: it does not wait.
@@ -162,10 +156,8 @@ class Entries:
         self._context.check_open()
         runs = self._lanes.lists.get(lane_of(sequence))
         run = runs.find(sequence) if runs is not None else None
-        if not (
-            run is not None
-            or self._queue.held.parked.has(sequence)
-            or any(entry[0] == sequence for schedule in self._lanes.schedules.values() for entry in schedule.entries())
+        if run is None and not any(
+            entry[0] == sequence for schedule in self._lanes.schedules.values() for entry in schedule.entries()
         ):
             raise NotFound(f"message {sequence} does not wait in queue {self._context.name!r} any more")
         return run
@@ -177,8 +169,6 @@ class Entries:
     def _state_of(self, run: Run | None, sequence: int) -> str:
         if run is not None:
             return run.place.value
-        if self._queue.held.parked.has(sequence):
-            return Place.RESIDENT.value
         scattered = self._lanes.schedules.get(lane_of(sequence))
         entries = iter(()) if scattered is None else scattered.entries()
         return next((state for number, _, state, _ in entries if number == sequence), "delayed")

@@ -12,9 +12,7 @@ The life of a message:
     ACQUIRED   nack(requeue=False), too many deliveries  LEAVING, or SETTLED without a dead-letter queue
     ACQUIRED   nack, ack timeout, close                  AVAILABLE   in its original place, one more delivery counted
     LEAVING    the commit holds                          SETTLED
-    LEAVING    the commit is refused                     what it was before; PARKED if it becomes a dead letter, or
-                                                         AVAILABLE where too much is parked
-    PARKED     tried again, each second; deleted         LEAVING
+    LEAVING    the commit is refused                     what it was before
     any        purge, or its queue is deleted            SETTLED     late acks do nothing
 
 Under the queue's lock where a description says nothing else; what reads, or carries dead letters away, lets go of it.
@@ -23,8 +21,6 @@ Under the queue's lock where a description says nothing else; what reads, or car
 from __future__ import annotations
 
 import enum
-from itertools import islice
-from time import sleep
 from typing import Any
 
 from qflow.delivery import Deliveries, Delivery, Segment
@@ -39,7 +35,6 @@ from qflow.queues.dead_letters import Cause
 from qflow.queues.held import Held
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Depth
-from qflow.queues.parked import charge_of
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
@@ -47,8 +42,6 @@ from qflow.storage.log.rows import Settled
 from qflow.storage.log.transaction_log import Lane, Unit
 
 DROPPED_AT_ONCE = 10_000
-TRIED_AT_ONCE = 100
-"""Of what is parked, so many follow the first that has left."""
 FOREVER_MS = 2**62
 
 
@@ -67,7 +60,7 @@ class Leaving:
 
     writes: tuple[Any, ...] = ()
 
-    __slots__ = ("_exits", "cause", "fate", "has_left", "held", "is_back", "parts", "queue", "segments", "unit")
+    __slots__ = ("_exits", "cause", "fate", "has_left", "held", "parts", "queue", "segments", "unit")
 
     def __init__(self, exits: Exits, segments: list[Segment], fate: Fate, held: dict[HeldOne, Term]) -> None:
         self._exits = exits
@@ -84,8 +77,6 @@ class Leaving:
         """What takes them away, once they are to join a batch."""
         self.has_left = False
         """They are gone by this, and by nothing that came before it."""
-        self.is_back = False
-        """They could not be parked, and are in their place again."""
 
     @property
     def depth(self) -> Depth:
@@ -187,20 +178,15 @@ class Exits:
                 self.context.tell(EventKind.DEAD_LETTERED, leaving.cause.told(count))
 
     def stays(self, leaving: Leaving) -> None:
-        """Undo `begin`: whoever held the messages has them again; the others are in their place. Takes the lock.
-
-        What is to become a dead letter is parked.
-        """
+        """Undo `begin`: whoever held the messages has them again; the others are in their place. Takes the lock."""
         with self.context.lock:
             if leaving not in self._held.leaving:
-                return
-            if leaving.cause is not None:
-                self._bury_again_at = self.context.monotonic() + RETRY_S
-                self._park(leaving)
                 return
             del self._held.leaving[leaving]
             if not leaving.held:
                 self._source.give_back(leaving.segments)
+                if leaving.fate is not Fate.DELETED:
+                    self._bury_again_at = self.context.monotonic() + RETRY_S
             self._held.hold_again(leaving.held)
             for one, batch, index in leaving.parts:
                 self._held.rejoin(one, batch, index)
@@ -217,22 +203,29 @@ class Exits:
             parties: (messages, cause, what they are counted as if they are dropped) of those with one fate.
 
         Returns:
-            False if some could not leave now, and are in their place again, for too much is parked.
+            False if some could not leave now and are in their place again.
         """
         wanted = [party for party in parties if party[0]]
         if self.context.settings.dead_letter is None:
             for segments, _, fate in wanted:
                 self.settle_away(segments, fate)
             return True
-        leavings = [self._begin_dead(*party) for party in wanted]
         if wanted and self.context.monotonic() < self._bury_again_at:  # which is not put off by who asks meanwhile
-            for leaving in leavings:
-                self._park(leaving, gained=False)
-            with Unlocked(self.context):
-                sleep(0)  # there may be thousands in a row
-        else:
-            self._carry_away(leavings)
-        return not any(leaving.is_back for leaving in leavings)
+            for segments, _, _ in wanted:
+                self._source.give_back(segments, gained=False)
+            return False
+        leavings = [(self._begin_dead(*party), party[1]) for party in wanted]
+        done = True
+        try:
+            for leaving, cause in leavings:
+                if leaving in self._held.leaving and not self._carry_away(leaving, cause):
+                    self.stays(leaving)
+                    done = False
+        except BaseException:
+            for leaving, _ in leavings:
+                leaving.give_up()
+            raise
+        return done
 
     def _begin_dead(self, segments: list[Segment], cause: Cause, fate: Fate) -> Leaving:
         """Have messages leave as dead letters."""
@@ -240,60 +233,10 @@ class Exits:
         leaving.cause = cause
         return leaving
 
-    def _carry_away(self, leavings: list[Leaving], wait: bool = False) -> None:
-        """Have messages buried; `wait` until that holds, or was refused. Lets go of the lock."""
-        try:
-            for leaving in leavings:
-                if leaving not in self._held.leaving:
-                    continue
-                assert leaving.cause is not None
-                with Unlocked(self.context):
-                    goes = self.bury(self.context, leaving.segments, leaving.cause, leaving, wait)
-                if not goes:
-                    self.stays(leaving)
-        except BaseException:
-            for leaving in leavings:
-                leaving.give_up()
-            raise
-
-    def _park(self, leaving: Leaving, *, gained: bool = True) -> None:
-        """Have what cannot become dead letters now wait out of the way; in its place if that takes too much memory.
-
-        What is parked cannot be spilled: it is half of the capacity at most, and nothing that is on slack, for what is
-        brought into memory next may be on slack, too.
-        """
-        held = self._held
-        charged = held.parked.charged + charge_of(leaving.segments)
-        if self._admission.cover() > 0 or 2 * charged > self._gate.account.capacity:
-            del held.leaving[leaving]
-            leaving.is_back = True
-            self._source.give_back(leaving.segments, gained=gained)
-            return
-        held.parked.put(leaving)
-        del held.leaving[leaving]
-        self._admission.rebalance(gained=gained)
-
-    def try_parked(self) -> bool:
-        """Try again to let go of what is parked: the first, and some more when that has left. May let go of the lock.
-
-        Returns:
-            whether there is more that may leave now.
-        """
-        parked = self._held.parked
-        for most in (1, TRIED_AT_ONCE):
-            tried: list[Any] = list(islice(parked.leavers, most))
-            for one in tried:
-                parked.take(one)
-            if self.context.settings.dead_letter is None:
-                for one in tried:
-                    self.settle_away(one.segments, Fate.EXPIRED if one.fate is Fate.EXPIRED else Fate.DROPPED)
-                continue
-            leavings = [self._begin_dead(one.segments, one.cause, one.fate) for one in tried]
-            self._carry_away(leavings, most == 1)
-            if most == 1 and not all(leaving.has_left for leaving in leavings):
-                parked.move_to_front(leavings[0])
-                return False
-        return bool(parked)
+    def _carry_away(self, leaving: Leaving, cause: Cause) -> bool:
+        """Have messages buried; False if that failed. Lets go of the lock."""
+        with Unlocked(self.context):
+            return self.bury(self.context, leaving.segments, cause, leaving)
 
     # Everything at once -----------------------------------------------------------------------------------------------
 

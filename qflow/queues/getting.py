@@ -290,7 +290,7 @@ class Getting:
         return self._queue.context.monotonic() >= self._deadline and not self._queue.source.waits_for_unread()
 
     def _weed(self, taken: list[Segment], may_work: bool) -> Lack:
-        """Have what was taken, but what is not to be delivered; ROOM if that could neither leave now, nor be parked.
+        """Have what was taken, but what is not to be delivered; ROOM if that could not leave now.
 
         Called with the lock held; lets go of it where dead letters are carried away. That may take work on the disk:
         where it may not be done, all is back in its place.

@@ -11,7 +11,6 @@ from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.memory.gate import Gate
 from qflow.message import BATCH_BYTES, SINGLE_BYTES
 from qflow.queues.apart import SOME, Apart, HeldOne, Term
-from qflow.queues.parked import Parked
 
 LATE = 1 / 64
 """By so much of the ack timeout, or so many seconds where there is none, an end may be noticed late: for less, what
@@ -39,8 +38,6 @@ class Held:
         """No ack timeout ends before that; it is looked again then."""
         self.leaving: dict[Any, None] = {}
         """On its way out with a commit: see `Leaving`."""
-        self.parked = Parked()
-        """What waits for its next try to leave as a dead letter."""
         self._kept: list[Segment] = []  # what was held when the broker was closed: it is counted as delivered
 
     def __contains__(self, one: HeldOne) -> bool:
@@ -143,7 +140,6 @@ class Held:
         self.batches.clear()
         self.apart.clear()
         self.leaving.clear()
-        self.parked.clear()
         self._kept.clear()
 
     def keep_all(self) -> None:
@@ -177,7 +173,6 @@ class Held:
     def listed(self) -> tuple[list[Delivery], list[Deliveries], list[Segment]]:
         """Return what there is now: single deliveries, copies of batches, and all else. Cost: 0.01 µs a delivery."""
         others = [*self._kept, *(part for leaving in self.leaving for part in leaving.segments)]
-        others += self.parked.segments()
         batches = [batch.now() for batch in (*self.batches, *self.apart.batches)]
         return [*self.singles, *self.apart.singles], batches, others
 

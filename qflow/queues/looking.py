@@ -44,12 +44,11 @@ def figures(queue: Parts) -> dict[str, Any]:
         overhead = sum([schedule.overhead_bytes for schedule in lanes.schedules.values()]) + held.overhead_bytes
         visible = queue.gate.visible - overhead
         messages = lanes.messages()
-        parked = held.parked.messages()
         totals = _totals(queue)
         there = present(queue)
     waits = tallies[0] if len(tallies) == 1 else Tally(*map(sum, zip(*tallies, strict=True)))
     delayed = Whereabouts(*map(sum, zip(*schedules.values(), strict=True))) if schedules else _NOWHERE
-    resident = waits.resident + delayed.resident_messages + parked
+    resident = waits.resident + delayed.resident_messages
     spilled_bytes = waits.spilled_charge - OVERHEAD_BYTES * waits.spilled + delayed.spilled_bytes
     spilled = waits.spilled + delayed.spilled_messages
     waiting = resident + spilled + waits.logged
@@ -172,8 +171,6 @@ def _lane_attempts(queue: Parts, number: int) -> tuple[int, list[tuple[int, int,
     ]
     for first, records, marks in queue.held.segments():
         known.append((first, first + len(records), marks // ONE_ATTEMPT + 1))
-    for first, records, marks in queue.held.parked.segments():
-        known.append((first, first + len(records), marks // ONE_ATTEMPT))
     for schedule in queue.lanes.schedules.values():
         known += ((first, end, marks // ONE_ATTEMPT) for first, end, marks in schedule.marked())
     below = next((run.first for run in runs if run.place is Place.LOGGED), runs.next)

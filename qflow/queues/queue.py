@@ -329,9 +329,9 @@ class Queue(Generic[Placed]):
     def delete(self, sequence: int) -> bool:
         """Delete one message that waits, wherever it lies: in memory or on disk, delayed, given back, only in the log.
 
-        What was delivered is its consumer's, and what is leaving with a transaction, or as a dead letter, leaves, but
-        for one that waits for room to do so. The message comes to nobody, becomes no dead letter, and is not counted as
-        expired, though its time may be over. A put with its `dedupe_key` is done all the same.
+        What was delivered is its consumer's, and what is leaving with a transaction, or as a dead letter, leaves. The
+        message comes to nobody, becomes no dead letter, and is not counted as expired, though its time may be over.
+        A put with its `dedupe_key` is done all the same.
 
         Args:
             sequence: of the message, as `put`, `browse` and `Delivery.sequence` tell it.

@@ -82,15 +82,14 @@ def fit(queue: Parts) -> bool:
 
 
 def tick(queue: Parts) -> bool:
-    """What time does: expire, take back what is held for too long, tell of slow consumers, try what is parked.
+    """What time does: expire, take back what is held for too long, tell of slow consumers. Once a second.
 
-    Once a second. Returns whether there is more of that than one call does.
+    Returns whether there is more of that than one call does.
     """
     queue.context.tick.now_s = queue.context.monotonic()
     if is_at_rest(queue):
         return False
     context, lanes, leases = queue.context, queue.lanes, queue.leases
-    parked = _in_steps(queue, _try_parked)
     late = _in_steps(queue, _take_back_late)
     more = _in_steps(queue, _expire)
     with context.lock:
@@ -105,11 +104,11 @@ def tick(queue: Parts) -> bool:
             queue.gets.wake_all()
     for consumer in slow:
         consumer.stop()
-    return more or late or parked
+    return more or late
 
 
 def is_at_rest(queue: Parts) -> bool:
-    """Tell whether `tick` would find nothing: none is held, parked, spilled, expires, waits for its time or at a limit.
+    """Tell whether `tick` would find nothing: none is held, expires, waits for its time or at a limit, or is spilled.
 
     Takes no lock: what is under way is found in the next round, as in `Watch`. Cost: 0.5 µs.
     """
@@ -118,7 +117,6 @@ def is_at_rest(queue: Parts) -> bool:
         held.singles
         or held.batches
         or held.leaving
-        or held.parked
         or held.apart
         or lanes.schedules
         or TIMED in lanes.closed
@@ -139,11 +137,6 @@ def _in_steps(queue: Parts, step: Callable[[Parts], bool]) -> bool:
         if perf_counter() >= ends:
             return True
         sleep(PAUSE_S)
-
-
-def _try_parked(queue: Parts) -> bool:
-    """Try again with some of what is parked; return whether more of it may go. Under the lock."""
-    return bool(queue.held.parked) and queue.exits.try_parked()
 
 
 def _take_back_late(queue: Parts) -> bool:
@@ -196,7 +189,6 @@ def has_something_to_do(queue: Parts) -> bool:
             return False
         return (
             bool(gate.at_limit or gate.slack or gate.over > 0)
-            or bool(held.parked)
             or (held.is_any() and held.is_watched)
             or ((TIMED in lanes.closed or context.settings.ttl_s is not None) and lanes.messages() > 0)
             or bool(gate.getters and lanes.next_due_ms() is not None)

@@ -410,27 +410,6 @@ def _nack_away(here: Round) -> None:
     here.held[0].nack(requeue=False)
 
 
-def hold_one_without_room(here: Round) -> None:
-    """Have no room for dead letters."""
-    hold_one(here)
-    parts_of(here.queue).exits.bury = lambda *_: False
-
-
-def make_room(here: Round, struck: bool) -> None:
-    """Have it again, and maintenance try again."""
-    parts = parts_of(here.queue)
-    with inside.paused(here.broker):
-        parts.exits.bury = parts.context.shared.bury
-        while inside.tick(here.queue):
-            pass
-    assert not parts.held.parked
-
-
-@call("nack that finds no room for a dead letter", hold_one_without_room, make_room, kinds=("ranked",))
-def _nack_without_room(here: Round) -> None:
-    _nack_away(here)
-
-
 @call("extend", hold_one)
 def _extend(here: Round) -> None:
     here.held[0].extend(30)

@@ -117,19 +117,6 @@ async def _nack(here: Round, tasks: Tasks) -> None:
     await here.held[0].nack()
 
 
-async def hold_one_without_room(here: Round, tasks: Tasks) -> None:
-    await hold_one(here, tasks)
-    parts_of(here.queue).exits.bury = lambda *_: False
-
-
-@call("nack that finds no room for a dead letter", hold_one_without_room)
-async def _nack_without_room(here: Round, tasks: Tasks) -> None:
-    """When the spool is opened again, it is in its place; without a dead-letter queue it is gone."""
-    if "dead_letter" not in here.world.settings:
-        here.acked = here.base[:1]
-    await here.held[0].nack(requeue=False)
-
-
 async def choose(here: Round, tasks: Tasks) -> None:
     here.batch, *_ = [entry.sequence async for entry in tasks.queue.browse()]
 

@@ -159,58 +159,6 @@ def test_tasks_are_refused_and_go_on(spool: Path, small_disk: Path, access: str)
     assert left_in(spool) == expected
 
 
-def prepare_dead(owner: qflow.Broker, disk: Path) -> None:
-    """Declare a queue with dead letters, and leave no room for those."""
-    owner.declare_queue("dead")
-    owner.declare_queue("mortal", max_deliveries=2, dead_letter="dead").put_many(
-        [b"%03d" % number for number in range(100)]
-    )
-    prepare(owner, disk)
-
-
-def check_dead(owner: qflow.Broker, disk: Path, reason: str) -> None:
-    """One message is left; it becomes a dead letter when there is room, with nobody getting."""
-    queue, dead = owner.queue("mortal"), owner.queue("dead")
-    until(lambda: len(queue) == 1)  # nobody has waited for the acks
-    assert len(dead) == 0
-    assert owner.check() == []
-    os.unlink(disk / "ballast")
-    until(lambda: len(dead) == 1)
-    with dead.get(0) as letter:
-        assert (letter.body, letter.headers["dead_letter_nack_reason"]) == (b"000", reason)
-    assert len(queue) == 0
-
-
-def test_a_dead_letter_without_room_holds_up_no_get(spool: Path, small_disk: Path, access: str) -> None:
-    """I12: the message is parked with its reason, and tried again by maintenance until there is room."""
-    with opened(access, spool) as (owner, broker):
-        prepare_dead(owner, small_disk)
-        queue = broker.queue("mortal")
-        for _ in range(2):
-            queue.get(5).nack(reason="bad")
-        for number in range(1, 100):
-            with queue.get(0) as delivery:
-                assert delivery.body == b"%03d" % number
-        check_dead(owner, small_disk, "bad")
-
-
-def test_a_dead_letter_without_room_holds_up_no_task(spool: Path, small_disk: Path, access: str) -> None:
-    """As threads."""
-
-    async def scenario() -> None:
-        async with qflow.aio.open(spool) as owner, joining(access, owner) as broker:
-            prepare_dead(owner.broker, small_disk)
-            queue = broker.queue("mortal")
-            for _ in range(2):
-                await (await queue.get(5)).nack(reason="bad")
-            for number in range(1, 100):
-                async with await queue.get(0) as delivery:
-                    assert delivery.body == b"%03d" % number
-            await asyncio.to_thread(check_dead, owner.broker, small_disk, "bad")
-
-    run(scenario())
-
-
 def test_producers_wait_for_a_full_spill_store_and_for_nobody_else(spool: Path, small_disk: Path, access: str) -> None:
     """I12, edge 9: one is refused in time, the others wait, whatever else their connection does, and go on later."""
     with opened(access, spool) as (owner, broker), ThreadPoolExecutor(4) as threads:

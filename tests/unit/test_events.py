@@ -118,10 +118,10 @@ def test_dead_letters_are_told_when_they_are_there(open_at: Open, clock: Clock, 
 
     def bury() -> list[str]:
         clock.advance(2)
-        if cause != "expired":
+        if cause == "expired":
+            inside.tick(queue)
+        else:
             queue.get_many(2, timeout_s=0).nack(requeue=False, reason="why")
-            broker.engine.log.drain()
-        inside.tick(queue)
         broker.engine.log.drain()
         broker.engine.listeners.tell_all()
         return [event.detail for event in events if event.kind is EventKind.DEAD_LETTERED]
