@@ -171,9 +171,11 @@ class Routing:
         """
         route = self.route(topic)
         bare = Envelope(0, route.prefix)
-        if headers is not None or key is not None:
-            bare = Envelope(0, bytes(Message(b"", encode_headers(headers), topic=topic, key=key or b"")))
-        records: dict[Envelope, Record] = {bare: bare.record(body)} if fans_out or route.streams else {}
+        records: dict[Envelope, Record] = {}
+        if fans_out or route.streams:
+            if headers is not None or key is not None:
+                bare = Envelope(0, bytes(Message(b"", encode_headers(headers), topic=topic, key=key or b"")))
+            records[bare] = bare.record(body)
         parts: list[Part] = []
         for queue in () if fans_out else route.queues:
             envelope = bare

@@ -185,7 +185,8 @@ def _written(spool: str) -> tuple[int, bool]:
     try:
         text = os.read(fd, 128)
         pid, numbering = int(text[:_PID_BYTES]), text[_PID_BYTES:].decode().strip()
-        return pid, numbering in ("", _numbering())
+        own = _numbering()
+        return pid, numbering in ("", own) or not own
     except (OSError, ValueError):
         return 0, True
     finally:
