@@ -116,6 +116,8 @@ def test_what_is_handed_in_at_the_new_place_is_adopted(tmp_path: Path, caplog: p
         assert handing.hand(new, broker.engine.spool.uuid, [("q", b"x")])
         assert queue.get(LONG_S).body == b"x"
     said = [record.getMessage() for record in caplog.records]
+    # Maintenance may come between the move and the look, and has tried again since.
+    said = [line for line in said if "maintenance (statistics) failed and is tried again" not in line]
     assert said == [f"{old} was moved while it was open, and is used where it is now: {new}"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -34,6 +35,8 @@ def interrupted_at(place: int, work: Callable[[], object]) -> None:
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
         caller = frame.f_back
+        if frame.f_code.co_filename == weakref.WeakSet.add.__code__.co_filename:
+            return None  # called for an object that is gone, at any place: what is raised there goes nowhere
         if frame.f_code.co_filename in WHERE or (caller is not None and caller.f_code.co_filename in WHERE):
             if event in ("call", "return"):
                 left -= 1
