@@ -55,6 +55,11 @@ _until_due = itemgetter(slice(_META.size + _MOMENT.size))
 _until_due_after_expiry = itemgetter(slice(_META.size + 2 * _MOMENT.size))
 
 
+def kept_ms(time_s: float) -> int:
+    """Return a moment as it is kept, in milliseconds since the epoch: 0 if it is before that, for it has no sign."""
+    return max(0, int(time_s * 1000))
+
+
 class Message(bytes):
     """A record with more than a body, as the bytes it is everywhere: in memory, in a spill file and in the log.
 

@@ -22,7 +22,7 @@ from qflow.config import parse_timeout
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, ProducerBusy
 from qflow.memory.waiting import StraightLock, sheltered
-from qflow.message import Record
+from qflow.message import Record, kept_ms
 from qflow.queues.puts import Puts
 from qflow.queues.together import Insert, Together
 from qflow.storage.log import facts
@@ -172,7 +172,7 @@ class Keys:
             )
         if getattr(record, "logged", True) is False:
             raise InvalidArgument("dedupe_key= and durable=False do not go together: a key is stored with its message")
-        return Claim(self, puts, check_key(key), max(0, int((self._clock() + window_s) * 1000)))
+        return Claim(self, puts, check_key(key), kept_ms(self._clock() + window_s))
 
     def is_quick(self, claim: Claim) -> bool:
         """Tell whether `ask` reads nothing."""

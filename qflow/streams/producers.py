@@ -46,6 +46,7 @@ from typing import Any
 from qflow.errors import CorruptionError, InvalidArgument, ProducerBusy
 from qflow.memory.line import FOREVER
 from qflow.memory.waiting import StraightLock, attend, sheltered
+from qflow.message import kept_ms
 from qflow.storage.log.transaction_log import Unit
 from qflow.storage.streams import producers as table
 from qflow.storage.streams.producers import WINDOW, Window, with_number
@@ -336,7 +337,7 @@ class Producers:
             window = None
         # Where the producer was removed from the table, or its record is damaged since, memory has the same window: all
         # batches before this one are done, so it has all that is committed.
-        table.write(txn, known.name, with_number(window or known.window, number, max(0, int(self._clock() * 1000))))
+        table.write(txn, known.name, with_number(window or known.window, number, kept_ms(self._clock())))
 
     def die(self, lock: Any) -> None:
         """In a forked child: refuse everything."""
@@ -348,7 +349,7 @@ class Producers:
             known = claim._known
             if known is not None:
                 if state is _State.COMMITTED:
-                    known.window = with_number(known.window, claim.number, max(0, int(self._clock() * 1000)))
+                    known.window = with_number(known.window, claim.number, kept_ms(self._clock()))
                 if known.claims.get(claim.number) is claim:
                     del known.claims[claim.number]
                 # Called again, there may be a new entry of the producer, whose window this claim must not move.

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from qflow.message import Record, is_logged
+from qflow.message import Record, is_logged, kept_ms
 from qflow.storage import encoding
 from qflow.storage.blocks import Reference
 from qflow.storage.joining import Join
@@ -153,7 +153,7 @@ class Ahead:
         if not done:
             self._numbers = bodies.new_numbers(txn, len(self._bodies))
             bodies.note_ahead(txn, self._numbers)
-        now_ms = max(0, int(self._clock() * 1000))
+        now_ms = kept_ms(self._clock())
         for (record, _, uses), number in zip(self._part, self._numbers[done:], strict=False):
             bodies.store(txn, number, record, now_ms, self._join)
             bodies.write_count(txn, number, uses)

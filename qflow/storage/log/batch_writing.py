@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 
 from qflow.errors import DiskFull, StorageError
-from qflow.message import Record
+from qflow.message import Record, kept_ms
 from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages
 from qflow.storage.environment import DAMAGE, CannotGrow, Environment
@@ -171,7 +171,7 @@ class BatchWriting:
             value = txn.get(key)
             if value is not None:
                 txn.put(bytes((DAMAGED,)) + key[1:], value)
-        now_ms = max(0, int(self._clock() * 1000))  # blocks have no time before 1970
+        now_ms = kept_ms(self._clock())
         settled = batch.all_settled()
         sharing = None
         if batch.shared or batch.references:
