@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+import pytest_timeout
+from hypothesis import HealthCheck, Phase, settings
 
 import drivers
 import processes
@@ -32,10 +34,18 @@ SHARING = {"test_layout.py", "test_streams_real_data.py"}
 
 
 settings.register_profile(
-    "untimed", deadline=None, max_examples=100 if TORTURE else 50, suppress_health_check=[HealthCheck.too_slow]
+    "untimed",
+    deadline=None,
+    max_examples=100 if TORTURE else 50,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=set(Phase) if TORTURE else set(Phase) - {Phase.shrink},
 )
 settings.load_profile("untimed")
-"""What is asked of an example is that it holds, not that it does so in time: others work beside it."""
+"""What is asked of an example is that it holds, not that it does so in time: others work beside it.
+
+One that fails is told as it is: Hypothesis may make it smaller for as long as a test may take, whose time-out ends the
+process, and nothing is told.
+"""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,6 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
     There are more than a thousand of them, and compiling the package takes each longer than the rest of its start. What
     they compile lies in a directory of the run.
     """
+    if hasattr(config, "workerinput"):
+        pytest_timeout.dump_stacks = lambda _: faulthandler.dump_traceback(sys.__stderr__)  # its own are not seen
+    else:
+        os.dup2(1, 2)  # the stacks of one of several processes, at a crash or a time-out, are part of the run's output
     if sys.dont_write_bytecode and sys.pycache_prefix is None:
         directory = tempfile.TemporaryDirectory(prefix="qflow-bytecode-", ignore_cleanup_errors=True)
         config.add_cleanup(directory.cleanup)
@@ -92,6 +106,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return path[-1] if path[-1] in SHARING else str(super()._split_scope(nodeid))
 
     return OneSpark(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Say how a process of several has ended, where that is not as it should: by which signal, or with which code."""
+    if error is not None:
+        status = node.gateway._io.wait()
+        reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_line(f"[{node.gateway.id}] ended with {signal.Signals(-status).name if status < 0 else status}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,7 +31,7 @@ def endings(queues: Iterable[Queue]) -> Iterator[Piece]:
                     write = _raise_counts if logged else _write_counts
                     work = partial(write, lane=lane, below=0 if start else below, ranges=part)
                     yield Piece(1 + len(part), _RANGE_BYTES * len(part), work)
-                yield of_row(lane.owner, lane.lane, lane.row)
+                yield of_row(lane)
 
 
 def _write_counts(txn: Any, *, lane: Lane, below: int, ranges: list[tuple[int, int, int]]) -> None:

@@ -332,8 +332,7 @@ class Sessions:
             for part in cursor.parts:
                 lane = part.lane
                 if lane is not None:
-                    shown = max(lane.row.next, part.seen, part.doubtful)
-                    yield of_row(lane.owner, lane.lane, lane.row._replace(next=shown))
+                    yield of_row(lane, max(part.seen, part.doubtful))
             yield Piece(1, 0, partial(_put_record, owner=cursor.owner, value=facts.record))
 
 

@@ -19,6 +19,7 @@ import qflow
 from crash.seams import run_in_child
 from faults.seams import Faults, faulty_broker, in_thread
 from faults.strikes import Strike, Struck
+from qflow import inspect
 from qflow.aio.broker import AsyncBroker
 from qflow.queues.queue import parts_of
 from qflow.storage.files import Files
@@ -171,6 +172,27 @@ def test_what_is_tried_again_goes_with_the_next_that_stands_alone(tmp_path: Path
         assert queue.submit(b"d").result() == 4
         broker.engine.log.drain()
         assert reopened(broker, tmp_path.with_name("copy")) == [b"a", b"c", large, b"d"]
+
+
+@pytest.mark.parametrize(("acked", "size"), [(1, 20_000), (3, 10)])
+def test_what_stands_alone_right_before_a_close_is_followed_by_what_comes_then(
+    acked: int, size: int, tmp_path: Path
+) -> None:
+    """A note knows no block: the one it is written in is known when the close itself has taken over the journal."""
+    last = b"x" * size
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = begin(broker)
+        queue.get_many(acked, 0).ack()
+        rest(broker)
+        before = confirmed(broker)
+        queue.put(last)
+        assert confirmed(broker) == before + 1
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.queue("q").put_many([b"d", b"e"])
+    assert inspect.check_spool(tmp_path / "spool") == []
+    with qflow.open(tmp_path / "spool") as broker:
+        assert broker.recovery.problems == ()
+        assert broker.queue("q").get_many(10, 0).bodies == [*[b"a", b"b", b"c"][acked:], last, b"d", b"e"]
 
 
 @pytest.mark.parametrize("operation", ["pwrite", "sync_data"])

@@ -37,6 +37,7 @@ def alarms() -> Iterator[list[float]]:
 
     before = signal.signal(signal.SIGALRM, handle)
     yield rung
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)  # first: a handler that runs just now sets the timer again
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 

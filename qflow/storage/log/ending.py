@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from qflow.errors import DiskFull, again
 from qflow.storage.log import recovery
-from qflow.storage.log.rows import Row, renew_row
+from qflow.storage.log.lane import Lane
+from qflow.storage.log.rows import renew_row
 from qflow.storage.log.transaction_log import TransactionLog, Unit
 
 _logger = logging.getLogger("qflow")
@@ -35,9 +36,20 @@ class Piece(NamedTuple):
     write: Callable[[Any], None]
 
 
-def of_row(owner: int, lane: int, row: Row) -> Piece:
-    """Return the piece that has a row written as it is; most of the time it is written already."""
-    return Piece(1, 0, partial(renew_row, owner=owner, lane=lane, row=row))
+def of_row(lane: Lane, shown: int = 0) -> Piece:
+    """Return the piece that has a lane's row written as it is by then; most of the time it is written already.
+
+    The same transaction may take over what the journal holds first, and that moves the row's tail.
+
+    Args:
+        shown: sequences below it were given out, and are not to be again.
+    """
+    return Piece(1, 0, partial(_renew, lane=lane, shown=shown))
+
+
+def _renew(txn: Any, *, lane: Lane, shown: int) -> None:
+    row = lane.row
+    renew_row(txn, lane.owner, lane.lane, row._replace(next=max(row.next, shown)))
 
 
 def write_ending(log: TransactionLog, pieces: Callable[[], Iterable[Piece]]) -> None:
