@@ -194,6 +194,11 @@ class Exits:
 
     # Dead letters ----------------------------------------------------------------------------------------------------
 
+    @property
+    def may_bury(self) -> bool:
+        """Tell whether dead letters are let go of: for a while after some could not leave, none is."""
+        return self.context.monotonic() >= self._bury_again_at
+
     def let_go_of(self, *parties: tuple[list[Segment], Cause, Fate]) -> bool:
         """Make messages that neither wait nor are acquired dead letters, or settle them without such a queue.
 
@@ -210,7 +215,7 @@ class Exits:
             for segments, _, fate in wanted:
                 self.settle_away(segments, fate)
             return True
-        if wanted and self.context.monotonic() < self._bury_again_at:  # which is not put off by who asks meanwhile
+        if wanted and not self.may_bury:  # which is not put off by who asks meanwhile
             for segments, _, _ in wanted:
                 self._source.give_back(segments, gained=False)
             return False

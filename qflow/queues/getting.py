@@ -28,6 +28,8 @@ TURNS = 2
 """A get that does not wait has this many turns to let expired messages go that lie before others."""
 MOVING_S = 0.01
 """A get whose time is over looks again so often whether another thread has moved what it waits for."""
+MOST_PASSED = 1_000
+"""A get goes past so many messages that are to become dead letters, and cannot now."""
 LOOKS = 100
 """And so often, at most, whether it has made room: where others never end with that, something has to be settled."""
 
@@ -75,7 +77,7 @@ class Getting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_deadline", "_done", "_given_up", "_is_over", "_keeps_time", "_looks", "_most", "_queue", "_single",
+        "_deadline", "_done", "_given_up", "_is_over", "_keeps_time", "_looks", "_most", "_passed", "_queue", "_single",
         "_starved", "_turn", "_turns", "_watcher", "collected", "delivery", "stopped", "taker",
     )  # fmt: skip
 
@@ -91,6 +93,7 @@ class Getting:
         self.delivery: Delivery | None = None
         self.stopped: Callable[[], bool] | None = None
         """Asked, before it waits, whether it is to end."""
+        self._passed: Deliveries | None = None  # what it goes past: back in its place at the end of each step
         self._done = False
         self._given_up = False
         self._is_over = False  # all of that was done: a handler that raises may come in its middle
@@ -136,6 +139,8 @@ class Getting:
             while not queue.lanes.is_bare or queue.admission.ready:
                 self._renew()
                 lack = self._gather(may_work)
+                if self._passed is not None:
+                    lack = self._give_back_passed(lack)
                 if self._given_up:
                     return None
                 if self.batch in batches:
@@ -187,6 +192,8 @@ class Getting:
                 queue.claims.give_up(self.delivery)
             if self.collected is not None:
                 queue.claims.give_up(self.collected)
+            if self._passed is not None:
+                queue.claims.give_up(self._passed)
             queue.gate.arrived.notify()
             self._is_over = True
 
@@ -290,7 +297,7 @@ class Getting:
         return self._queue.context.monotonic() >= self._deadline and not self._queue.source.waits_for_unread()
 
     def _weed(self, taken: list[Segment], may_work: bool) -> Lack:
-        """Have what was taken, but what is not to be delivered; ROOM if that could not leave now.
+        """Have what was taken, but what is not to be delivered; ROOM if too much of that cannot leave now.
 
         Called with the lock held; lets go of it where dead letters are carried away. That may take work on the disk:
         where it may not be done, all is back in its place.
@@ -309,24 +316,49 @@ class Getting:
                     (expired if is_late else kept).append(part)
             else:
                 kept.append(segment)
-        if (expired or spent) and not may_work and settings.dead_letter is not None:
+        buries = settings.dead_letter is not None and queue.exits.may_bury
+        if (expired or spent) and buries and not may_work:
             queue.source.give_back(taken)
             return Lack.WORK
         self.batch.segments += kept
         self.batch.total += weigh(kept)[0]
         if not (expired or spent):
             return Lack.NOTHING
+        if settings.dead_letter is not None and not buries:
+            return self._go_past(expired + spent)
         done = queue.exits.let_go_of(
             (expired, Cause("expired"), Fate.EXPIRED), (spent, Cause("max_deliveries"), Fate.DROPPED)
         )
         if not done:
-            return Lack.ROOM
+            return Lack.NOTHING  # they come again at once, and it goes past them
         if expired and not kept:  # so may those behind them: many at once
             if not may_work:
                 return Lack.WORK
             if queue.expiry.expire():
                 return Lack.TURN
         return Lack.NOTHING
+
+    def _go_past(self, segments: list[Segment]) -> Lack:
+        """Leave out messages that cannot leave now; ROOM if there are too many of them."""
+        queue, count = self._queue, weigh(segments)[0]
+        if self._passed is None:
+            self._passed = Deliveries(queue.claims, [], self.taker)
+            queue.held.batches[self._passed] = None
+        if self._passed.total + count > MOST_PASSED:
+            queue.source.give_back(segments, gained=False)
+            return Lack.ROOM
+        self._passed.segments += segments
+        self._passed.total += count
+        return Lack.NOTHING
+
+    def _give_back_passed(self, lack: Lack) -> Lack:
+        """Put what it went past back in its place; return what it lacks: where nothing else is there, room for that."""
+        queue, passed = self._queue, self._passed
+        self._passed = None
+        if passed in queue.held.batches:  # else it was purged
+            del queue.held.batches[passed]
+            queue.source.give_back(passed.segments, gained=False)
+        return Lack.ROOM if lack is Lack.MESSAGE else lack
 
     def _patience_s(self, lack: Lack) -> float | None:
         """Return how long to wait for a message or for room, at most; None when the deadline has passed."""

@@ -410,6 +410,27 @@ def _nack_away(here: Round) -> None:
     here.held[0].nack(requeue=False)
 
 
+def spend_without_room(here: Round) -> None:
+    """Have the first message delivered as often as it may be, and no room for it as a dead letter."""
+    for _ in range(here.world.settings["max_deliveries"]):
+        here.queue.get(0).nack()
+    exits = parts_of(here.queue).exits
+    exits.bury = lambda *_: False
+    here.queue.get(0).nack()  # from now on gets go past the first
+    here.acked, here.dead = here.base[:1], True
+
+
+def make_room(here: Round, struck: bool) -> None:
+    exits = parts_of(here.queue).exits
+    exits.bury, exits._bury_again_at = exits.context.shared.bury, 0.0
+
+
+@call("get that goes past a message", spend_without_room, make_room, kinds=("ranked",))
+def _get_past(here: Round) -> None:
+    here.held = [here.queue.get(0)]
+    assert here.held[0].body == here.base[1]
+
+
 @call("extend", hold_one)
 def _extend(here: Round) -> None:
     here.held[0].extend(30)
