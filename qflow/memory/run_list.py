@@ -220,7 +220,7 @@ class RunList:
         if run is self.open:
             self.renew_open(self.next)
         right = run.split(run.first + count - most)
-        self._runs.add(right)
+        self._put_in(right)
         return right
 
     def cut_left(self, run: Run, most: int) -> Run:
@@ -233,8 +233,8 @@ class RunList:
         left.soonest_ms = run.soonest_ms
         self._runs.remove(run)
         run.key = run.first = left.first + most
-        self._runs.add(left)
-        self._runs.add(run)
+        self._put_in(left)
+        self._put_in(run)
         self.settle_head()
         return left
 
@@ -330,6 +330,8 @@ class RunList:
         last = -1
         last_key = -1
         for run in self:
+            if run.spent and run is not self.open:
+                continue  # it goes when it is the first, wherever it is
             if run.first < last or run.stop < run.first:
                 problems.append(f"{run!r} overlaps the run before it, which ends at {last}")
             if run.key <= last_key and run is not self.open:
@@ -361,18 +363,29 @@ class RunList:
         runs = self._runs
         place: int = runs.bisect_key_right(sequence)
         while place and runs[place - 1].first > sequence:  # consumed past `sequence`: its key is out of date
-            stale = runs[place - 1]
-            del runs[place - 1]
-            if not stale.spent:
-                stale.key = stale.first
-                runs.add(stale)
+            self._renew_key(place - 1)
             place = runs.bisect_key_right(sequence)
         return place
 
+    def _renew_key(self, index: int) -> None:
+        """Put a run in by where it begins now, and those behind it, whose old keys are not behind that, by theirs."""
+        runs = self._runs
+        stale: list[Run] = [runs.pop(index)]
+        while index < len(runs) and runs[index].key <= stale[-1].first:
+            stale.append(runs.pop(index))
+        for run in stale:
+            if not run.spent:
+                run.key = run.first
+                runs.add(run)
+
     def _insert(self, run: Run) -> None:
+        self._put_in(run)
+        self._join(self._index(run))
+
+    def _put_in(self, run: Run) -> None:
+        """Put a run in by where it begins: behind it, no key may be out of date that is not behind its own."""
         self._rank(run.first)
         self._runs.add(run)
-        self._join(self._index(run))
 
     def _index(self, run: Run) -> int:
         index: int = self._runs.index(run)

@@ -19,6 +19,9 @@ is what an exception said, when it left, its sequence there (none if it was not 
 and how often it has become a dead letter."""
 
 
+REJECTED = "rejected"
+
+
 class Cause(NamedTuple):
     """Why messages become dead letters."""
 

@@ -31,7 +31,7 @@ from qflow.message import OVERHEAD_BYTES
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.apart import HeldOne, Term
 from qflow.queues.context import Unlocked
-from qflow.queues.dead_letters import Cause
+from qflow.queues.dead_letters import REJECTED, Cause
 from qflow.queues.held import Held
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Depth
@@ -43,6 +43,8 @@ from qflow.storage.log.transaction_log import Lane, Unit
 
 DROPPED_AT_ONCE = 10_000
 FOREVER_MS = 2**62
+REJECTED_AGAIN_MS = 1000
+"""What was rejected, and finds no room as a dead letter, is delivered again after so long."""
 
 
 class Fate(enum.StrEnum):
@@ -98,6 +100,7 @@ class Leaving:
     def give_up(self) -> None:
         """Called by who was stopped on the way: nothing leaves, unless it was handed over: the writer knows then."""
         if self.unit is None or not self.unit.joined:
+            self.cause = None  # that is no reason to hold it back
             self._exits.stays(self)
 
 
@@ -184,7 +187,7 @@ class Exits:
                 return
             del self._held.leaving[leaving]
             if not leaving.held:
-                self._source.give_back(leaving.segments)
+                self._give_back(leaving.segments, leaving.cause)
                 if leaving.fate is not Fate.DELETED:
                     self._bury_again_at = self.context.monotonic() + RETRY_S
             self._held.hold_again(leaving.held)
@@ -216,8 +219,8 @@ class Exits:
                 self.settle_away(segments, fate)
             return True
         if wanted and not self.may_bury:  # which is not put off by who asks meanwhile
-            for segments, _, _ in wanted:
-                self._source.give_back(segments, gained=False)
+            for segments, cause, _ in wanted:
+                self._give_back(segments, cause, gained=False)
             return False
         leavings = [(self._begin_dead(*party), party[1]) for party in wanted]
         done = True
@@ -231,6 +234,12 @@ class Exits:
                 leaving.give_up()
             raise
         return done
+
+    def _give_back(self, segments: list[Segment], cause: Cause | None, *, gained: bool = True) -> None:
+        """Put back what could not leave: what was rejected later, or who rejects it again would get nothing else."""
+        is_rejected = cause is not None and cause.reason == REJECTED
+        due_ms = self.context.now_ms() + REJECTED_AGAIN_MS if is_rejected else 0
+        self._source.give_back(segments, due_ms, gained=gained)
 
     def _begin_dead(self, segments: list[Segment], cause: Cause, fate: Fate) -> Leaving:
         """Have messages leave as dead letters."""

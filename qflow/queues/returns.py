@@ -11,7 +11,7 @@ from collections.abc import Collection
 from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Deliveries, Return, Segment
 from qflow.memory.waiting import is_inside
 from qflow.queues.apart import HeldOne
-from qflow.queues.dead_letters import Cause
+from qflow.queues.dead_letters import REJECTED, Cause
 from qflow.queues.exits import Exits, Fate, weigh
 from qflow.queues.held import Held, segments_of
 from qflow.queues.lanes import Lanes
@@ -54,7 +54,7 @@ class Returns:
             if most is not None or how.delay_s:
                 self._lanes.log_attempts(back)
         if spent:
-            cause = Cause("max_deliveries" if how.requeue else "rejected", how.reason)
+            cause = Cause("max_deliveries" if how.requeue else REJECTED, how.reason)
             self._exits.let_go_of((spent, cause, Fate.DROPPED))
 
     def takes_disk(self, requeue: bool) -> bool:

@@ -106,6 +106,30 @@ def test_it_goes_when_there_is_room_and_somebody_gets(open_at: Open, clock: Cloc
     assert (letter.body, letter.headers["dead_letter_reason"], len(queue)) == (b"1", "max_deliveries", 0)
 
 
+def test_what_was_rejected_comes_again_a_second_later(open_at: Open, clock: Clock, durable: bool, refusal: str) -> None:
+    """Else a consumer that rejects it again would get nothing else."""
+    broker = open_at()
+    queue, dead = declared(broker, durable=durable)
+    queue.put_many([b"1", b"2", b"3"])
+    with no_room(broker, queue, refusal):
+        for body in (b"1", b"2"):
+            delivery = queue.get(0)
+            assert delivery.body == body
+            delivery.nack(requeue=False, reason="no room")
+            broker.engine.log.drain()
+        queue.get(0).ack()
+        with pytest.raises(qflow.QueueEmpty):
+            queue.get(0)
+        assert broker.check() == []
+        clock.advance(1.1)
+        assert queue.get(0).body == b"1"
+    clock.advance(1.1)
+    queue.get(0).nack(requeue=False, reason="room")
+    broker.engine.log.drain()
+    letter = dead.get(0)
+    assert (letter.body, letter.headers["dead_letter_nack_reason"]) == (b"2", "room")
+
+
 def test_no_more_than_some_are_gone_past(
     open_at: Open, clock: Clock, refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
