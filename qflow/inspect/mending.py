@@ -81,8 +81,10 @@ def _adopted(txn: Any, holes: list[Hole]) -> Iterator[tuple[int, dict[str, Any]]
     known = dict(recovery.records_of(txn, []))
     prefix = bytes((QUEUES,))
     for key in list(table.keys(txn, prefix, table.behind(prefix))):
-        if int.from_bytes(key[1:], "big") not in known:
-            txn.delete(key)  # it was deleted
+        owner = int.from_bytes(key[1:], "big")
+        if owner not in known:  # it was deleted: what is left of it would have been removed soon
+            txn.delete(key)
+            _remove(txn, owner, [])
     for owner in list(_owners(txn)):
         if owner not in known:
             fields = _fields_of(txn, owner)

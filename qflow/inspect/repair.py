@@ -102,15 +102,17 @@ def repair_spool(
         )
     _check_target(spool, target)
     check_filesystem(target, unsafe_filesystem)
-    origin, journal = in_child(spool, lambda: _begun(spool))
+    begun = in_child(spool, lambda: _begun(spool))
     files = Files()
     make_place(files, target, "the directory of the new spool")
     lock = acquire_lock(target)
     try:
-        done = _repair(spool, target, files, origin)
+        done = _repair(spool, target, files, begun)
     finally:
         lock.release()
-    return done if journal is None else attrs.evolve(done, lost=[*done.lost, _unknown("the journal", journal)])
+    if begun.journal is None:
+        return done
+    return attrs.evolve(done, lost=[*done.lost, _unknown("the journal", begun.journal)])
 
 
 def _check_target(spool: str, target: str) -> None:
@@ -121,9 +123,10 @@ def _check_target(spool: str, target: str) -> None:
         raise InvalidArgument(f"{target} is there and not empty: name a new or an empty directory")
 
 
-def _repair(spool: str, target: str, files: Files, origin: UUID | None) -> Repair:
-    staged, uuid = staging(target, files), uuid4()
-    put_pairs(staged, recovery.first_records(uuid) | ({} if origin is None else recovery.copy_records(uuid, origin)))
+def _repair(spool: str, target: str, files: Files, begun: _Begun) -> Repair:
+    staged, uuid, origin = staging(target, files), uuid4(), begun.origin
+    first = recovery.first_records(uuid, clean=begun.clean)
+    put_pairs(staged, first | ({} if origin is None else recovery.copy_records(uuid, origin)))
     broken, damaged = _copy(spool, staged)
     mended = in_child(target, lambda: mend(staged, files))
     put_in_place(target, files)
@@ -173,15 +176,25 @@ def _journal_problem(env: Environment) -> str | None:
         return str(error)
 
 
-def _begun(spool: str) -> tuple[UUID | None, str | None]:
-    """Return the uuid of the old log, if it can be read, and why its journal cannot be read, if that is so."""
+class _Begun(NamedTuple):
+    """What is known of the old log before anything is copied."""
+
+    origin: UUID | None
+    """Its uuid, if that can be read."""
+    clean: bool
+    """It was closed. Else every message may have been delivered, and says so."""
+    journal: str | None
+    """Why its journal cannot be read, if that is so."""
+
+
+def _begun(spool: str) -> _Begun:
     with opened_environment(spool) as env:
         problem = _journal_problem(env)
     with _reading(spool) as txn:
         try:
-            return recovery.read_identity(txn, spool)[0], problem
+            return _Begun(*recovery.read_identity(txn, spool), problem)
         except (CorruptionError, *BROKEN):
-            return None, problem
+            return _Begun(None, False, problem)
 
 
 def _copy(spool: str, staged: str) -> tuple[list[str], list[tuple[bytes, str]]]:

@@ -313,7 +313,7 @@ class Lanes:
                 return None
             groups = moving.groups
             freed = schedule.chunk_spilled(claim, slots)
-            if freed is not None and number < DELAYED:
+            if freed is not None:
                 self._log_hidden_attempts(groups)
             return freed
         if moving.claim is not claim:

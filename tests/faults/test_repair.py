@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import inside
 import qflow
 from qflow.cli.main import app
 from qflow.inspect import check_spool, compare, repair_spool
@@ -129,6 +130,28 @@ def leaves_with(data: bytes, key: bytes) -> list[int]:
     """Return the pages of a file of LMDB that hold a record with this key, or held it once."""
     pages = [page for page in range(2, len(data) // PAGE) if data[page * PAGE + 10] == LEAF]
     return [page for page in pages if key in data[page * PAGE : (page + 1) * PAGE]]
+
+
+def test_what_was_deleted_right_before_stays_so(spool: Path, tmp_path: Path) -> None:
+    """The commit of a delete is what counts, also while the log still holds what is left of it; nothing is lost."""
+    with qflow.open(spool, door=False) as broker:
+        inside.still(broker)
+        broker.delete_queue("jobs")
+        broker.delete_stream("plant")
+    done = repair_spool(spool, tmp_path / "new")
+    assert (done.queues, done.streams, done.messages, done.lost, done.problems) == (1, 0, 50, [], [])
+    assert compare(spool, tmp_path / "new") == []
+
+
+def test_what_was_delivered_before_a_kill_says_so_in_the_new_spool(spool: Path, tmp_path: Path) -> None:
+    with qflow.open(spool, door=False) as broker:
+        broker.queue("mail").get(0)
+        (tmp_path / "killed").mkdir()
+        inside.copy_as_killed(broker, tmp_path / "killed")
+    repair_spool(tmp_path / "killed", tmp_path / "new")
+    with qflow.open(tmp_path / "new", door=False) as broker:
+        assert not broker.recovery.clean
+        assert broker.queue("mail").get(0).redelivered
 
 
 @pytest.mark.parametrize("key", [key_of(BLOCKS, 1, 0, table.LAST), queue_key(3)], ids=["row", "record"])

@@ -218,6 +218,19 @@ def some_ranges(chance: random.Random) -> Iterator[range]:
         yield range(start, start + chance.randrange(1, 8))
 
 
+def test_transient_messages_of_a_transaction_that_are_spilled_are_not_in_the_log(open_spool: Open) -> None:
+    broker = open_spool(capacity_bytes=60_000)
+    queue, other = broker.declare_queue("q"), broker.declare_queue("other")
+    with broker.transaction() as tx:
+        for _ in range(4):
+            tx.put(queue, b"x" * 9_000, durable=False)
+            tx.put(queue, b"y" * 9_000)
+    other.put_many([b"z" * 9_000] * 6)
+    assert queue.stats().spilled_messages > 1
+    broker.engine.log.drain()
+    assert broker.check() == []
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_ranges_are_sets_of_numbers(seed: int) -> None:
     chance = random.Random(seed)

@@ -215,6 +215,24 @@ def test_ack_many_takes_deliveries_of_any_kind(queue: qflow.Queue) -> None:
     assert len(queue) == 4  # none of them was
 
 
+@pytest.mark.owner_only
+def test_counts_of_deliveries_are_exact_of_what_was_delayed_and_spilled(open_spool: Open) -> None:
+    """In memory nobody knows them any more when the spool is closed."""
+    broker = open_spool(capacity_bytes=30_000)
+    queue, other = broker.declare_queue("q"), broker.declare_queue("other")
+    for number in range(3):
+        queue.put(b"x" * 9_000, delay_s=0.001 if number else None)
+    for _ in range(2):
+        for delivery in [queue.get(5) for _ in range(3)]:
+            delivery.nack()
+    for _ in range(6):
+        other.put(b"y" * 9_000)
+    assert queue.stats().spilled_messages == 2
+    broker.close()
+    queue = open_spool().queue("q")
+    assert [queue.get(5).delivery_count for _ in range(3)] == [3, 3, 3]
+
+
 def test_counts_of_deliveries_are_exact_after_a_clean_stop(open_spool: Open) -> None:
     """Edge 18: what was held at close has been delivered once more than what was not."""
     broker = open_spool()

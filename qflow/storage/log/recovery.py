@@ -60,12 +60,12 @@ class Recovery(NamedTuple):
     """Numbers of records that are damaged, or of a kind that this version does not know."""
 
 
-def first_records(uuid: UUID) -> dict[bytes, bytes]:
-    """Return what a new log begins with."""
+def first_records(uuid: UUID, *, clean: bool = True) -> dict[bytes, bytes]:
+    """Return what a new log begins with. `clean`: nothing in it was delivered that does not say so."""
     return {
         meta_key("format"): _format(),
         meta_key("uuid"): seal(uuid.bytes),
-        meta_key("state"): seal(CLEAN),
+        meta_key("state"): seal(CLEAN if clean else DIRTY),
     }
 
 
