@@ -141,10 +141,10 @@ class _Moment:
         )
         for number, lane in lanes.logged.items():
             runs = lanes.lists[number]
-            logged += sum(map(_logged_outside, runs))
+            logged += sum(run.waiting for run in runs if run.place is not Place.RESIDENT)
             lowest = min(map(_highest_first, (run for run in runs if run.waiting)), default=runs.next)
             self.lanes[number] = _LaneNow(lane.row, runs.next, min(lowest, delayed.get(number, lowest)))
-        if not any(lane.leaves_gaps for lane in lanes.logged.values()):
+        if not lanes.mixed:
             self.logged = logged + self.delayed
 
 
@@ -266,11 +266,6 @@ def _row_problems(moment: _Moment, held: _Held) -> Iterator[str]:
 def _highest_first(run: Run) -> int:
     """Return where the first message of a run is, at most: of one that only the log has, some may have been deleted."""
     return run.end - run.count if run.place is Place.LOGGED else run.first
-
-
-def _logged_outside(run: Run) -> int:
-    """Return how many messages of a run that are not in memory the log holds."""
-    return {Place.RESIDENT: 0, Place.SPILLED: run.logged_count, Place.LOGGED: run.waiting}[run.place]
 
 
 def _count_logged(records: list[Record]) -> int:

@@ -51,7 +51,7 @@ class Lanes:
 
     __slots__ = (
         "_publisher", "_unlogged", "acked", "closed", "context", "front", "front_number", "gate", "gone", "lists",
-        "logged", "looked", "message_bytes", "purged_below", "ranked", "runs", "schedules", "skipped",
+        "logged", "looked", "message_bytes", "mixed", "purged_below", "ranked", "runs", "schedules", "skipped",
     )  # fmt: skip
 
     def __init__(self, context: Context, gate: Gate) -> None:
@@ -64,6 +64,8 @@ class Lanes:
         self.logged: dict[int, Lane] = {}
         """The same lanes as the log knows them."""
         self._unlogged: dict[int, Lane] = {}  # how commits know the lanes of a queue that is not logged
+        self.mixed = False
+        """Messages that are not logged are put beside others that are."""
         self.skipped = 0
         """Sequences below the `next` of all lanes that never waited here."""
         self.gone = 0

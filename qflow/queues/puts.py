@@ -97,6 +97,7 @@ class Puts:
         topic, key = published
         if not (headers or expires_ms or due_ms or topic or key) and logged:
             return Envelope(number, b"") if number else PLAIN
+        lanes.mixed |= not logged
         prefix = Message(
             b"", encode_headers(headers), logged, expires_ms=expires_ms, due_ms=due_ms, topic=topic, key=key or b""
         )
