@@ -32,9 +32,9 @@ from uuid import uuid4
 import attrs
 
 from qflow.config import BrokerSettings, spool_path
-from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
+from qflow.errors import BrokerClosed, DiskFull, ForkedProcess, QflowError, StorageError
 from qflow.stats import PROBLEMS_KEPT, CompactionReport, Problems, RecoveryReport, SnapshotReport
-from qflow.storage.environment import CannotGrow, Environment, log_errors
+from qflow.storage.environment import CannotGrow, Environment, MapFull, log_errors
 from qflow.storage.files import Files, storage_error
 from qflow.storage.log import recovery, snapshots
 from qflow.storage.log.carrying import carry_over
@@ -197,9 +197,15 @@ class Spool:
                     f"{self._log_path}: transaction {seen} was read, and {following} is next: something else writes "
                     "into the log. Nothing was changed; end that, and open the spool again"
                 )
-            recovery.set_format(txn)
-            recovery.set_state(txn, DIRTY)
-            env.commit(txn)
+            try:
+                recovery.set_format(txn)
+                recovery.set_state(txn, DIRTY)
+                env.commit(txn)
+            except MapFull as error:
+                raise DiskFull(
+                    f"{self._log_path}: the disk has no room for the first commit of an opening: free some space, and "
+                    "open the spool again. Nothing was changed"
+                ) from error
 
     def _set_aside(self) -> None:
         """Remove what a compaction left, and have the spill files of before wiped."""

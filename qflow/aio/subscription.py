@@ -22,6 +22,7 @@ from qflow.streams.cursor import Getting
 from qflow.streams.deliveries import StreamDeliveries
 from qflow.streams.member import Member
 from qflow.streams.subscription import Subscription, member_of
+from qflow.streams.task_numbers import TaskNumbers
 
 T = TypeVar("T")
 TURNS = 8
@@ -32,7 +33,7 @@ class AsyncSubscription:
     """A subscription of a stream. Made by `AsyncBroker.subscribe`; `async with` closes it. For tasks of any event loop.
 
     Several tasks may use it. Without a name there is nothing to ack: asking for more settles what the same task got
-    before.
+    before, or one that has ended.
     """
 
     subscription: Subscription
@@ -41,6 +42,7 @@ class AsyncSubscription:
     _settling: MemberSettling
     _homes: Homes
     _worker: Worker
+    _tasks: TaskNumbers
 
     @property
     def name(self) -> str | None:
@@ -88,7 +90,7 @@ class AsyncSubscription:
         return AsyncStreamDeliveries(self._member.empty_batch() if batch is None else batch, self._settling)
 
     async def _collect(self, most: int, timeout_s: Duration | None, *, ahead: bool = False) -> StreamDeliveries | None:
-        getting = self._member.begin_get(most, timeout_s, asyncio.current_task(), ahead=ahead)
+        getting = self._member.begin_get(most, timeout_s, self._tasks.current(), ahead=ahead)
         await self._attend(getting)
         return getting.batch
 
@@ -220,6 +222,7 @@ def subscription_of(subscription: Subscription, homes: Homes, worker: Worker) ->
     made = AsyncSubscription()
     made.subscription, made._member, made._homes, made._worker = subscription, member_of(subscription), homes, worker
     made._settling = MemberSettling(made._member, homes)
+    made._tasks = TaskNumbers()
     return made
 
 

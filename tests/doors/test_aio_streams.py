@@ -23,6 +23,7 @@ from drivers import joining, opening_tasks, owner_of
 from qflow.aio.loops import THREADS
 from qflow.memory.line import FOREVER
 from qflow.queues.queue import parts_of
+from unit.clocks import LONG_S
 
 pytestmark = pytest.mark.two_drivers
 On = Callable[..., None]
@@ -390,6 +391,22 @@ def test_tasks_of_one_thread_do_not_settle_for_each_other(on: On) -> None:
                 await again.ack()
 
     on(scenario)
+
+
+def test_a_task_settles_for_those_that_have_ended(on: On) -> None:
+    """Where each get has a task of its own, they are as one: else what they got would fill memory, and the next wait."""
+
+    async def scenario(broker: Any) -> None:
+        await broker.publish_many([("t/1", bytes(9_000))] * 40)
+        async with broker.subscribe("s", start="earliest") as reader:
+            for _ in range(20):
+                await asyncio.wait_for(reader.get(), LONG_S)
+            for _ in range(10):
+                first, second = await asyncio.gather(reader.get(), reader.get())
+            await first.ack()
+            await second.ack()
+
+    on(scenario, capacity_bytes=100_000)
 
 
 def test_who_waits_because_too_much_is_held_goes_on_when_some_is_settled(

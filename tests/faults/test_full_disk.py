@@ -184,6 +184,19 @@ def test_a_spool_with_messages_opens_on_a_full_disk(small_disk):
         assert drained(broker.queue("q")) == [b"a", b"b"]
 
 
+def test_a_snapshot_on_a_disk_that_is_full_then_says_so_and_opens_later(small_disk, tmp_path):
+    """It has no free pages."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queue("q").put_many([b"x" * 50_000] * 10)
+        broker.snapshot(small_disk / "copy")
+    ballast = fill(small_disk)
+    with pytest.raises(qflow.DiskFull, match="free some space, and open the spool again"):
+        qflow.open(small_disk / "copy")
+    ballast.unlink()
+    with qflow.open(small_disk / "copy") as broker:
+        assert len(broker.queue("q")) == 10
+
+
 def filled(queue: qflow.Queue, size: int) -> int:
     """Put messages of this size until there is no room for one more; return how many there are."""
     count = 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator
 from contextlib import suppress
 from datetime import datetime
@@ -24,16 +21,7 @@ from qflow.remote.client.tasks import TaskConnection
 from qflow.stats import StreamStats, SubscriptionStats
 from qflow.streams.deliveries import StreamMessage
 from qflow.streams.history import Bound
-
-_takers: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
-_numbers = itertools.count(1)
-
-
-def taker() -> int:
-    """Return a number of the running task."""
-    task = asyncio.current_task()
-    assert task is not None
-    return _takers.setdefault(task, next(_numbers))
+from qflow.streams.task_numbers import TaskNumbers
 
 
 class AsyncRemoteStream:
@@ -123,6 +111,7 @@ class AsyncRemoteSubscription:
     _settles: Settles
     _opened: Opened
     _holding: Holding
+    _tasks: TaskNumbers
 
     @property
     def name(self) -> str | None:
@@ -162,7 +151,7 @@ class AsyncRemoteSubscription:
         return await self._get(max_messages, timeout_s)
 
     async def _get(self, max_messages: int, timeout_s: Duration | None) -> AsyncStreamDeliveries:
-        mine = taker()
+        mine = self._tasks.current()
         request = stream_requests.get(self._opened.number, max_messages, timeout_s, mine)
         self._holding.get_begins(mine)
         batch = await self._connection.call(request, partial(self._take, mine, False))
@@ -177,7 +166,7 @@ class AsyncRemoteSubscription:
 
     async def iterate(self) -> AsyncGenerator[AsyncStreamDelivery, None]:
         """Yield messages; asking for the next acks the previous. See `qflow.aio.AsyncSubscription.iterate`."""
-        loop = Loop(self._holding, taker())
+        loop = Loop(self._holding, self._tasks.current())
         try:
             while True:
                 await self._connection.writable()
@@ -262,5 +251,5 @@ def subscription_of(connection: TaskConnection, opened: Opened) -> AsyncRemoteSu
     """Return a subscription of a connection."""
     made = AsyncRemoteSubscription()
     made._connection, made._settles, made._opened = connection, Settles(connection), opened
-    made._holding = Holding(opened)
+    made._holding, made._tasks = Holding(opened), TaskNumbers()
     return made
