@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,8 +18,8 @@ from faults.test_journal import killed
 from qflow.broker import Broker
 from qflow.cli.main import app
 from qflow.storage.files import Files
-from qflow.storage.log import confirming
-from qflow.storage.log.journal import JOURNAL
+from qflow.storage.log import confirming, journal_reading
+from qflow.storage.log.journal import HEADER_BYTES, JOURNAL
 
 BODIES = [b"body-%d" % number for number in range(30)]
 LAST = "body-29"
@@ -124,3 +127,55 @@ def test_a_journal_that_one_may_not_write_is_told_and_left(spool: Path, monkeypa
     monkeypatch.undo()
     with qflow.open(spool) as broker:
         assert len(broker.queue("q")) == 28
+
+
+def start_of(data: bytes, number: int) -> int:
+    """Return where a record begins, counted from 0."""
+    at = HEADER_BYTES
+    for _ in range(number):
+        at = data.index(b"\xf5jr\n", at + 4)
+    return at
+
+
+def copied(spool: Path) -> list[str]:
+    return list(qflow.inspect.copy_spool(spool, spool.parent / "copy").problems)
+
+
+@pytest.mark.parametrize("missed", [[0], [3], [3, 9, 20]], ids=repr)
+@pytest.mark.parametrize(
+    "problems",
+    [lambda spool: qflow.inspect.read_spool(spool).problems, qflow.inspect.check_spool, copied],
+    ids=["read", "check", "copy"],
+)
+def test_a_record_that_is_written_while_the_journal_is_read_is_not_lost(
+    problems: Callable[[Path], list[str]], missed: list[int], spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its page is read before, and that of a later one after that is written, too."""
+    real, moments = journal_reading.read_whole, itertools.cycle([*missed, None])
+
+    def read(*arguments: Any) -> bytes:
+        data, number = real(*arguments), next(moments)
+        at = len(data) if number is None else start_of(data, number)
+        return data[:at] + b"\1" * len(data[at : at + 8]) + data[at + 8 :]
+
+    monkeypatch.setattr(journal_reading, "read_whole", read)
+    assert problems(spool) == []
+    assert qflow.inspect.read_spool(spool).queues[0].messages == 28
+
+
+def test_a_record_that_is_damaged_is_told_though_the_owner_goes_on(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that the journal is read, there is one more behind it."""
+    data = (spool / JOURNAL).read_bytes()
+    at = start_of(data, 5) + 30
+    (spool / JOURNAL).write_bytes(data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :])
+    ends = itertools.count(12)
+    monkeypatch.setattr(journal_reading, "read_whole", lambda *_: _grown((spool / JOURNAL).read_bytes(), next(ends)))
+    (problem,) = qflow.inspect.read_spool(spool).problems
+    assert "of the journal is damaged: 8 commits from there on are lost" in problem
+
+
+def _grown(data: bytes, records: int) -> bytes:
+    end = start_of(data, records)
+    return data[:end] + bytes(len(data) - end)

@@ -75,13 +75,20 @@ class Overlay:
             txn.abort()
 
     def _find(self, txn: Any) -> Found | None:
+        """Return what the journal holds beyond a transaction. What is wrong with it is so twice in a row.
+
+        An owner may write two records while it is read: then the later one may be seen without the other.
+        """
         uuid, clean = read_identity(txn, self._env.path)
         state = read_state(txn, self._env.path)
-        look = journal_reading.look(self._path, self._files, uuid, state, clean, self._look)
-        if look is None:
-            return None
-        self._look = look
-        return look.found
+        readable = -1
+        while look := journal_reading.look(self._path, self._files, uuid, state, clean, self._look):
+            whole = not look.found.problems or look is self._look or len(look.found.records) == readable
+            if whole or self._env.last_transaction() != txn.id():
+                self._look = look
+                return look.found
+            readable = len(look.found.records)
+        return None
 
 
 def count_unapplied(env: Environment, files: Files) -> int:
