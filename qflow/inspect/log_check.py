@@ -18,7 +18,7 @@ from qflow.storage.inbox import batches as sink_batches
 from qflow.storage.log import bodies, facts, removal
 from qflow.storage.log.keys import kept_damaged
 from qflow.storage.log.reading import in_words, read_unsettled, verify_plain
-from qflow.storage.log.recovery import QueueRecord, Recovery
+from qflow.storage.log.recovery import QueueRecord, Recovery, is_there
 from qflow.storage.log.rows import Row, read_row
 from qflow.storage.streams import eras, producers
 
@@ -116,11 +116,16 @@ def check_bodies(env: Environment) -> Iterator[str]:
 def check_lane(
     env: Environment, record: QueueRecord, lane: int, row: Row, lost: Counter[str] | None = None
 ) -> Iterator[str]:
-    """Check one lane in transactions of a bounded number of blocks; stop early if a live owner commits meanwhile."""
+    """Check one lane in transactions of a bounded number of blocks; stop early if a live owner commits meanwhile.
+
+    What is missing of a queue that it has deleted is no damage.
+    """
     position, messages, size = -1, 0, 0
     expected: int | None = None
     while True:
         with env.reading() as txn:
+            if not is_there(txn, record.owner):
+                return
             now = read_row(txn, record.owner, lane)
             moved = now != row
             if position < 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from faults.bare_log import Line, bare_log, create_log, in_log
 from faults.seams import Faults, in_thread
 from faults.strikes import Strike
 from qflow import inspect
+from qflow.inspect import log_check
 from qflow.message import DELAYED, LANE_SHIFT, lane_of
 from qflow.queues.queue import parts_of
 from qflow.storage.environment import Environment
@@ -217,6 +220,30 @@ def test_a_deleted_queue_leaves_nothing_in_any_lane(limit, written, monkeypatch)
             left = [key for key in cursor.iternext(values=False) if key[0] not in (META,)]
         assert {key[1:5] for key in left} == {(2).to_bytes(4, "big")}
         assert len(left) == 3
+
+
+@pytest.mark.parametrize("removed", [0, 1, 9, 1000])
+@pytest.mark.parametrize("before", range(7))
+def test_a_queue_that_is_deleted_while_it_is_checked_misses_nothing(before, removed, written, monkeypatch):
+    """I10: before any transaction of a check in another process, whatever is left of it by then."""
+    monkeypatch.setattr(log_check, "READ_AT_ONCE", 1)
+    monkeypatch.setattr(removal, "REMOVED_AT_ONCE", 1)
+    with qflow.open(written, journal="off") as broker:
+        inside.still(broker)
+        env = broker.engine.log._env
+        found = recovery.read_log(env)
+        real, transactions = env.reading, itertools.count()
+
+        def reading(**options: Any) -> Any:
+            if next(transactions) == before:
+                broker.delete_queue("q")
+                for _ in range(removed):
+                    inside.upkeep(broker).remove_deleted()
+            return real(**options)
+
+        monkeypatch.setattr(env, "reading", reading)
+        assert list(log_check.check_log(env, found, Counter())) == []
+        assert [record.name for record in recovery.read_log(env).queues if not record.deleted] == ["other"]
 
 
 def test_damaged_pages_of_a_deleted_queue_keep_no_other_in_the_log(
