@@ -5,9 +5,11 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from crash import beside
 from doors import forking
 from thorough import TORTURE
 
+PATIENCE_S = 10
+"""A process of pytest that is gone has ended by then."""
 SPARK_TIMEOUT_S = 900
 """Some of its tests begin several sessions, each with a Java of its own."""
 SPOOLS_BYTES = 4 * 2**30
@@ -112,9 +116,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Say how a process of several has ended, where that is not as it should: by which signal, or with which code."""
     if error is not None:
-        status = node.gateway._io.wait()
-        reporter = node.config.pluginmanager.get_plugin("terminalreporter")
-        reporter.write_line(f"[{node.gateway.id}] ended with {signal.Signals(-status).name if status < 0 else status}")
+        with suppress(subprocess.TimeoutExpired):
+            status = node.gateway._io.popen.wait(PATIENCE_S)
+            how = (signal.strsignal(-status) or f"signal {-status}") if status < 0 else f"exit code {status}"
+            node.config.pluginmanager.get_plugin("terminalreporter").write_line(f"[{node.gateway.id}] ended: {how}")
 
 
 @pytest.fixture(scope="session", autouse=True)

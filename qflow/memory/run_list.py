@@ -209,7 +209,7 @@ class RunList:
             if parts[-1].first < cut < parts[-1].stop:
                 parts.append(parts[-1].split(cut))
         for part in parts[1:]:
-            self._runs.add(part)
+            self._put_in(part)
         return next(part for part in parts if part.first == first)
 
     def cut_right(self, run: Run, most: int) -> Run:
@@ -362,7 +362,8 @@ class RunList:
         """Return how many runs lie before `sequence`, which is in none of them."""
         runs = self._runs
         place: int = runs.bisect_key_right(sequence)
-        while place and runs[place - 1].first > sequence:  # consumed past `sequence`: its key is out of date
+        # Consumed past `sequence`: its key is out of date; or empty, and before it may be such a one.
+        while place and (runs[place - 1].first > sequence or runs[place - 1].spent):
             self._renew_key(place - 1)
             place = runs.bisect_key_right(sequence)
         return place
@@ -371,8 +372,10 @@ class RunList:
         """Put a run in by where it begins now, and those behind it, whose old keys are not behind that, by theirs."""
         runs = self._runs
         stale: list[Run] = [runs.pop(index)]
-        while index < len(runs) and runs[index].key <= stale[-1].first:
+        last = stale[0].first
+        while index < len(runs) and runs[index].key <= last:
             stale.append(runs.pop(index))
+            last = max(last, stale[-1].first)
         for run in stale:
             if not run.spent:
                 run.key = run.first

@@ -44,7 +44,10 @@ from qflow.storage.log.transaction_log import Lane, Unit
 DROPPED_AT_ONCE = 10_000
 FOREVER_MS = 2**62
 REJECTED_AGAIN_MS = 1000
-"""What was rejected, and finds no room as a dead letter, is delivered again after so long."""
+"""What was rejected, and finds no room as a dead letter, is delivered again after so long; the next time, after twice
+that."""
+MOST_DOUBLED = 6
+"""It is doubled so many times."""
 
 
 class Fate(enum.StrEnum):
@@ -100,7 +103,6 @@ class Leaving:
     def give_up(self) -> None:
         """Called by who was stopped on the way: nothing leaves, unless it was handed over: the writer knows then."""
         if self.unit is None or not self.unit.joined:
-            self.cause = None  # that is no reason to hold it back
             self._exits.stays(self)
 
 
@@ -231,15 +233,22 @@ class Exits:
                     done = False
         except BaseException:
             for leaving, _ in leavings:
+                leaving.cause = None  # that it was stopped is no reason to hold it back
                 leaving.give_up()
             raise
         return done
 
     def _give_back(self, segments: list[Segment], cause: Cause | None, *, gained: bool = True) -> None:
-        """Put back what could not leave: what was rejected later, or who rejects it again would get nothing else."""
-        is_rejected = cause is not None and cause.reason == REJECTED
-        due_ms = self.context.now_ms() + REJECTED_AGAIN_MS if is_rejected else 0
-        self._source.give_back(segments, due_ms, gained=gained)
+        """Put back what could not leave: what was rejected later, the later the more often it was delivered.
+
+        Else who rejects it again would get nothing else.
+        """
+        if cause is None or cause.reason != REJECTED:
+            self._source.give_back(segments, gained=gained)
+            return
+        for segment in segments:
+            delay_ms = REJECTED_AGAIN_MS << min(max(0, (segment.marks >> 1) - 1), MOST_DOUBLED)
+            self._source.give_back([segment], self.context.now_ms() + delay_ms)
 
     def _begin_dead(self, segments: list[Segment], cause: Cause, fate: Fate) -> Leaving:
         """Have messages leave as dead letters."""

@@ -249,6 +249,8 @@ class Getting:
             queue.context.check_open()
             if not queue.leases.release_late(may_work):
                 return Lack.WORK
+            if batch not in held.batches:  # which lets go of the lock
+                return Lack.NOTHING
             if queue.lanes.paused:
                 return Lack.MESSAGE
             over = admission.cover()
@@ -260,12 +262,14 @@ class Getting:
                 return self._no_room()
             looks = queue.lanes.must_look()
             segments: list[Segment] = [] if looks else batch.segments
-            taken, behind = queue.source.take(1 if over else most - batch.total, segments)
+            wanted = 1 if over else most - batch.total
+            passed = 0 if over or self._passed is None else self._passed.total
+            taken, behind = queue.source.take(max(wanted, passed), segments)  # more at once, the more it goes past
             if taken:
                 if over:
                     gate.get_slack, gate.put_slack = over, 0
                 if looks:
-                    lack = self._weed(segments, may_work)
+                    lack = self._weed(segments, wanted, may_work)
                     if lack is not Lack.NOTHING:
                         return lack
                 else:
@@ -296,8 +300,8 @@ class Getting:
             return False
         return self._queue.context.monotonic() >= self._deadline and not self._queue.source.waits_for_unread()
 
-    def _weed(self, taken: list[Segment], may_work: bool) -> Lack:
-        """Have what was taken, but what is not to be delivered; ROOM if too much of that cannot leave now.
+    def _weed(self, taken: list[Segment], wanted: int, may_work: bool) -> Lack:
+        """Have what was taken and is wanted, but what is not to be delivered; ROOM if too much of it cannot leave now.
 
         Called with the lock held; lets go of it where dead letters are carried away. That may take work on the disk:
         where it may not be done, all is back in its place.
@@ -320,8 +324,11 @@ class Getting:
         if (expired or spent) and buries and not may_work:
             queue.source.give_back(taken)
             return Lack.WORK
+        surplus = _cut_off(kept, wanted)
         self.batch.segments += kept
         self.batch.total += weigh(kept)[0]
+        if surplus:
+            queue.source.give_back(surplus, gained=False)
         if not (expired or spent):
             return Lack.NOTHING
         if settings.dead_letter is not None and not buries:
@@ -379,3 +386,17 @@ class Getting:
                 return None
             wait = min(wait, left)
         return wait
+
+
+def _cut_off(segments: list[Segment], most: int) -> list[Segment]:
+    """Leave so many messages of segments; return the others."""
+    surplus: list[Segment] = []
+    count = weigh(segments)[0]
+    while count > most:
+        first, records, marks = segments.pop()
+        kept = max(0, len(records) - (count - most))
+        surplus.append(Segment(first + kept, records[kept:], marks))
+        count -= len(records) - kept
+        if kept:
+            segments.append(Segment(first, records[:kept], marks))
+    return surplus

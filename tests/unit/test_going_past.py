@@ -6,14 +6,17 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 import inside
 import qflow
+from qflow.memory.waiting import shelter
 from qflow.queues import getting
 from qflow.queues.queue import parts_of
+from qflow.queues.together import Together
 from unit.clocks import LONG_S, Clock
 
 Open = Callable[..., qflow.Broker]
@@ -24,9 +27,9 @@ def durable(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-@pytest.fixture(params=["at once", "by the commit"])
+@pytest.fixture(params=["at once", "by its queue", "by the commit"])
 def refusal(request: pytest.FixtureRequest) -> str:
-    """When a dead letter finds no room: where it is reserved, or when the log has been handed it."""
+    """When a dead letter finds no room: before it is looked for, where it is reserved, or when the log was handed it."""
     return str(request.param)
 
 
@@ -39,20 +42,29 @@ def no_room(broker: Any, queue: qflow.Queue, refusal: str = "at once") -> Iterat
 
     def refuse(source: Any, segments: Any, *others: Any) -> bool:
         tries.append(sum(len(part.records) for part in segments))
-        return refusal == "by the commit" and bury(source, segments, *others)
+        return refusal != "at once" and bury(source, segments, *others)
 
     def full(*arguments: Any, settles_only: bool) -> None:
         if not settles_only:
             raise qflow.DiskFull("no space left")
 
+    def reserve(*arguments: Any, dead: bool = False, **others: Any) -> Any:
+        if dead:
+            raise qflow.DiskFull("no space left")
+        return reserves(*arguments, dead=dead, **others)
+
+    reserves = Together._reserve
     parts.exits.bury = refuse  # type: ignore[assignment]
     if refusal == "by the commit":
         env.make_room = full
+    elif refusal == "by its queue":
+        Together._reserve = reserve  # type: ignore[method-assign]
     try:
         yield tries
     finally:
         broker.engine.log.drain()
         parts.exits.bury, env.make_room = bury, make_room
+        Together._reserve = reserves  # type: ignore[method-assign]
 
 
 def declared(broker: qflow.Broker, **settings: Any) -> tuple[qflow.Queue, qflow.Queue]:
@@ -122,12 +134,17 @@ def test_what_was_rejected_comes_again_a_second_later(open_at: Open, clock: Cloc
             queue.get(0)
         assert broker.check() == []
         clock.advance(1.1)
-        assert queue.get(0).body == b"1"
-    clock.advance(1.1)
+        queue.get(0).nack(requeue=False)
+        broker.engine.log.drain()
+        assert queue.get(0).body == b"2"
+        clock.advance(1.1)
+        with pytest.raises(qflow.QueueEmpty):
+            queue.get(0)
+        clock.advance(1)
     queue.get(0).nack(requeue=False, reason="room")
     broker.engine.log.drain()
     letter = dead.get(0)
-    assert (letter.body, letter.headers["dead_letter_nack_reason"]) == (b"2", "room")
+    assert (letter.body, letter.headers["dead_letter_nack_reason"]) == (b"1", "room")
 
 
 def test_no_more_than_some_are_gone_past(
@@ -206,6 +223,38 @@ def test_a_purge_while_a_get_reads_from_the_disk_takes_what_it_went_past(open_at
     assert len(queue) == 0
 
 
+@pytest.mark.parametrize("what", ["purge", "give up"])
+def test_a_get_that_is_overtaken_while_a_late_lease_ends_takes_nothing(
+    open_at: Open, clock: Clock, durable: bool, what: str
+) -> None:
+    """It lets go of the lock to have a message buried that its holder had for too long."""
+    broker = open_at()
+    queue, _ = declared(broker, durable=durable, max_deliveries=1, ack_timeout_s=5)
+    queue.put_many([b"1", b"2", b"3"])
+    held = queue.get(0)
+    clock.advance(6)
+    parts = parts_of(queue)
+    getter = parts.gets.begin(1, 0, None)
+    bury = parts.exits.bury
+
+    def overtake(*arguments: Any) -> bool:
+        parts.exits.bury = bury
+        if what == "purge":
+            queue.purge()
+            queue.put_many([b"2", b"3"])
+        else:
+            shelter(getter.give_up)
+        return bury(*arguments)
+
+    parts.exits.bury = overtake  # type: ignore[assignment]
+    shelter(partial(getter.step, None, may_work=True))
+    found = [] if getter.collected is None or what == "give up" else getter.collected.bodies
+    assert [*found, *queue.get_many(9, timeout_s=0).bodies] == [b"2", b"3"]
+    broker.engine.log.drain()
+    assert broker.check() == []
+    assert held.body == b"1"
+
+
 @pytest.mark.parametrize("capacity_bytes", [6_000, 2**20])
 def test_nothing_is_lost_or_doubled_whatever_comes_between(
     open_at: Open, clock: Clock, durable: bool, capacity_bytes: int
@@ -242,7 +291,7 @@ def test_nothing_is_lost_or_doubled_whatever_comes_between(
             wanted.discard(delivery.body)
 
     def fill() -> None:
-        rooms.enter_context(no_room(broker, queue, draw.choice(["at once", "by the commit"])))
+        rooms.enter_context(no_room(broker, queue, draw.choice(["at once", "by its queue", "by the commit"])))
 
     def wait() -> None:
         clock.advance(draw.choice([0.1, 1, 10]))

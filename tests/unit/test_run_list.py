@@ -43,7 +43,7 @@ def test_runs_stay_in_order_whatever_is_taken_given_back_and_cut(seed: int) -> N
     runs = filled(30)
     out: set[int] = set()
     for _ in range(400):
-        step = draw.choice(["take", "give back", "give back", "cut left", "cut right", "remove"])
+        step = draw.choice(["take", "give back", "give back", "cut left", "cut right", "cut out", "remove"])
         resident = [run for run in runs if run.records]
         if step == "give back" and out:
             first = draw.choice(sorted(out))
@@ -56,6 +56,10 @@ def test_runs_stay_in_order_whatever_is_taken_given_back_and_cut(seed: int) -> N
             runs.cut_left(draw.choice(resident), draw.randrange(1, 5))
         elif resident and step == "cut right":
             runs.cut_right(draw.choice(resident), draw.randrange(1, 5))
+        elif resident and step == "cut out":
+            run = draw.choice(resident)
+            first = draw.randrange(run.first, run.stop)
+            runs.cut_out(run, first, draw.randrange(first + 1, run.stop + 1))
         elif resident and step == "remove":
             part = runs.remove(runs.cut_right(draw.choice(resident), draw.randrange(1, 3)))
             out.update(range(part.first, part.first + len(part.records)))
