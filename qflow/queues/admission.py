@@ -401,7 +401,7 @@ class Admission:
             return wait
         if disk is not None:
             raise DiskFull(f"queue {context.name!r} is out of memory and could not spill: {disk}") from disk
-        raise QueueFull(f"queue {context.name!r} found no memory in time: others wait with what they reserved")
+        raise QueueFull(f"queue {context.name!r} found no memory in time: it is held, reserved, or being spilled")
 
     # Room ------------------------------------------------------------------------------------------------------------
 
