@@ -22,7 +22,7 @@ class TaskNumbers:
         self._free: deque[int] = deque()
 
     def current(self) -> int:
-        """Return the number of the running task. Cost: 0.3 µs, 2 for one that was not here before."""
+        """Return the number of the running task. Cost: 0.7 µs, 4 for one that was not here before."""
         task = asyncio.current_task()
         assert task is not None
         number = self._known.get(task)
