@@ -16,6 +16,7 @@ import pytest
 
 import qflow
 from crash.seams import run_in_child, was_killed
+from faults.seams import bodies_of
 from qflow import inspect
 from thorough import TORTURE
 
@@ -117,20 +118,14 @@ def check(spool: Path, notes: Path) -> None:
         said[what][name] = int(size)
     with qflow.open(spool, door=False) as broker:
         assert broker.recovery.problems == ()
-        found = [name_of(body) for name in ("q", "dead", "other") for body in drained(broker.queue(name))]
+        found = [name_of(body) for name in ("q", "other") for body in bodies_of(broker.queue(name))]
+        broker.engine.log.drain()  # what was delivered too often is a dead letter now
+        found += [name_of(body) for body in bodies_of(broker.queue("dead"))]
         retained = [name_of(message.body) for message in broker.stream("s").query()]
     assert len(dict(found)) == len(found), "a message is there twice"
     assert set(found) | set(retained) <= set(said["wants"].items())
     assert set(said["has"].items()) - set(found) <= set(said["settles"].items())
     assert set(said["retains"].items()) <= set(retained)
-
-
-def drained(queue: qflow.Queue) -> list[bytes]:
-    found: list[bytes] = []
-    while batch := queue.get_many(1_000, timeout_s=0):
-        found += batch.bodies
-        batch.ack()
-    return found
 
 
 def name_of(body: bytes) -> tuple[str, int]:

@@ -157,3 +157,12 @@ def drained(queue: qflow.Queue) -> list[bytes]:
         with queue.get(timeout_s=0) as delivery:
             bodies.append(delivery.body)
     return bodies
+
+
+def bodies_of(queue: qflow.Queue) -> list[bytes]:
+    """Get and ack, in batches, what can be got at once; return the bodies."""
+    bodies: list[bytes] = []
+    while batch := queue.get_many(1000, timeout_s=0):
+        bodies += batch.bodies
+        batch.ack()
+    return bodies

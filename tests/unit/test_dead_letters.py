@@ -12,7 +12,7 @@ import pytest
 
 import inside
 import qflow
-from faults.seams import Faults, faulty_broker, in_thread
+from faults.seams import Faults, bodies_of, faulty_broker, in_thread
 from qflow import Overflow, inspect
 from qflow.delivery import MAX_REASON_BYTES, Segment
 from qflow.memory.waiting import shelter
@@ -29,14 +29,6 @@ Open = Callable[..., qflow.Broker]
 @pytest.fixture(params=[True, False], ids=["durable", "transient"])
 def durable(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
-
-
-def bodies_of(queue: qflow.Queue) -> list[bytes]:
-    bodies: list[bytes] = []
-    while batch := queue.get_many(100, timeout_s=0):
-        bodies += batch.bodies
-        batch.ack()
-    return bodies
 
 
 # Pure ----------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 import qflow
-from faults.seams import Faults, FaultyFiles
+from faults.seams import Faults, FaultyFiles, bodies_of
 from qflow.delivery import Entry
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.queue import parts_of
@@ -26,14 +26,6 @@ COST = 1000 + OVERHEAD_BYTES
 @pytest.fixture(params=[True, False], ids=["durable", "transient"])
 def durable(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
-
-
-def bodies_of(queue: qflow.Queue) -> list[bytes]:
-    bodies: list[bytes] = []
-    while batch := queue.get_many(1000, timeout_s=0):
-        bodies += batch.bodies
-        batch.ack()
-    return bodies
 
 
 def entries_of(queue: qflow.Queue) -> list[Entry]:

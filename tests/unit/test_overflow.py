@@ -11,6 +11,7 @@ import pytest
 
 import inside
 import qflow
+from faults.seams import bodies_of
 from qflow import Overflow
 from qflow.config import QueueSettings
 from qflow.message import OVERHEAD_BYTES
@@ -108,15 +109,6 @@ def test_what_an_empty_queue_would_not_admit_is_named(
 @pytest.fixture(params=[True, False], ids=["durable", "transient"])
 def durable(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
-
-
-def bodies_of(queue: qflow.Queue) -> list[bytes]:
-    """Take and settle what waits."""
-    bodies = []
-    while batch := queue.get_many(1000, timeout_s=0):
-        bodies += batch.bodies
-        batch.ack()
-    return bodies
 
 
 @pytest.mark.owner_only

@@ -13,7 +13,7 @@ import pytest
 import inside
 import qflow
 import qflow.aio
-from faults.seams import Faults, faulty_broker
+from faults.seams import Faults, bodies_of, faulty_broker
 from qflow import Overflow
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.fan_out import MOST_AT_ONCE
@@ -28,14 +28,6 @@ Open = Callable[..., qflow.Broker]
 @pytest.fixture(params=[True, False], ids=["durable", "transient"])
 def durable(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
-
-
-def bodies_of(queue: qflow.Queue) -> list[bytes]:
-    bodies: list[bytes] = []
-    while batch := queue.get_many(100, timeout_s=0):
-        bodies += batch.bodies
-        batch.ack()
-    return bodies
 
 
 def bound(broker: qflow.Broker, *names: str, topic_filter: str = "#", **settings: Any) -> list[qflow.Queue]:

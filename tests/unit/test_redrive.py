@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import qflow
+from faults.seams import bodies_of
 from qflow import Overflow, inspect
 from qflow.inspect import MessageFacts
 from qflow.queues.redrive import Redrive
@@ -17,14 +18,6 @@ from unit.clocks import until
 pytestmark = pytest.mark.two_drivers
 
 Open = Callable[..., qflow.Broker]
-
-
-def bodies_of(queue: qflow.Queue) -> list[bytes]:
-    bodies: list[bytes] = []
-    while batch := queue.get_many(1000, timeout_s=0):
-        bodies += batch.bodies
-        batch.ack()
-    return bodies
 
 
 def kill(broker: qflow.Broker, name: str, *bodies: bytes, **settings: Any) -> qflow.Queue:

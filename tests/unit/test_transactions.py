@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import qflow
-from faults.seams import Faults, FaultyFiles, faulty_broker, in_thread
+from faults.seams import Faults, FaultyFiles, bodies_of, faulty_broker, in_thread
 from qflow import Overflow
 from qflow.message import BATCH_BYTES, OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.queues.admission import Admission
@@ -27,14 +27,6 @@ Open = Callable[..., qflow.Broker]
 @pytest.fixture(params=[True, False], ids=["durable", "transient"])
 def durable(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
-
-
-def bodies_of(queue: qflow.Queue) -> list[bytes]:
-    bodies: list[bytes] = []
-    while batch := queue.get_many(1000, timeout_s=0):
-        bodies += batch.bodies
-        batch.ack()
-    return bodies
 
 
 # All or nothing ------------------------------------------------------------------------------------------------------
