@@ -228,12 +228,11 @@ class Environment:
 
     def _check_length(self) -> None:
         """Refuse a file that was cut short: reading a map beyond its end would kill the process."""
-        data = os.path.join(self.path, DATA)
-        size, needed = os.stat(data).st_size, (self._env.info()["last_pgno"] + 1) * self._page_bytes
+        self.file = self.status()
+        size, needed = self.file.st_size, (self._env.info()["last_pgno"] + 1) * self._page_bytes
         if size < needed:
-            raise CorruptionError(
-                f"{data} has {size} bytes, its log needs {needed}: it was cut short: restore it from a snapshot"
-            )
+            text = f"{os.path.join(self.path, DATA)} has {size} bytes, its log needs {needed}: it was cut short"
+            raise CorruptionError(f"{text}: restore it from a snapshot")
 
     @classmethod
     def create(cls, spool: str, files: Files, first: dict[bytes, bytes]) -> None:
@@ -414,10 +413,10 @@ class Environment:
 
     def exchange(self, other: Environment) -> None:
         """Go on with what another environment has open, and it with what this one had; no transaction is open."""
-        mine = self._env, self._data_fd, self._last, self._allocated, self._map_bytes
-        theirs = other._env, other._data_fd, other._last, other._allocated, other._map_bytes
-        self._env, self._data_fd, self._last, self._allocated, self._map_bytes = theirs
-        other._env, other._data_fd, other._last, other._allocated, other._map_bytes = mine
+        mine = self._env, self._data_fd, self._last, self._allocated, self._map_bytes, self.file
+        theirs = other._env, other._data_fd, other._last, other._allocated, other._map_bytes, other.file
+        self._env, self._data_fd, self._last, self._allocated, self._map_bytes, self.file = theirs
+        other._env, other._data_fd, other._last, other._allocated, other._map_bytes, other.file = mine
         self.confined = other.confined = False
         other.messages = self.messages  # no call in here: an interrupt finds all or nothing
 

@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,14 @@ import pytest
 import qflow
 from crash.beside import reader_beside
 from crash.seams import run_in_child, was_killed
+from qflow.inspect import check_spool
+from qflow.inspect.log_check import check_log
+from qflow.inspect.logs import as_now, opened_log
+from qflow.inspect.peeking import unsettled
+from qflow.message import body_of
+from qflow.storage.files import Files
 from qflow.storage.log import recovery
+from qflow.storage.log.overlay import count_unapplied
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 NUMBER_AT = 48
@@ -26,6 +34,18 @@ WRITE = """
 import lmdb, sys
 with lmdb.open(sys.argv[1], create=False, lib_version=0, map_size=2**30).begin(write=True) as txn:
     txn.put(b"not ours", b"")
+"""
+
+COMPACT = """
+import os, qflow, signal, sys
+broker = qflow.open(sys.argv[1])
+queue = broker.queue("q")
+for number in range(1, 20):
+    queue.put(b"%d" % number)
+broker.compact()
+for number in range(20, 60):
+    queue.put(b"%d" % number)
+os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -86,3 +106,22 @@ def test_a_log_that_somebody_else_writes_is_not_taken_over(spool: Path, monkeypa
     monkeypatch.undo()
     with qflow.open(spool) as broker:
         assert len(broker.queue("q")) == 1
+
+
+def test_who_reads_while_the_log_is_compacted_sees_what_was_there_before(spool: Path) -> None:
+    """The journal beside it is of the compacted log from then on, and says nothing of the file that is open."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q").put(b"0")
+    with opened_log(str(spool)) as (env, found):
+        ended = subprocess.run([sys.executable, "-c", COMPACT, spool], check=False)
+        assert ended.returncode == -signal.SIGKILL
+        with env.reading() as txn:
+            record = as_now(txn, found.queues[0])
+            assert [body_of(message) for _, message in unsettled(txn, record)] == [
+                b"%d" % number for number in range(20)
+            ]
+        assert list(check_log(env, found, Counter())) == []
+        assert count_unapplied(env, Files()) == 0
+    assert check_spool(spool) == []
+    with qflow.open(spool) as broker:
+        assert len(broker.queue("q")) == 60

@@ -1,11 +1,13 @@
 """A log as it will be when its journal is carried over, for whoever only reads: nothing is written.
 
 What the journal holds lies over what the log holds. An owner may write meanwhile. Both were read at one moment where
-the log was not committed to between; else they are read again.
+the log was not committed to between; else they are read again. Where a compacted log has taken the place of the file
+that is open, the journal is of that one, and the last commit of this file holds all that the journal held before.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,6 +18,7 @@ from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import journal, journal_reading
 from qflow.storage.log.changes import UNFIT, played
+from qflow.storage.log.directory import DATA, LOG
 from qflow.storage.log.journal import read_state
 from qflow.storage.log.journal_reading import Found, Look
 from qflow.storage.log.notes import is_note, open_notes, replay
@@ -32,6 +35,7 @@ class Overlay:
         self._env = env
         self._files = files
         self._path = journal.path_of(env.path)
+        self._data = os.path.join(os.path.dirname(env.path), LOG, DATA)
         self._look: Look | None = None
         self._changed: SortedDict[bytes, bytes | None] = SortedDict()
         """What that look has found; None: the key is no more."""
@@ -48,11 +52,14 @@ class Overlay:
         found = self._find(txn)
         if found is None or not (found.records or found.problems or found.refusal):
             return txn
+        is_replaced = self._is_replaced
         if self._env.last_transaction() != txn.id():
             self._look = before
             self._tries += 1
             return None if self._tries < TRIES else txn
         self._tries = 0
+        if is_replaced:
+            return txn
         if found.refusal is not None:
             raise CorruptionError(found.refusal)
         if self._look is not before:
@@ -70,9 +77,17 @@ class Overlay:
         """Return what the journal holds beyond the last commit; of two moments, if there is one meanwhile."""
         txn = self._env.begin()
         try:
-            return self._find(txn)
+            found = self._find(txn)
+            return None if self._is_replaced else found
         finally:
             txn.abort()
+
+    @property
+    def _is_replaced(self) -> bool:
+        try:
+            return not os.path.samestat(os.stat(self._data), self._env.file)
+        except FileNotFoundError:  # between two renames, unless the spool was moved
+            return os.path.exists(os.path.dirname(self._env.path))
 
     def _find(self, txn: Any) -> Found | None:
         """Return what the journal holds beyond a transaction. What is wrong with it is so twice in a row.
@@ -82,12 +97,17 @@ class Overlay:
         uuid, clean = read_identity(txn, self._env.path)
         state = read_state(txn, self._env.path)
         readable = -1
-        while look := journal_reading.look(self._path, self._files, uuid, state, clean, self._look):
-            whole = not look.found.problems or look is self._look or len(look.found.records) == readable
-            if whole or self._env.last_transaction() != txn.id():
-                self._look = look
-                return look.found
-            readable = len(look.found.records)
+        try:
+            while look := journal_reading.look(self._path, self._files, uuid, state, clean, self._look):
+                whole = not look.found.problems or look is self._look or len(look.found.records) == readable
+                if whole or self._env.last_transaction() != txn.id():
+                    self._look = look
+                    return look.found
+                readable = len(look.found.records)
+        except CorruptionError as error:
+            if not self._is_replaced:
+                raise
+            return Found(state.applied, [], state.applied, [str(error)])
         return None
 
 
