@@ -8,7 +8,7 @@ from typing import Protocol
 from qflow.config import parse_count
 from qflow.delivery import Deliveries, Delivery
 from qflow.durations import Duration
-from qflow.errors import InvalidArgument, NotFound, TransactionTooLarge
+from qflow.errors import InvalidArgument, NotFound, QueueFull, TransactionTooLarge
 from qflow.message import DELAYED, Message, Record, body_of, expires_of, lane_of
 from qflow.queues.dead_letters import headers_of, revived
 from qflow.queues.looking import not_due
@@ -20,6 +20,9 @@ BATCH_MESSAGES = 100
 NOT_DUE = "not due yet"
 NO_ROOM = "not looked at: there is no room in memory for them beside what is held, and those before them that stay"
 PAUSED = "not looked at: the queue is paused"
+TAKEN = "others took the room meanwhile, at a limit or in memory"
+PATIENCE_S = 1.0
+"""Waited for room that others take between the look and the commit; only once."""
 Revive = Callable[[Record], tuple[str | None, Record]]
 
 
@@ -37,7 +40,8 @@ class Redrive:
     What is none goes `to` a queue as it is, with its key, its priority (the highest there at most), and the moment at
     which it expires, unless it expires there before.
     One is kept that has no origin, whose queue is gone, or has no room for it; it goes back to its place, and the
-    delivery is not counted. So is one that is not due yet. What others put into that queue meanwhile is not looked at.
+    delivery is not counted. So is one that is not due yet. Where others take the room meanwhile, the hundred stay that
+    were to go together.
     Those that stay are held to the end: where they fill the memory, those behind them are not looked at, which is told.
 
     Args:
@@ -63,7 +67,11 @@ class Redrive:
         """How many went to each queue; of those, a commit holds."""
         self.kept: dict[str, int] = {}
         """How many stay, by reason."""
-        self._tx = gathering_of(broker.transaction(0))
+        self._patience_s = PATIENCE_S
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tx = gathering_of(self._broker.transaction(self._patience_s))
         self._going: dict[str, list[int]] = {}  # bytes of what is in the transaction
 
     def run(self, limit: int | None = None) -> int:
@@ -76,7 +84,7 @@ class Redrive:
         looked_at: list[Deliveries] = []
         left = len(self._dead)
         before = sum(self.moved.values())
-        self._tx, self._going = gathering_of(self._broker.transaction(0)), {}
+        self._begin()
         try:
             while left > 0:
                 room = BATCH_MESSAGES if limit is None else limit - (sum(self.moved.values()) - before)
@@ -155,11 +163,15 @@ class Redrive:
 
     def _commit(self) -> None:
         """Commit what is in the transaction, and begin another one."""
-        self._tx.commit()
-        for target, sizes in self._going.items():
-            self.moved[target] = self.moved.get(target, 0) + len(sizes)
-        self._going = {}
-        self._tx = gathering_of(self._broker.transaction(0))
+        try:
+            self._tx.commit()
+        except QueueFull:
+            self._patience_s = 0.0
+            self.kept[TAKEN] = self.kept.get(TAKEN, 0) + sum(map(len, self._going.values()))
+        else:
+            for target, sizes in self._going.items():
+                self.moved[target] = self.moved.get(target, 0) + len(sizes)
+        self._begin()
 
 
 def redrive(

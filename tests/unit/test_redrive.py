@@ -12,6 +12,8 @@ import qflow
 from faults.seams import bodies_of
 from qflow import Overflow, inspect
 from qflow.inspect import MessageFacts
+from qflow.queues import redrive
+from qflow.queues.puts import Puts
 from qflow.queues.redrive import Redrive
 from unit.clocks import until
 
@@ -98,6 +100,22 @@ def test_no_policy_takes_what_is_moved(open_spool: Open, policy: Overflow) -> No
     assert broker.redrive("dead").moved == {"q": 2}
     assert bodies_of(queue) == [b"there", b"1", b"2"]
     assert bodies_of(broker.queue("dead")) == [b"3"]
+
+
+def test_room_that_others_take_before_the_commit_is_told(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was to go together stays, uncounted; what goes elsewhere goes on."""
+    broker = open_spool()
+    kill(broker, "full", *[b"%03d" % number for number in range(100)])
+    kill(broker, "open", b"behind")
+    broker.alter_queue("full", limit_messages=100)
+    broker.queue("full").put(b"there")
+    monkeypatch.setattr(Puts, "would_admit", lambda *arguments: True)
+    monkeypatch.setattr(redrive, "PATIENCE_S", 0.01)
+    assert broker.redrive("dead") == qflow.RedriveReport(moved={"open": 1}, kept={redrive.TAKEN: 100})
+    held = broker.queue("dead").get_many(200)
+    assert [delivery.body for delivery in held] == [b"%03d" % number for number in range(100)]
+    assert {delivery.delivery_count for delivery in held} == {1}
+    assert bodies_of(broker.queue("full")) == [b"there"]
 
 
 def test_another_queue_and_a_limit(open_spool: Open) -> None:
