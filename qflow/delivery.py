@@ -211,7 +211,7 @@ class Deliveries(Sequence[Delivery]):
     Cost: 0.1 µs a delivery made; `.bodies` and `.ack()` 0.01 µs a message.
     """
 
-    __slots__ = ("_measured", "_places", "segments", "settled", "settled_bytes", "settler", "taker", "total")
+    __slots__ = ("_measured", "_places", "leaving", "segments", "settled", "settled_bytes", "settler", "taker", "total")
 
     def __init__(self, settler: BatchSettler, segments: list[Segment], taker: Any = None) -> None:
         self.settler: BatchSettler = settler
@@ -222,6 +222,7 @@ class Deliveries(Sequence[Delivery]):
         self.settled: set[int] | None = _NONE
         """Positions settled one by one, see `note_settled`; None once the batch is settled as a whole."""
         self.settled_bytes: int = 0
+        self.leaving: int = 0  # commits that are under way and settle some of it: what is refused is held again
         self._measured = (0, 0)
         self._places: BatchIndex | None = None  # made when somebody looks for one of its messages
 

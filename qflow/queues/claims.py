@@ -411,11 +411,13 @@ class Claims:
             for one, batch, index in wanted:
                 if isinstance(one, Delivery):
                     if batch is not None:
+                        batch.leaving += 1  # first: see `Exits.stays`
                         self.leave_batch(batch, index, one, stays=False)
                         parts.append((one, batch, index))
                     held[one] = self._held.term(one)
             for one, _, _ in wanted:
                 if isinstance(one, Deliveries) and one in self._held:
+                    one.leaving += 1
                     held[one] = self._held.term(one)
             leaving = self._exits.begin(segments_of(held), Fate.ACKED, held)
             leaving.parts = parts

@@ -77,7 +77,7 @@ class Leaving:
         self.held = held
         """The deliveries and batches that held them: if the commit is refused, they do again."""
         self.parts: list[tuple[Delivery, Deliveries, int]] = []
-        """Which of them were in a batch, and where: they go back there."""
+        """Which of them were in a batch, and where: they go back there. Each is counted by its batch, as in `held`."""
         self.unit: Unit | None = None
         """What takes them away, once they are to join a batch."""
         self.has_left = False
@@ -91,6 +91,12 @@ class Leaving:
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane."""
         return self._exits.settled_parts(self.segments)
+
+    def end(self) -> None:
+        """It is over for the batches that it takes from. Under the lock, once."""
+        for batch in (*self.held, *(batch for _, batch, _ in self.parts)):
+            if isinstance(batch, Deliveries):
+                batch.leaving -= 1
 
     def committed(self, unit: Unit | None) -> None:
         """Called by the writer, or by the caller where nothing is logged."""
@@ -172,6 +178,7 @@ class Exits:
                 return
             del self._held.leaving[leaving]
             leaving.has_left = True
+            leaving.end()
             for one in leaving.held:
                 if isinstance(one, Deliveries):
                     one.settled = None
@@ -195,6 +202,7 @@ class Exits:
             self._held.hold_again(leaving.held)
             for one, batch, index in leaving.parts:
                 self._held.rejoin(one, batch, index)
+            leaving.end()  # behind that: a look without the lock finds what is left of a batch, or that it is leaving
             self._lanes.cover_held()
 
     # Dead letters ----------------------------------------------------------------------------------------------------

@@ -139,6 +139,8 @@ class Held:
         self.singles.clear()
         self.batches.clear()
         self.apart.clear()
+        for leaving in self.leaving:
+            leaving.end()
         self.leaving.clear()
         self._kept.clear()
 

@@ -143,7 +143,7 @@ class Share(NamedTuple):
 class StreamDeliveries(Deliveries):
     """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
 
-    __slots__ = ("charged", "leaving", "member", "shares", "shown", "taken", "taker", "unsettled")
+    __slots__ = ("charged", "member", "shares", "shown", "taken", "taker", "unsettled")
 
     shares: list[Share]
     total: int
@@ -155,8 +155,6 @@ class StreamDeliveries(Deliveries):
     """The thread or task that got it."""
     charged: int
     """What it takes of memory, as the ledger counts."""
-    leaving: int
-    """How many open commits are to settle some of it."""
 
     def __init__(self, settler: Any, shares: list[Share], member: object, charged: int, taker: object = None) -> None:
         super().__init__(settler, [])
@@ -169,7 +167,6 @@ class StreamDeliveries(Deliveries):
         self.taker = taker
         self.shown: int | None = None
         """How many of its messages an iteration has returned; None if it is not for an iteration."""
-        self.leaving = 0
 
     @property
     def bodies(self) -> list[bytes]:

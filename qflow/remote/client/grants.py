@@ -29,6 +29,7 @@ class AnyGrant(Protocol):
     def left(self, batch: Any) -> Places: ...
     def returned(self, batch: Any) -> None: ...
     def lost(self, batch: Any) -> None: ...
+    def shared(self) -> AnyGrant: ...
     def in_doubt(self) -> AnyGrant: ...
 
 
@@ -43,6 +44,10 @@ class Grant(NamedTuple):
 
     def returned(self, batch: Deliveries) -> None:
         """Some of a batch goes back: no matter for the rest of it."""
+
+    def shared(self) -> Grant:
+        """Return the same, of which a transaction may settle some: what is refused then says nothing of the rest."""
+        return self._replace(is_whole=False)
 
     def in_doubt(self) -> Grant:
         """Return the same, of which somebody else may have settled some."""

@@ -141,6 +141,10 @@ class StreamGrant:
     def lost(self, batch: Any) -> None:
         """Some of a batch was taken back; of other partitions it may be held on."""
 
+    def shared(self) -> StreamGrant:
+        """Return the same, of which a transaction may settle some."""
+        return self
+
     def in_doubt(self) -> StreamGrant:
         """Return the same, of which somebody else may have settled some."""
         self.leased = True

@@ -105,6 +105,8 @@ class Draft:
         self.check_open()
         for batch, index in self._held:
             _places(batch, index)
+        for batch, _ in self._held:
+            batch.settler.grant = batch.settler.grant.shared()
         self.state = "being committed"
         head = {"op": "transaction", "timeout_s": self._timeout_s, "steps": self._steps}
         columns = [self._bodies, self._keys] if self._keys else [self._bodies]

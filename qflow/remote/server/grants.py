@@ -45,10 +45,14 @@ class Grant:
         await self._lender.settled()
 
     @property
-    def left(self) -> int:
-        """Deliveries that are not settled."""
-        count: int = self.batch.deliveries.left_count
-        return count
+    def is_leaving(self) -> bool:
+        """Some of it is settled by a commit that is under way: if that is refused, it is left."""
+        return bool(self.batch.deliveries.leaving)
+
+    @property
+    def is_held(self) -> bool:
+        """Something of it is not settled, or may come to be so."""
+        return self.is_leaving or bool(self.batch.deliveries.left_count)
 
 
 class Grants:
@@ -65,7 +69,7 @@ class Grants:
     def add(self, grant: Grant) -> int:
         """Return the number of a new grant."""
         if len(self._grants) >= self._swept_at:
-            self._grants = {number: one for number, one in self._grants.items() if one.left}
+            self._grants = {number: one for number, one in self._grants.items() if one.is_held}
             self._swept_at = max(SWEPT_AT, 2 * len(self._grants))
         self._last += 1
         self._grants[self._last] = grant
@@ -82,15 +86,15 @@ class Grants:
         """Return a grant of which something may be left."""
         return self._grants.get(number)
 
-    def drop(self, number: int, *, always: bool = False) -> None:
-        """Forget a grant, if nothing of it is left."""
+    def drop(self, number: int, *, given_up: bool = False) -> None:
+        """Forget a grant, if nothing of it is left, or it was given up; not while some of it is leaving."""
         grant = self._grants.get(number)
-        if grant is not None and (always or not grant.left):
+        if grant is not None and not (grant.is_leaving if given_up else grant.is_held):
             del self._grants[number]
 
     def holds(self) -> bool:
         """Tell whether a delivery is not settled."""
-        return any(one.left for one in self._grants.values())
+        return any(one.is_held for one in self._grants.values())
 
     def take_all(self) -> list[Grant]:
         """Return all grants, the newest first, and forget them."""

@@ -81,7 +81,7 @@ async def give_back(session: Session, head: dict[str, Any], columns: Columns) ->
     number, grant, _ = _asked(session, head)
     first = arguments.number(head, "from") if "from" in head else 0
     grant.give_up(first)
-    session.grants.drop(number, always=not first)
+    session.grants.drop(number, given_up=not first)
     return _NOTHING
 
 

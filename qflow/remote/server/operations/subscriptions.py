@@ -88,7 +88,7 @@ async def loop_ends(session: Session, head: dict[str, Any], columns: Columns) ->
     grant = session.grants.find(number)
     if grant is not None:
         grant.give_up()
-        session.grants.drop(number, always=True)
+        session.grants.drop(number, given_up=True)
     return {"result": None}, []
 
 
