@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from qflow.aio.delivery import AsyncDeliveries, InMemory
 from qflow.aio.loops import Home, Homes, Worker, attend
-from qflow.delivery import Deliveries, Delivery, Return
+from qflow.delivery import AT_ONCE, Deliveries, Delivery, Return
 from qflow.durations import Duration
 from qflow.errors import QueueEmpty
 from qflow.memory.waiting import in_place
@@ -109,20 +110,23 @@ class QueueWork(InMemory):
                 self._claims.give_up(delivery)
 
     async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
-        """Nack; in a thread if that needs the disk."""
-        if self._claims.returns.takes_disk(how.requeue):
-            await self._worker.run(self._homes.here(), partial(held.nack, *how))
-        else:
-            in_place(partial(held.nack, *how))
-            if self._claims.returns.is_crowded(how):
-                await self.hold_up()
+        """Nack."""
+        await self._return(partial(held.nack, *how), how)
 
     async def give_back_all(self, held: list[Delivery], requeue: bool) -> None:
-        """Nack deliveries together; in a thread if that needs the disk."""
+        """Nack deliveries together."""
         how = Return(requeue)
-        if self._claims.returns.takes_disk(requeue):
-            await self._worker.run(self._homes.here(), partial(self._claims.return_all, held, how))
+        await self._return(partial(self._claims.return_all, held, how), how)
+
+    async def abandon(self, batch: AsyncDeliveries) -> None:
+        """Nack what is left of a batch whose holder has gone, and what is leaving with a commit if that is refused."""
+        await self._return(partial(self._claims.abandon, batch.deliveries), AT_ONCE)
+
+    async def _return(self, work: Callable[[], object], how: Return) -> None:
+        """Give back; in a thread if that needs the disk."""
+        if self._claims.returns.takes_disk(how.requeue):
+            await self._worker.run(self._homes.here(), work)
         else:
-            in_place(partial(self._claims.return_all, held, how))
+            in_place(work)
             if self._claims.returns.is_crowded(how):
                 await self.hold_up()

@@ -7,6 +7,7 @@ Methods take the lock themselves where their description says nothing else.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from qflow.delivery import Deliveries, Delivery, Return, Segment
@@ -291,6 +292,8 @@ class Claims:
         with self._context.lock:
             wanted, problem = self._singled(deliveries)
             self.returns.take_back(wanted, how)
+            for one in deliveries if problem is not None else ():
+                self._return_if_refused(one)
         self._spiller.keep_within_capacity()
         if problem is not None:
             raise problem
@@ -328,6 +331,22 @@ class Claims:
                 if isinstance(one, Deliveries):
                     one.settled = None
                 self._source.give_back(left)
+
+    @sheltered
+    def abandon(self, batch: Deliveries) -> None:
+        """Take back what is left of a batch whose holder has gone, and what is leaving if its commit is refused."""
+        with self._context.lock:
+            if batch.leaving:
+                self._return_if_refused(batch)
+            if batch in self._held:
+                self.returns.take_back([batch])
+        self._spiller.keep_within_capacity()
+
+    def _return_if_refused(self, one: HeldOne) -> None:
+        """Have what is leaving go back to the queue if its commit is refused: nobody holds it then. Under the lock."""
+        for leaving in self._held.leaving:
+            if leaving.takes_from(one):
+                leaving.gone.append(partial(self.returns.come_back, one))
 
     # In a batch ------------------------------------------------------------------------------------------------------
 

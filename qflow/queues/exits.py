@@ -12,7 +12,7 @@ The life of a message:
     ACQUIRED   nack(requeue=False), too many deliveries  LEAVING, or SETTLED without a dead-letter queue
     ACQUIRED   nack, ack timeout, close                  AVAILABLE   in its original place, one more delivery counted
     LEAVING    the commit holds                          SETTLED
-    LEAVING    the commit is refused                     what it was before
+    LEAVING    the commit is refused                     what it was before; AVAILABLE if its holder has gone
     any        purge, or its queue is deleted            SETTLED     late acks do nothing
 
 Under the queue's lock where a description says nothing else; what reads, or carries dead letters away, lets go of it.
@@ -21,6 +21,7 @@ Under the queue's lock where a description says nothing else; what reads, or car
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 from qflow.delivery import Deliveries, Delivery, Segment
@@ -65,7 +66,7 @@ class Leaving:
 
     writes: tuple[Any, ...] = ()
 
-    __slots__ = ("_exits", "cause", "fate", "has_left", "held", "parts", "queue", "segments", "unit")
+    __slots__ = ("_exits", "cause", "fate", "gone", "has_left", "held", "parts", "queue", "segments", "unit")
 
     def __init__(self, exits: Exits, segments: list[Segment], fate: Fate, held: dict[HeldOne, Term]) -> None:
         self._exits = exits
@@ -78,6 +79,8 @@ class Leaving:
         """The deliveries and batches that held them: if the commit is refused, they do again."""
         self.parts: list[tuple[Delivery, Deliveries, int]] = []
         """Which of them were in a batch, and where: they go back there. Each is counted by its batch, as in `held`."""
+        self.gone: list[Callable[[], object]] = []
+        """What gives back to the queue, if it is refused, what is held again by those that have gone meanwhile."""
         self.unit: Unit | None = None
         """What takes them away, once they are to join a batch."""
         self.has_left = False
@@ -91,6 +94,10 @@ class Leaving:
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane."""
         return self._exits.settled_parts(self.segments)
+
+    def takes_from(self, one: HeldOne) -> bool:
+        """Tell whether it takes a delivery, or some of a batch."""
+        return one in self.held or any(batch is one for _, batch, _ in self.parts)
 
     def end(self) -> None:
         """It is over for the batches that it takes from. Under the lock, once."""
@@ -203,6 +210,8 @@ class Exits:
             for one, batch, index in leaving.parts:
                 self._held.rejoin(one, batch, index)
             leaving.end()  # behind that: a look without the lock finds what is left of a batch, or that it is leaving
+            for give_back in leaving.gone:
+                give_back()
             self._lanes.cover_held()
 
     # Dead letters ----------------------------------------------------------------------------------------------------

@@ -38,17 +38,11 @@ class Returns:
         """
         context = self._context
         most = context.settings.max_deliveries
-        segments = segments_of(held)
-        self.total += weigh(segments)[0]
-        self._held.drop(held)
-        for one in held:
-            if isinstance(one, Deliveries):
-                one.settled = None
         back: list[Segment] = []
         spent: list[Segment] = []
-        for first, records, marks in segments:
-            is_spent = not how.requeue or (most is not None and (marks >> 1) + 1 >= most)
-            (spent if is_spent else back).append(Segment(first, records, marks + ONE_ATTEMPT))
+        for segment in self._counted(held):
+            is_spent = not how.requeue or (most is not None and segment.marks >> 1 >= most)
+            (spent if is_spent else back).append(segment)
         if back:
             self._source.give_back(back, context.now_ms() + int(how.delay_s * 1000) if how.delay_s else 0)
             if most is not None or how.delay_s:
@@ -56,6 +50,24 @@ class Returns:
         if spent:
             cause = Cause("max_deliveries" if how.requeue else REJECTED, how.reason)
             self._exits.let_go_of((spent, cause, Fate.DROPPED))
+
+    def come_back(self, one: HeldOne) -> None:
+        """Return what is held of those that have gone. Called with the lock held, by the writer, too.
+
+        What came too often goes with the next get, and that has the log know how often the rest did.
+        """
+        if one in self._held:
+            self._source.give_back(self._counted([one]))
+
+    def _counted(self, held: Collection[HeldOne]) -> list[Segment]:
+        """Take what comes back from its holders; return it, with one more delivery counted."""
+        segments = segments_of(held)
+        self.total += weigh(segments)[0]
+        self._held.drop(held)
+        for one in held:
+            if isinstance(one, Deliveries):
+                one.settled = None
+        return [Segment(first, records, marks + ONE_ATTEMPT) for first, records, marks in segments]
 
     def takes_disk(self, requeue: bool) -> bool:
         """Tell whether taking messages back may take work on the disk: for dead letters, or for want of memory."""

@@ -20,6 +20,7 @@ from damaging import damaged, torn
 from door_raw import RawDoor, until
 from qflow import InvalidArgument, QueueEmpty, TransactionTooLarge
 from qflow.aio.delivery import AsyncDeliveries
+from qflow.aio.queue_work import QueueWork
 from qflow.remote.server import budget, connection
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import encode_frame, preamble
@@ -436,14 +437,14 @@ def test_what_cannot_be_given_back_holds_up_nothing_else(
 ) -> None:
     """When a connection ends: the rest goes back, and the log says what did not."""
     other = owner.declare_queue("other")
-    nack = AsyncDeliveries.nack
+    abandon = QueueWork.abandon
 
-    async def fails(batch: AsyncDeliveries, *how: Any) -> None:
+    async def fails(work: QueueWork, batch: AsyncDeliveries) -> None:
         if batch.deliveries.bodies == [b"jobs"]:
             raise MemoryError("none is left")
-        await nack(batch, *how)
+        await abandon(work, batch)
 
-    monkeypatch.setattr(AsyncDeliveries, "nack", fails)
+    monkeypatch.setattr(QueueWork, "abandon", fails)
     for queue in (jobs, other):
         queue.put(queue.name.encode())
     with RawDoor(spool).greeted() as raw:

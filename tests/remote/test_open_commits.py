@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +18,8 @@ import qflow.aio
 from door_raw import until
 from doors import event_loop
 from doors.event_loop import run
+from faults.seams import PATIENCE_S, Faults, faulty_broker
+from qflow.opening import with_door
 from qflow.remote.server import grants
 
 REST = ["acked", "given back", "held longer"]
@@ -151,3 +157,128 @@ def test_who_dies_while_its_transaction_waits_for_room_holds_nothing(
         with pytest.raises(qflow.InDoubt):
             committing.result()
     is_free_again(holding)
+
+
+class Owner:
+    """A broker whose log stands still before it has room for a commit, and refuses it then."""
+
+    def __init__(self, broker: qflow.Broker, faults: Faults) -> None:
+        self.broker = broker
+        self._faults = faults
+        self.is_there, self._go_on = threading.Event(), threading.Event()
+
+    def stop(self) -> None:
+        def wait_there() -> None:
+            self.is_there.set()
+            self._go_on.wait(PATIENCE_S)
+
+        self._faults.before["make_room"] = wait_there
+        self._faults.fail("make_room", qflow.DiskFull("no room"))
+
+    def refuse(self) -> None:
+        self._go_on.set()
+        with suppress(qflow.DiskFull):
+            self.broker.queue("out").put(b"y")
+        self._faults.heal()
+        self._faults.before.clear()
+
+
+@pytest.fixture
+def refusing(spool: Path) -> Iterator[Owner]:
+    """An owner of messages in a queue, and in a stream."""
+    faults = Faults()
+    with faulty_broker(spool, faults) as broker:
+        with_door(broker)
+        broker.declare_queue("jobs").put_many([b"a", b"b"])
+        broker.declare_queue("mortal", max_deliveries=1, dead_letter="dead").put(b"a")
+        broker.declare_queue("out")
+        broker.declare_stream("s", topics=["s"])
+        broker.publish_many([("s", b"a"), ("s", b"b")])
+        yield Owner(broker, faults)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "part"])
+@pytest.mark.parametrize("source", ["jobs", "mortal", "s"])
+def test_who_dies_while_its_commit_is_written_holds_nothing_when_that_is_refused(
+    refusing: Owner, spool: Path, source: str, whole: bool
+) -> None:
+    """What comes back then is there for others, and counted as delivered; a dead letter, if that was once too often."""
+    broker = refusing.broker
+    beside = broker.subscribe("s", group="g", start="earliest")
+    with qflow.connect(spool) as remote:
+        one = remote.subscribe("s", group="g") if source == "s" else remote.queue(source)
+        batch = one.get_many(2, 0)
+
+        def commit() -> None:
+            with remote.transaction() as tx:
+                tx.put("out", b"x")
+                tx.ack_many(batch if whole else list(batch))
+
+        refusing.stop()
+        with ThreadPoolExecutor() as pool:
+            committing = pool.submit(commit)
+            assert refusing.is_there.wait(PATIENCE_S)
+            remote.close()
+            with pytest.raises(qflow.InDoubt):
+                committing.result()
+    until(lambda: broker.engine.door is not None and not broker.engine.door.sockets)
+    queue: Any = beside if source == "s" else broker.queue(source)
+    assert queue.get_many(2, 0).bodies == []
+    refusing.refuse()
+    if source == "s":
+        assert [(found.body, found.delivery_count) for found in queue.get_many(2, 0)] == [(b"a", 2), (b"b", 2)]
+        return
+    assert inside.left_behind(queue) == {}
+    assert queue.stats().acquired_messages == 0
+    if source == "mortal":
+        assert queue.get_many(2, 0).bodies == []
+        assert broker.queue("dead").get(PATIENCE_S).headers["dead_letter_reason"] == "max_deliveries"
+    else:
+        assert [(found.body, found.delivery_count) for found in queue.get_many(2, 0)] == [(b"a", 2), (b"b", 2)]
+    assert queue.stats().redelivered_total == len(batch)
+    assert broker.check() == []
+
+
+def test_what_is_given_back_while_its_commit_is_written_is_there_again_when_that_is_refused(refusing: Owner) -> None:
+    """Beside the owner: it was settled, as far as anybody knew, and nobody holds it any more."""
+    queue = refusing.broker.queue("jobs")
+    delivery = queue.get(0)
+
+    def commit() -> None:
+        with refusing.broker.transaction() as tx:
+            tx.put("out", b"x")
+            tx.ack(delivery)
+
+    refusing.stop()
+    with ThreadPoolExecutor() as pool:
+        committing = pool.submit(commit)
+        assert refusing.is_there.wait(PATIENCE_S)
+        with pytest.raises(qflow.AlreadySettled):
+            delivery.nack()
+        refusing.refuse()
+        with pytest.raises(qflow.DiskFull):
+            committing.result()
+    is_free_again(refusing.broker)
+
+
+def test_so_it_is_with_a_task_that_is_cancelled_meanwhile(refusing: Owner) -> None:
+    """The end of its block gives the message back."""
+
+    async def scenario() -> None:
+        broker = qflow.aio.AsyncBroker(refusing.broker)
+
+        async def work() -> None:
+            async with await broker.queue("jobs").get(0) as delivery, broker.transaction() as tx:
+                await tx.put("out", b"x")
+                await tx.ack(delivery)
+
+        refusing.stop()
+        working = asyncio.ensure_future(work())
+        await event_loop.until(refusing.is_there.is_set)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+
+    run(scenario())
+    refusing.refuse()
+    is_free_again(refusing.broker)

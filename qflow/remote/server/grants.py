@@ -23,6 +23,9 @@ class Lender(Protocol):
     async def settled(self) -> None:
         """Return when all that was settled so far is synced."""
 
+    async def abandon(self, batch: Any) -> None:
+        """Give back what is left of a batch, counted, and what is leaving with a commit, if that is refused."""
+
 
 class Grant:
     """A batch of deliveries, and who gives it back uncounted. Thousands may be held: `BATCH_BYTES` covers each."""
@@ -43,6 +46,10 @@ class Grant:
     async def settled(self) -> None:
         """Return when all that was settled so far is synced."""
         await self._lender.settled()
+
+    async def abandon(self) -> None:
+        """Give back what is left, and what may be, counted: who held it has gone."""
+        await self._lender.abandon(self.batch)
 
     @property
     def is_leaving(self) -> bool:

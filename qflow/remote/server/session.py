@@ -207,7 +207,7 @@ class Session:
             in_place(partial(known.see_off, taker))
         self.browsing.close_all()
         self.queries.close_all()
-        left = [grant.batch.nack for grant in self.grants.take_all()]
+        left = [grant.abandon for grant in self.grants.take_all()]
         left += [one.close for one in self.subscriptions.values()]
         for let_go in left:
             try:

@@ -36,6 +36,9 @@ class _Lender:
     async def settled(self) -> None:
         await settled(self._subscription)
 
+    async def abandon(self, batch: Any) -> None:
+        """Nothing: its subscription is closed, which does that."""
+
 
 async def subscribe(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     options = dict(arguments.settings(head, "options", SubscriptionOptions.__annotations__))
