@@ -32,7 +32,8 @@ def connect(
 
     Raises:
         InvalidArgument: the URL makes no sense, or the token is wrong.
-        StorageError: nobody answers there in time. NotFound: the owner of the spool lets nobody in.
+        StorageError: nobody answers there in time.
+        NotFound: the owner of the spool lets nobody in, or ended meanwhile.
     """
     timeout = parse_timeout(timeout_s)
     tunnel = outlet(url, token, trust)
@@ -46,8 +47,8 @@ def connect(
         raise silent(url, timeout) from None
     except BaseException as error:
         connection.close()
-        if isinstance(error, BrokerClosed) and tunnel.error is not None:
-            raise tunnel.explained() from tunnel.error
+        if isinstance(error, BrokerClosed):
+            raise tunnel.explained() from error
         raise
 
 

@@ -27,7 +27,7 @@ import pyarrow.flight as pf
 from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, NotFound, QflowError, StorageError
 from qflow.flight.owner import Owner
 from qflow.flight.trust import Trust, what_is_wrong
-from qflow.remote.client.connecting import open_socket, when_let_in
+from qflow.remote.client.connecting import gone, open_socket, when_let_in
 
 PIECE_BYTES = 2**18
 _BYTES, _END, _NOTHING = b"\0", b"\1", b"\2"
@@ -217,7 +217,8 @@ class Outlet:
 
     def explained(self) -> QflowError:
         """Return the error for a client whose session could not begin."""
-        assert self.error is not None
+        if self.error is None:  # the owner ended it
+            return gone(self.target)
         if isinstance(self.error, pf.FlightUnavailableError):
             wrong = what_is_wrong(self.target, self._trust, may_guess=True)
             if wrong is not None:

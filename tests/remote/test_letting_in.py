@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,11 +23,11 @@ import qflow
 import qflow.aio
 from door_raw import RawDoor, until
 from qflow import NotFound
-from qflow.door import Door
+from qflow.door import NAME, Door
 from qflow.remote.client import requests
 from qflow.remote.client.threads import Connection
 from qflow.remote.server import serving
-from qflow.remote.wire.frames import PREAMBLE_BYTES, VERSION, read_preamble
+from qflow.remote.wire.frames import PREAMBLE_BYTES, VERSION, encode_frame, preamble, read_preamble
 
 OUT_OF_DESCRIPTORS = """
 import resource, sys, qflow
@@ -146,7 +147,7 @@ def test_a_client_that_comes_as_the_broker_is_closed_is_told_so(spool: Path, mon
     with qflow.open(spool) as broker:
         calling(monkeypatch, broker.close)
         # its last words are for whoever was let in by then
-        with pytest.raises(qflow.BrokerClosed, match="is closed|has ended$"):
+        with pytest.raises(NotFound, match="its owner ended as it was connected to"):
             qflow.connect(spool)
 
 
@@ -158,7 +159,7 @@ def test_a_client_that_is_never_let_in_is_told_that_the_owner_has_ended(
         listening.bind(str(tmp_path / "door"))
         listening.listen()
         calling(monkeypatch, listening.close)
-        with pytest.raises(qflow.BrokerClosed, match=f"the owner of {re.escape(str(tmp_path))} has ended$"):
+        with pytest.raises(NotFound, match=f"nobody owns {re.escape(str(tmp_path))} now"):
             qflow.connect(tmp_path)
 
 
@@ -214,3 +215,65 @@ def calling(monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]) -> None
         return real(pid)
 
     monkeypatch.setattr(requests, "hello", hello)
+
+
+class Ending:
+    """An owner that ends as others connect to it: before it has read what they say, behind that, or with a word."""
+
+    def __init__(self, how: str) -> None:
+        self._how = how
+
+    def answer(self, one: socket.socket) -> None:
+        with one:
+            if self._how == "unread":
+                return
+            one.recv(PREAMBLE_BYTES, socket.MSG_WAITALL)
+            if self._how == "told":
+                one.sendall(preamble() + b"".join(encode_frame(0, {"closing": "the broker is closed"})))
+            one.shutdown(socket.SHUT_WR)
+            while one.recv(4096):
+                pass
+
+
+ENDS = pytest.mark.parametrize("how", ["unread", "read", "told"])
+
+
+@ENDS
+@pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
+def test_whose_owner_ends_meanwhile_is_told_that_there_is_none(spool: Path, how: str, tasks: bool) -> None:
+    """So it is told of an owner that has ended, and tries again."""
+    spool.mkdir()
+    with socket.socket(socket.AF_UNIX) as listening, ThreadPoolExecutor() as pool:
+        listening.bind(os.path.relpath(spool / NAME))
+        listening.listen()
+        answering = pool.submit(lambda: Ending(how).answer(listening.accept()[0]))
+        with pytest.raises(NotFound, match="ended"):
+            if tasks:
+                asyncio.run(connect_task(spool))
+            else:
+                qflow.connect(spool)
+        answering.result()
+
+
+async def connect_task(target: Path | str) -> None:
+    await qflow.aio.connect(target)
+
+
+@ENDS
+@pytest.mark.parametrize("tasks", [False, True], ids=["threads", "tasks"])
+def test_so_it_is_by_a_url(monkeypatch: pytest.MonkeyPatch, how: str, tasks: bool) -> None:
+    """Where the session ends, and nothing is wrong with it."""
+    client = pytest.importorskip("qflow.flight.client")
+    outlet = pytest.importorskip("qflow.flight.tunnel").Outlet.__new__
+    with ThreadPoolExecutor() as pool:
+        tunnel = outlet(client.Outlet)
+        tunnel.socket, other = socket.socketpair()
+        tunnel.target, tunnel.error = "grpc://host:1", None
+        monkeypatch.setattr(client, "outlet", lambda *_: tunnel)
+        answering = pool.submit(Ending(how).answer, other)
+        with pytest.raises(NotFound, match="ended"):
+            if tasks:
+                asyncio.run(connect_task(tunnel.target))
+            else:
+                qflow.connect(tunnel.target)
+        answering.result()

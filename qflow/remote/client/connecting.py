@@ -13,7 +13,7 @@ from qflow.config import is_url, parse_timeout, spool_path
 from qflow.descriptors import occupy_standard
 from qflow.door import NAME, address
 from qflow.durations import Duration
-from qflow.errors import InvalidArgument, NotFound, PermissionDenied, QflowError, StorageError
+from qflow.errors import BrokerClosed, InvalidArgument, NotFound, PermissionDenied, QflowError, StorageError
 from qflow.handlers import is_of_handler
 from qflow.memory.waiting import shelter_made
 from qflow.remote.client import requests
@@ -50,7 +50,8 @@ def connect(
         timeout_s: how long to wait for the owner's first answer.
 
     Raises:
-        NotFound: there is no spool, or nobody owns it now, or its owner lets nobody in; or no token in the file.
+        NotFound: there is no spool, or nobody owns it now, or its owner lets nobody in, or ended meanwhile; or no token
+            in the file.
         StorageError: the socket cannot be used, or the owner does not answer in time.
         InvalidArgument: the target is no path, or this process is of another user than the owner's.
     """
@@ -73,8 +74,10 @@ def connect(
         if is_of_handler(error):
             raise
         raise silent(path, timeout) from None
-    except BaseException:
+    except BaseException as error:
         connection.close()
+        if isinstance(error, BrokerClosed):
+            raise gone(path) from error
         raise
 
 
@@ -144,3 +147,8 @@ def silent(path: str, timeout: float | None) -> StorageError:
     return StorageError(
         f"the owner of {path} has not answered within {timeout} s: look whether it hangs, or is stopped"
     )
+
+
+def gone(target: str) -> NotFound:
+    """Return the error for an owner that ended before it had answered."""
+    return NotFound(f"nobody owns {target} now: its owner ended as it was connected to; connect when it is open again")

@@ -14,7 +14,7 @@ from qflow.descriptors import occupy_standard
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed
 from qflow.remote.client import requests
-from qflow.remote.client.connecting import AGAIN_S, open_socket, path_of, silent
+from qflow.remote.client.connecting import AGAIN_S, gone, open_socket, path_of, silent
 from qflow.remote.client.task_broker import AsyncRemoteBroker, broker_of
 from qflow.remote.client.tasks import TaskConnection
 from qflow.serving.extras import load
@@ -68,8 +68,8 @@ async def _connect(
         await connection.close()
         if isinstance(error, TimeoutError):
             raise silent(path, timeout) from None
-        if isinstance(error, BrokerClosed) and tunnel is not None and tunnel.error is not None:
-            raise tunnel.explained() from tunnel.error
+        if isinstance(error, BrokerClosed):
+            raise gone(path) if tunnel is None else tunnel.explained() from error
         raise
 
 
