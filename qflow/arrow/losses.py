@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import attrs
@@ -21,9 +22,10 @@ def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool,
     lost_to = first if end is None else min(first, end)
     if start >= lost_to:
         return start
+    there = f"; the first that is there is {first}" if first != end else ""  # else it may be further on
     text = (
         f"stream {stream!r}, partition {number}: offsets {start} to {lost_to - 1} are gone, retention took them before "
-        f"this query has read them; the first that is there is {first}"
+        f"this query has read them{there}"
     )
     if fail:
         raise GapError(
@@ -54,8 +56,8 @@ class ByOption:
     """`reading.Losses`, by option failOnDataLoss."""
 
     fail: bool
-    where: str
-    """The spool, for errors."""
+    check: str
+    """What looks at the spool, for errors."""
 
     def stream(self, span: Span) -> None:
         """Raise that the stream was deleted, or warn."""
@@ -70,7 +72,26 @@ class ByOption:
         where = f"stream {span.stream!r}, partition {span.partition}"
         text = f"{where}: offsets {start} to {end - 1} cannot be read: {problem}"
         if self.fail:
-            raise CorruptionError(
-                f"{text}. See `qflow check {self.where}`; set option failOnDataLoss to false to go on behind them"
-            )
+            raise CorruptionError(f"{text}. See {self.check}; set option failOnDataLoss to false to go on behind them")
         _logger.warning("%s; it goes on behind them, for failOnDataLoss is false", text)
+
+    def told(self, span: Span, metadata: bytes) -> None:
+        """Raise or warn of what a door tells beside a batch; see `qflow.flight.reading`."""
+        found = json.loads(metadata)
+        for loss in found["losses"]:
+            if loss["loss"] == "gap":
+                self.gap(span, loss["start"], loss["first"])
+            elif loss["loss"] == "damage":
+                self.damage(span, loss["start"], loss["end"], loss["problem"])
+            else:
+                self.stream(span)
+        if found["more"]:
+            _logger.warning("and so it is at %d more places of stream %r", found["more"], span.stream)
+
+    def raised(self, span: Span, error: GapError | CorruptionError) -> None:
+        """Raise in words of the option what a door has raised; return if it is no loss."""
+        if isinstance(error, GapError):
+            self.gap(span, error.first, error.end)
+        elif {"start", "end", "problem"} <= vars(error).keys():
+            facts = vars(error)
+            self.damage(span, facts["start"], facts["end"], facts["problem"])

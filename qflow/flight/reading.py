@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import attrs
 import pyarrow as pa
 import pyarrow.flight as pf
 
@@ -23,26 +22,39 @@ from qflow.streams.topic_filter import check_filter
 ALL = tuple(map(Column, NAMES))
 SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
 """Between two looks of who follows a stream: at first, and after a while in which nothing came."""
+MOST_TOLD = 1000
+"""Losses that are told one by one beside a batch; of others, how many they are."""
 
 
-@attrs.frozen
 class Losses:
-    """What becomes of messages that are gone: errors, unless `fail` is false."""
+    """What becomes of messages that are gone: errors, or else they are told as metadata beside the next batch."""
 
-    fail: bool
+    def __init__(self, *, fail: bool) -> None:
+        self._fail = fail
+        self._told: list[dict[str, Any]] = []
+        self._more = 0
+
+    def _tell(self, loss: str, **facts: Any) -> None:
+        if len(self._told) < MOST_TOLD:
+            self._told.append({"loss": loss} | facts)
+        else:
+            self._more += 1
 
     def stream(self, span: Span) -> None:
         """Raises StreamDeleted."""
-        if self.fail:
+        if self._fail:
             raise StreamDeleted(
                 f"stream {span.stream!r} was deleted, perhaps before it was read to its end: ask with "
                 "fail_on_data_loss false to go on without it"
             )
+        self._tell("stream")
 
     def gap(self, span: Span, start: int, first: int) -> int:
         """Raises GapError."""
         end = min(first, span.end)
-        if self.fail and start < end:
+        if start >= end:
+            return end
+        if self._fail:
             raise GapError(
                 f"stream {span.stream!r}, partition {span.partition}: offsets {start} to {end - 1} are gone, retention "
                 f"took them; the first that is there is {first}. Ask with fail_on_data_loss false to go on there",
@@ -50,15 +62,32 @@ class Losses:
                 first=start,
                 end=end,
             )
+        self._tell("gap", start=start, end=end, first=first)
         return end
 
     def damage(self, span: Span, start: int, end: int, problem: str) -> None:
-        """Raises CorruptionError."""
-        if self.fail:
-            raise CorruptionError(
+        """Raises CorruptionError, with `start`, `end` and `problem` as facts."""
+        if self._fail:
+            error = CorruptionError(
                 f"stream {span.stream!r}, partition {span.partition}: offsets {start} to {end - 1} cannot be read: "
                 f"{problem}. See `qflow check`; ask with fail_on_data_loss false to go on behind them"
             )
+            vars(error).update(start=start, end=end, problem=problem)
+            raise error
+        self._tell("damage", start=start, end=end, problem=problem)
+
+    def beside(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, bytes | None]:
+        """Return a batch, and what is to be told beside it."""
+        told, more = self._told, self._more
+        if not told:
+            return batch, None
+        self._told, self._more = [], 0
+        return batch, as_json({"losses": told, "more": more})
+
+    @property
+    def is_told(self) -> bool:
+        """Everything was told."""
+        return not self._told
 
 
 class Read:
@@ -90,7 +119,7 @@ class Read:
         self._span = Span(stream.name, stream.owner, self._number, start, min(end, there))
         self._filter = check_filter(ticket.text("filter", "#"))
         self._most_bytes = ticket.maybe_number("max_bytes", least=1)
-        self._losses = Losses(ticket.flag("fail_on_data_loss", default="start" in ticket))
+        self._losses = Losses(fail=ticket.flag("fail_on_data_loss", default="start" in ticket))
         self._columns = _columns(ticket)
 
     def _live(self, stream: StreamState) -> Stream:
@@ -104,8 +133,15 @@ class Read:
     def schema(self) -> pa.Schema:
         return arrow_schema(self._columns)
 
+    def answers(
+        self, leaves: Callable[[], bool], check: Callable[[], None]
+    ) -> Iterator[tuple[pa.RecordBatch, bytes | None]]:
+        """Yield each of `batches` with the metadata that tells what is lost before it; see there."""
+        return map(self._losses.beside, self.batches(leaves, check))
+
     def batches(self, leaves: Callable[[], bool], check: Callable[[], None]) -> Iterator[pa.RecordBatch]:
-        """Yield what was asked for, until `leaves`; `check` raises what ends it.
+        """Yield what was asked for, until `leaves`; `check` raises what ends it. The last one of a span may be empty,
+        for what is to be told beside it.
 
         Raises:
             GapError, StreamDeleted, CorruptionError, StorageError, BrokerClosed.
@@ -120,6 +156,8 @@ class Read:
                 yield batch
                 if left is not None and (left := left - batch.nbytes) <= 0:
                     return
+            if not self._losses.is_told:
+                yield pa.RecordBatch.from_pylist([], self.schema)
 
     def _spans(self, leaves: Callable[[], bool], check: Callable[[], None]) -> Iterator[Span]:
         span = self._span
@@ -217,9 +255,9 @@ def data_of(
 ) -> pf.GeneratorStream:
     """Return the answer to a ticket; `guard` makes sentences of its errors."""
     read = Read(owner, ticket)
-    return pf.GeneratorStream(read.schema, _guarded(partial(read.batches, leaves, check), guard))
+    return pf.GeneratorStream(read.schema, _guarded(partial(read.answers, leaves, check), guard))
 
 
-def _guarded(batches: Callable[[], Iterator[pa.RecordBatch]], guard: Callable[..., Any]) -> Iterator[pa.RecordBatch]:
+def _guarded(answers: Callable[[], Iterator[Any]], guard: Callable[..., Any]) -> Iterator[Any]:
     with guard("a read"):
-        yield from batches()
+        yield from answers()

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+pa = pytest.importorskip("pyarrow")
 pf = pytest.importorskip("pyarrow.flight")
 
 import qflow  # noqa: E402
-from qflow.flight import words  # noqa: E402
+from qflow.arrow.ranges import Span  # noqa: E402
+from qflow.flight import reading, words  # noqa: E402
 from qflow.flight.owner import Owner  # noqa: E402
-from qflow.flight.reading import Read  # noqa: E402
+from qflow.flight.reading import Losses, Read  # noqa: E402
 from qflow.flight.words import Command  # noqa: E402
 
 
@@ -30,6 +32,15 @@ def refused(call: Callable[[], object]) -> qflow.QflowError:
     assert error is not None, caught.value
     assert str(error) in str(caught.value), "its sentence is what any client shows"
     return error
+
+
+def told(client: Any, **fields: Any) -> list[tuple[int, Any]]:
+    """Return (rows, what is told to be lost) of each batch of a read that goes on behind what is lost."""
+    chunks = client.do_get(ticket(**fields, fail_on_data_loss=False))
+    beside = [(chunk.data.num_rows, chunk.app_metadata) for chunk in chunks]
+    said = [(rows, None if data is None else json.loads(data.to_pybytes())) for rows, data in beside]
+    assert all(one is None or one["more"] == 0 for _, one in said)
+    return [(rows, None if one is None else one["losses"]) for rows, one in said]
 
 
 def fill(broker: qflow.Broker, count: int = 100) -> list[bytes]:
@@ -181,6 +192,21 @@ def test_a_long_text_leaves_an_error_what_it_is(broker: qflow.Broker, client: An
     assert type(told) in (qflow.NotFound, qflow.InvalidArgument)
 
 
+def test_losses_that_are_many_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is told once; what tells them stays small."""
+    monkeypatch.setattr(reading, "MOST_TOLD", 2)
+    losses, span = Losses(fail=False), Span("logs", 7, 0, 0, 100)
+    batch = pa.record_batch({"value": [b"a"]})
+    for number in range(5):
+        losses.damage(span, number, number + 1, "is damaged")
+    beside, metadata = losses.beside(batch)
+    said = json.loads(metadata or b"")
+    assert (beside, [loss["start"] for loss in said["losses"]], said["more"]) == (batch, [0, 1], 3)
+    losses.stream(span)
+    assert json.loads(losses.beside(batch)[1] or b"") == {"losses": [{"loss": "stream"}], "more": 0}
+    assert losses.beside(batch) == (batch, None)
+
+
 def test_what_is_no_json_is_refused(broker: qflow.Broker, client: Any) -> None:
     """A ticket of rubbish, and one that is no object."""
     for rubbish in (b"\xff\x00", b"[1]", b"{"):
@@ -202,4 +228,8 @@ def test_a_gap_is_an_error_or_is_gone_over(broker: qflow.Broker, client: Any) ->
     assert (error.first, error.end) == (0, first)
     table = client.do_get(ticket(stream="logs", start=0, fail_on_data_loss=False)).read_all()
     assert table["offset"].to_pylist() == list(range(first, 30))
+    gap = {"loss": "gap", "start": 0, "end": first, "first": first}
+    assert told(client, stream="logs", start=0) == [(30 - first, [gap])]
+    assert told(client, stream="logs", start=2, end=first - 1) == [(0, [gap | {"start": 2, "end": first - 1}])]
+    assert told(client, stream="logs", start=first) == [(30 - first, None)]
     assert client.do_get(ticket(stream="logs")).read_all().num_rows == 30 - first

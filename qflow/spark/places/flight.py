@@ -12,12 +12,12 @@ from uuid import UUID
 import attrs
 
 from qflow.arrow.bounds import Bound, Offsets
-from qflow.arrow.losses import miss_stream
+from qflow.arrow.losses import ByOption
 from qflow.arrow.ranges import Cutting, Span
 from qflow.arrow.schema import Column, arrow_schema
 from qflow.arrow.states import SpoolState, StreamState
 from qflow.arrow.takers import Taker
-from qflow.errors import GroupInUse, InvalidArgument, NotFound, QflowError
+from qflow.errors import CorruptionError, GapError, GroupInUse, InvalidArgument, NotFound, QflowError, StreamDeleted
 from qflow.flight.trust import check_url
 from qflow.message import LANE_SHIFT
 from qflow.spark.offsets import LogPosition, Progress
@@ -134,12 +134,15 @@ class FlightPlace:
 
         schema = arrow_schema(asked.columns)
         columns = [*asked.columns, *(() if "offset" in schema.names else (Column("offset"),))]
+        losses = ByOption(asked.fail_on_data_loss, f"`qflow check` of the spool behind {self.where}")
         span = asked.span
         while span.start < span.end:
             try:
                 reader = self._begin_read(asked._replace(span=span, columns=columns))
                 with self.door.errors():
                     for chunk in reader:
+                        if chunk.app_metadata is not None:
+                            losses.told(span, chunk.app_metadata.to_pybytes())
                         batch = chunk.data
                         if batch.num_rows:
                             span = span._replace(start=batch.column("offset")[-1].as_py() + 1)
@@ -148,9 +151,12 @@ class FlightPlace:
             except Away:
                 if self.door.is_away:  # it was waited for, in vain
                     raise
-            except NotFound:
-                miss_stream(span.stream, fail=asked.fail_on_data_loss)
+            except (NotFound, StreamDeleted):
+                losses.stream(span)
                 return
+            except (GapError, CorruptionError) as error:
+                losses.raised(span, error)
+                raise
 
     def _begin_read(self, asked: Reading) -> Any:
         import pyarrow.flight as pf

@@ -83,7 +83,7 @@ class LocalPlace:
 
         self._check_not_older(asked)
         transaction = partial(reading, self.where, asked.uuid, buffers=True)
-        losses = ByOption(asked.fail_on_data_loss, self.where)
+        losses = ByOption(asked.fail_on_data_loss, f"`qflow check {self.where}`")
         return read_span(transaction, Request(asked.span, asked.filter, asked.columns), losses)
 
     def _check_not_older(self, asked: Reading) -> None:

@@ -1,0 +1,133 @@
+"""Tasks that read and write at a door, without a Spark: what they say is lost, and what they wait for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow.arrow.ranges import Span
+from qflow.arrow.schema import Column
+from spark.test_readers import damage
+from unit.clocks import Clock, open_still
+
+pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
+pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
+
+from qflow.flight import serve
+from qflow.spark.places.calls import Door
+from qflow.spark.places.flight import FlightPlace
+from qflow.spark.places.place import Reading
+
+At = Callable[..., FlightPlace]
+
+
+@pytest.fixture
+def at() -> Iterator[At]:
+    """Opens doors: returns the place behind one."""
+    servers = []
+
+    def open_door(broker: qflow.Broker, **options: Any) -> FlightPlace:
+        servers.append(serve(broker, port=0))
+        return FlightPlace(Door(f"grpc://127.0.0.1:{servers[-1].port}", **options))
+
+    yield open_door
+    for server in servers:
+        server.close()
+
+
+def asked(place: FlightPlace, start: int, end: int, *, fail: bool = False, wanted: str = "#") -> Reading:
+    """Return what a task reads of stream `plants`."""
+    seen = place.look()
+    span = Span("plants", seen.streams["plants"].owner, 0, start, end)
+    return Reading(seen.uuid, span, wanted, (Column("value"),), fail)
+
+
+def values(place: FlightPlace, reading: Reading) -> list[int]:
+    """Return the numbers that a task reads."""
+    return [int(value) for batch in place.read(reading) for value in batch.column("value").to_pylist()]
+
+
+# What is lost ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_retention_takes_before_a_task_has_read_it_is_told(
+    at: At, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In words of the query's options: as an error, or as a warning."""
+    with open_still(tmp_path / "spool", Clock()) as broker:
+        stream = broker.declare_stream("plants", topics=["plant/#"], retention_messages=10)
+        for number in range(30):
+            broker.publish("plant/1", b"%d" % number)
+        place = at(broker)
+        gone, all_gone = asked(place, 0, 30), asked(place, 0, 5)
+        while stream.retain():
+            pass
+        first = stream.stats().first_offsets[0]
+        assert values(place, gone) == list(range(first, 30))
+        assert values(place, all_gone) == []
+        taken = "are gone, retention took them before this query has read them"
+        goes_on = "it goes on behind them, for failOnDataLoss is false"
+        assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+            f"stream 'plants', partition 0: offsets {told}; {goes_on}"
+            for told in (
+                f"0 to {first - 1} {taken}; the first that is there is {first}",
+                f"0 to 4 {taken}; the first that is there is {first}",
+            )
+        ]
+        for reading, end in ((gone, first), (all_gone, 5)):
+            with pytest.raises(qflow.GapError, match="Set option failOnDataLoss to false .* give it a group") as caught:
+                values(place, reading._replace(fail_on_data_loss=True))
+            assert (caught.value.first, caught.value.end) == (0, end)
+
+
+@pytest.mark.parametrize("wanted", ["#", "plant/#"])
+def test_a_damaged_block_is_told_to_a_task(
+    at: At, tmp_path: Path, caplog: pytest.LogCaptureFixture, wanted: str
+) -> None:
+    """Also where it is the last one."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        for number in range(5):
+            broker.publish("plant/1", b"%d" % (1111 * number) + b" " * 100_000)  # a block of its own
+    for text in (b"2222", b"4444"):
+        damage(tmp_path / "spool", text)
+    with qflow.open(tmp_path / "spool") as broker:
+        place = at(broker)
+        caplog.clear()
+        assert values(place, asked(place, 0, 5, wanted=wanted)) == [0, 1111, 3333]
+        said = [record.getMessage() for record in caplog.records if record.name == "qflow.spark"]
+        for text, number in zip(said, (2, 4), strict=True):
+            assert text.startswith(f"stream 'plants', partition 0: offsets {number} to {number} cannot be read: ")
+        with pytest.raises(
+            qflow.CorruptionError, match="offsets 2 to 2 .*`qflow check` of .*set option failOnDataLoss"
+        ):
+            values(place, asked(place, 0, 5, fail=True, wanted=wanted))
+
+
+def test_a_stream_that_is_deleted_under_a_task_is_told(
+    at: At, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before it begins, and in the midst of it."""
+    with qflow.open(tmp_path / "spool") as broker:
+        for fail in (False, True):
+            for begun in (False, True):
+                broker.declare_stream("plants", topics=["plant/#"])
+                for _ in range(40):
+                    broker.publish("plant/1", b"1" + b" " * 2**20)
+                place = at(broker)
+                batches = place.read(asked(place, 0, 40, fail=fail))
+                if begun:
+                    next(batches)
+                broker.delete_stream("plants")
+                caplog.clear()
+                if fail:
+                    with pytest.raises(qflow.StreamDeleted, match="set option failOnDataLoss to false"):
+                        list(batches)
+                else:
+                    assert sum(batch.num_rows for batch in batches) < 40
+                    assert "for failOnDataLoss is false" in caplog.text
