@@ -19,9 +19,11 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[s
 pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
 
 from qflow.flight import serve
+from qflow.spark.places import calls
 from qflow.spark.places.calls import Door
 from qflow.spark.places.flight import FlightPlace
 from qflow.spark.places.place import Reading
+from qflow.spark.words import Away
 
 At = Callable[..., FlightPlace]
 
@@ -131,3 +133,73 @@ def test_a_stream_that_is_deleted_under_a_task_is_told(
                 else:
                     assert sum(batch.num_rows for batch in batches) < 40
                     assert "for failOnDataLoss is false" in caplog.text
+
+
+# A door that is away --------------------------------------------------------------------------------------------------
+
+
+class Time:
+    """What waits go by: it passes where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.slept.append(seconds)
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """A time that waits for doors go by."""
+    found = Time()
+    monkeypatch.setattr(calls, "time", found)
+    return found
+
+
+class Dying:
+    """A connection of which each read dies before its batch of a number, counted from 0."""
+
+    def __init__(self, door: Door, before: int) -> None:
+        self._client = door.client()
+        self._before = before
+        self.reads = 0
+
+    def do_get(self, *asked: Any) -> Iterator[Any]:
+        import pyarrow.flight as pf
+
+        self.reads += 1
+        for number, chunk in enumerate(self._client.do_get(*asked)):
+            if number == self._before:
+                raise pf.FlightUnavailableError("the connection was cut")
+            yield chunk
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_task_goes_on_as_long_as_rows_come(
+    at: At, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """However often connections die; where none brings a row, it ends when its patience does, with pauses."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        for number in range(8):
+            broker.publish("plant/1", b"%d" % number + b" " * 2**20)
+        place = at(broker, patience_s=20.0)
+        reading = asked(place, 0, 8)
+        dying = Dying(place.door, before)
+        monkeypatch.setattr(Door, "client", lambda _: dying)
+        if before:
+            assert values(place, reading) == list(range(8))
+            assert set(time.slept) == {min(time.slept)}, "none came of a broker that was away for long"
+            return
+        with pytest.raises(Away, match="the connection was cut.*it was waited for 2[01] s .*brokerTimeout"):
+            values(place, reading)
+        assert dying.reads < 30
+        with pytest.raises(Away, match="has been waited for before"):
+            values(place, reading)
+        monkeypatch.undo()
+        assert values(place, reading) == list(range(8))

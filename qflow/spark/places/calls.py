@@ -73,44 +73,36 @@ class Door:
             Away: nobody answered in time. InvalidArgument: nobody will, by what was given of TLS. QflowError: what the
             broker raised.
         """
-        wrong: str | None = None
-        begun = said = time.monotonic()
-        pause_s = _PAUSE_S
+        waiting = self.waiting()
         while True:
             try:
                 with self.errors():
-                    found = call(self._client())
-                _away.discard(self.url)
-                _met.add(self)
-                return found
+                    found = call(self.client())
             except Away as error:
-                now = time.monotonic()
-                if now - begun > self.patience_s or self.url in _away:
-                    how = "has been waited for before" if self.url in _away else f"was waited for {now - begun:.0f} s"
-                    _away.add(self.url)
-                    raise Away(f"{error}; it {how} (see option brokerTimeout)") from error
-                if now - said > _SAY_EVERY_S or pause_s == _PAUSE_S:
-                    said = now
-                    _logger.warning("%s: it is waited for", error)
-                if self not in _met and (wrong is not None or said == now):
-                    wrong = self._what_is_wrong(wrong)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                waiting.go_on(error)
+                continue
+            waiting.answered()
+            return found
 
-    def _what_is_wrong(self, before: str | None) -> str | None:
+    def waiting(self) -> Waiting:
+        """Return how long it has been waited for, for something that is begun again until it is done."""
+        return Waiting(self)
+
+    def what_is_wrong(self, before: str | None) -> str | None:
         """Return what keeps TLS with this door from beginning; None where it is something else.
 
         Raises:
             InvalidArgument: it is what it was before. (What a door says once may come of its being closed.)
         """
-        from qflow.flight.trust import Trust, what_is_wrong
+        from qflow.flight import trust
 
-        found = what_is_wrong(self.url, Trust(given_ca=self.ca))
+        found = trust.what_is_wrong(self.url, trust.Trust(given_ca=self.ca))
         if found is not None and found == before:
             raise InvalidArgument(found)
         return found
 
-    def _client(self) -> pf.FlightClient:
+    def client(self) -> pf.FlightClient:
+        """Return the connection of this process."""
         import pyarrow.flight as pf
 
         key = os.getpid(), self
@@ -119,11 +111,6 @@ class Door:
             _clients[key] = pf.FlightClient(self.url, generic_options=_OPTIONS, **tls)
         return _clients[key]
 
-    @property
-    def is_away(self) -> bool:
-        """Nobody answered the last time, for as long as there is patience."""
-        return self.url in _away
-
     def errors(self) -> Errors:
         """Return a context that raises errors of Flight as those of the broker."""
         return Errors(self)
@@ -131,6 +118,43 @@ class Door:
     def let_go(self) -> None:
         """Forget the connection: the next call makes another one, at once."""
         _clients.pop((os.getpid(), self), None)  # another thread may be using it: it is closed when nobody has it
+
+
+class Waiting:
+    """How long a door has been waited for since something came of what is done there."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._begun = time.monotonic()
+        self._said: float | None = None
+        self._pause_s = _PAUSE_S
+        self._wrong: str | None = None
+
+    def answered(self) -> None:
+        """Something came: whoever goes away from now on is waited for anew."""
+        _away.discard(self._door.url)
+        _met.add(self._door)
+        self._begun = time.monotonic()
+        self._pause_s = _PAUSE_S
+
+    def go_on(self, error: Away) -> None:
+        """Pause, before it is tried again; longer each time.
+
+        Raises:
+            Away: there is no more patience. InvalidArgument: nobody will answer, by what was given of TLS.
+        """
+        door, now = self._door, time.monotonic()
+        if now - self._begun > door.patience_s or door.url in _away:
+            how = "has been waited for before" if door.url in _away else f"was waited for {now - self._begun:.0f} s"
+            _away.add(door.url)
+            raise Away(f"{error}; it {how} (see option brokerTimeout)") from error
+        if self._said is None or now - self._said > _SAY_EVERY_S:
+            self._said = now
+            _logger.warning("%s: it is waited for", error)
+        if door not in _met and (self._wrong is not None or self._said == now):
+            self._wrong = door.what_is_wrong(self._wrong)
+        time.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
 class Errors:

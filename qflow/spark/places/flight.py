@@ -135,22 +135,22 @@ class FlightPlace:
         schema = arrow_schema(asked.columns)
         columns = [*asked.columns, *(() if "offset" in schema.names else (Column("offset"),))]
         losses = ByOption(asked.fail_on_data_loss, f"`qflow check` of the spool behind {self.where}")
-        span = asked.span
+        span, waiting = asked.span, self.door.waiting()
         while span.start < span.end:
             try:
-                reader = self._begin_read(asked._replace(span=span, columns=columns))
                 with self.door.errors():
-                    for chunk in reader:
+                    for chunk in self._begin_read(asked._replace(span=span, columns=columns)):
                         if chunk.app_metadata is not None:
                             losses.told(span, chunk.app_metadata.to_pybytes())
                         batch = chunk.data
                         if batch.num_rows:
+                            waiting.answered()
                             span = span._replace(start=batch.column("offset")[-1].as_py() + 1)
                             yield pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
+                waiting.answered()
                 return
-            except Away:
-                if self.door.is_away:  # it was waited for, in vain
-                    raise
+            except Away as error:
+                waiting.go_on(error)
             except (NotFound, StreamDeleted):
                 losses.stream(span)
                 return
@@ -174,7 +174,7 @@ class FlightPlace:
             "fail_on_data_loss": asked.fail_on_data_loss,
         }
         wire = pf.Ticket(json.dumps(ticket).encode())
-        return self.door.wait_for(lambda client: client.do_get(wire, self.door.options()))
+        return self.door.client().do_get(wire, self.door.options())
 
     def stage(self, asked: Staging) -> FlightStage:
         """Begin a file of a batch."""
