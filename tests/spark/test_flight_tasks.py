@@ -203,3 +203,28 @@ def test_a_task_goes_on_as_long_as_rows_come(
             values(place, reading)
         monkeypatch.undo()
         assert values(place, reading) == list(range(8))
+
+
+def test_what_is_answered_slowly_uses_up_no_patience(time: Time) -> None:
+    """It counts from when the broker went away; and again from when it has answered."""
+    import pyarrow.flight as pf
+
+    door = Door("grpc://127.0.0.1:4", patience_s=10.0)
+    fails = iter([300.0, 0.0, 0.0])
+
+    def call(_client: object) -> str:
+        for taken_s in fails:
+            time.now_s += taken_s
+            raise pf.FlightUnavailableError("the owner was killed")
+        return "an answer"
+
+    assert door.wait_for(call) == "an answer"
+    assert len(time.slept) == 3
+    waiting = door.waiting()
+    for _ in range(3):
+        time.now_s += 300  # what came was worked on
+        waiting.go_on(Away("it is away"))
+        waiting.answered()
+    with pytest.raises(Away, match="it was waited for 1[01] s"):
+        for _ in range(100):
+            waiting.go_on(Away("it is away"))

@@ -121,11 +121,11 @@ class Door:
 
 
 class Waiting:
-    """How long a door has been waited for since something came of what is done there."""
+    """How long a door has been waited for, from the first failure since something came of what is done there."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
-        self._begun = time.monotonic()
+        self._begun: float | None = None
         self._said: float | None = None
         self._pause_s = _PAUSE_S
         self._wrong: str | None = None
@@ -134,7 +134,7 @@ class Waiting:
         """Something came: whoever goes away from now on is waited for anew."""
         _away.discard(self._door.url)
         _met.add(self._door)
-        self._begun = time.monotonic()
+        self._begun = None
         self._pause_s = _PAUSE_S
 
     def go_on(self, error: Away) -> None:
@@ -144,8 +144,9 @@ class Waiting:
             Away: there is no more patience. InvalidArgument: nobody will answer, by what was given of TLS.
         """
         door, now = self._door, time.monotonic()
-        if now - self._begun > door.patience_s or door.url in _away:
-            how = "has been waited for before" if door.url in _away else f"was waited for {now - self._begun:.0f} s"
+        self._begun = begun = now if self._begun is None else self._begun
+        if now - begun > door.patience_s or door.url in _away:
+            how = "has been waited for before" if door.url in _away else f"was waited for {now - begun:.0f} s"
             _away.add(door.url)
             raise Away(f"{error}; it {how} (see option brokerTimeout)") from error
         if self._said is None or now - self._said > _SAY_EVERY_S:
