@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[s
 pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
 
 from qflow.flight import serve
-from qflow.spark.places import calls
+from qflow.spark.places import calls, flight
 from qflow.spark.places.calls import Door
 from qflow.spark.places.flight import FlightPlace
 from qflow.spark.places.place import Reading
@@ -228,3 +229,41 @@ def test_what_is_answered_slowly_uses_up_no_patience(time: Time) -> None:
     with pytest.raises(Away, match="it was waited for 1[01] s"):
         for _ in range(100):
             waiting.go_on(Away("it is away"))
+
+
+# Leases ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_renewed_until_another_query_has_the_group(
+    at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever else fails meanwhile, such as a token that has ended: which is told once."""
+    monkeypatch.setattr(flight, "LEASE_S", 0.01)
+    ended = qflow.InvalidArgument("the token has ended")
+    fails = iter([ended, ended, qflow.StorageError("the disk"), Away("it is away")])
+    renewed = threading.Event()
+    action = Door.action
+
+    def answer(door: Door, name: str, body: Any, **more: Any) -> Any:
+        if "token" not in body:
+            return action(door, name, body, **more)
+        for error in fails:
+            raise error
+        if renewed.is_set():
+            over.set()
+            raise qflow.GroupInUse("another reader has taken the group")
+        renewed.set()
+        return {}
+
+    over = threading.Event()
+    monkeypatch.setattr(Door, "action", answer)
+    with qflow.open(tmp_path / "spool") as broker:
+        lease = at(broker).lease(str(broker.uuid), "g")
+        assert renewed.wait(60)
+        assert over.wait(60)
+        lease.renewing.join(60)
+        assert not lease.renewing.is_alive()
+    assert [record.getMessage() for record in caplog.records if record.name == "qflow.spark"] == [
+        "the lease of group 'g' is not renewed for now: the token has ended",
+        "the lease of group 'g' is not renewed for now: the disk",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from qflow.tokens import check_token, token_in
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_logger = logging.getLogger("qflow.spark")
 LEASE_S = 10.0
 """How long a group is this query's after it was last heard of: Spark tells nobody that a query has ended."""
 
@@ -204,7 +206,8 @@ class FlightLease:
         self._token: int = found["token"]
         self._committed = _of_owners(found["offsets"])
         self._closed = threading.Event()
-        threading.Thread(target=self._renew, name="qflow-lease", daemon=True).start()
+        self.renewing = threading.Thread(target=self._renew, name="qflow-lease", daemon=True)
+        self.renewing.start()
 
     def _take(self) -> Any:
         deadline = time.monotonic() + LEASE_S
@@ -217,13 +220,20 @@ class FlightLease:
             time.sleep(1)
 
     def _renew(self) -> None:
+        said = ""
         while not self._closed.wait(LEASE_S / 4):
             try:
                 self._door.action("lease", self._asked | {"token": self._token})
+                said = ""
+            except GroupInUse:  # another query has it: the next acknowledgement says so
+                return
             except Away:
                 continue
-            except QflowError:  # the next acknowledgement says why
-                return
+            except QflowError as error:  # such as a token that has ended: another may be given
+                text = f"the lease of group {self._asked['group']!r} is not renewed for now: {error}"
+                if text != said:
+                    said = text
+                    _logger.warning("%s", text)
 
     def committed(self) -> OfOwners:
         """Return where the group has come to."""
