@@ -33,6 +33,8 @@ PIECE_BYTES = 2**18
 _BYTES, _END, _NOTHING = b"\0", b"\1", b"\2"
 PING_S, SILENT_S = 10.0, 45.0
 """After so long without anything else, `nothing` is sent; after so long without a piece, the other side is gone."""
+_LOOK_S = 1.0
+"""As often a client asks whether it is: threads that are within gRPC cannot, for it holds back what is not taken."""
 COMMAND = b'{"session": 1}'
 _CONNECT_S = 10.0
 _EXIT_S = 1.0
@@ -194,7 +196,6 @@ class Outlet:
         self.socket, self._inner = socket.socketpair()
         """For a connection, which closes it."""
         self._heard = _Heard()
-        self._ended = threading.Event()
         self.error: pa.ArrowException | None = None
         """Why it has ended, if it was not the client that ended it."""
         self._thread = threading.Thread(target=self._carry, name="qflow-flight", daemon=True)
@@ -233,43 +234,46 @@ class Outlet:
                 self.error = error
                 _end(self._inner)
                 return
-            sending = threading.Thread(target=self._send, args=(writer, reader), name="qflow-flight", daemon=True)
+            receiving = threading.Thread(target=self._receive, args=(reader,), name="qflow-flight", daemon=True)
+            sending = threading.Thread(target=self._send, args=(writer,), name="qflow-flight", daemon=True)
+            receiving.start()
             sending.start()
-            try:
-                self._receive(reader)
-            except (StopIteration, OSError):
-                pass  # one of both sides has left
-            except pa.ArrowException as error:
-                self.error = error
-            finally:
-                self._ended.set()
-                _end(self._inner)
-                sending.join()
-                with suppress(pa.ArrowException):  # why it has ended is known
-                    writer.close()
-                self._client.close()
+            while receiving.is_alive():
+                if self._heard.is_gone():
+                    self.error = pf.FlightUnavailableError(f"nothing has come for {SILENT_S:g} s")
+                    reader.cancel()
+                receiving.join(_LOOK_S)
+            _end(self._inner)
+            sending.join()
+            with suppress(pa.ArrowException):  # why it has ended is known
+                writer.close()
+            self._client.close()
 
     def _receive(self, reader: Any) -> None:
-        """Bring what the owner sends to the socket. Raises StopIteration, OSError, ArrowException: it is the end."""
-        while True:
-            piece = self._heard.piece(reader)
-            if piece is None:
-                continue
-            data = memoryview(piece)
-            if data[:1] == _END:
-                with suppress(OSError):
-                    self._inner.shutdown(socket.SHUT_RD)  # has what is sent end, too; the reason comes behind
-            elif data[:1] == _BYTES:
-                self._inner.sendall(data[1:])
+        """Bring what the owner sends to the socket, until one of both sides has left."""
+        try:
+            while True:
+                piece = self._heard.piece(reader)
+                if piece is None:
+                    continue
+                data = memoryview(piece)
+                if data[:1] == _END:
+                    with suppress(OSError):
+                        self._inner.shutdown(socket.SHUT_RD)  # has what is sent end, too; the reason comes behind
+                elif data[:1] == _BYTES:
+                    self._inner.sendall(data[1:])
+        except (StopIteration, OSError):
+            pass
+        except pf.FlightCancelledError as error:
+            self.error = self.error or error  # why it was cancelled
+        except pa.ArrowException as error:
+            self.error = error
 
-    def _send(self, writer: Any, reader: Any) -> None:
+    def _send(self, writer: Any) -> None:
         try:
             for piece in _pieces(self._inner, self._heard):
                 writer.write_metadata(piece)
             writer.write_metadata(_END)  # not `done_writing`: gRPC aborts the process if the read ends meanwhile
-            while not self._ended.wait(PING_S):
-                if self._heard.is_gone():
-                    reader.cancel()
         except pa.ArrowException as error:
             self.error = self.error or error
             _end(self._inner)

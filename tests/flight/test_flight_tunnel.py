@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ import qflow  # noqa: E402
 import qflow.aio  # noqa: E402
 import qflow.flight  # noqa: E402
 from processes import free_port  # noqa: E402
-from qflow.flight import tunnel  # noqa: E402
+from qflow.flight import client, tunnel  # noqa: E402
 from qflow.remote.wire.frames import FrameReader, encode_frame, preamble  # noqa: E402
-from unit.clocks import until  # noqa: E402
+from unit.clocks import LONG_S, until  # noqa: E402
 
 LEFT_OPEN = """
 import atexit, sys, threading
@@ -185,6 +186,25 @@ def test_an_owner_that_falls_silent_ends_the_session(monkeypatch: pytest.MonkeyP
     with pytest.raises(qflow.QflowError):
         qflow.connect(f"grpc://127.0.0.1:{silent.port}", timeout_s=60)
     silent.shutdown()
+
+
+def test_an_owner_that_falls_silent_in_the_middle_of_a_put_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC holds back what its network does not take, and a call that waits for that is told so, too."""
+    tested = threading.Event()
+
+    class Stalled(pf.FlightServerBase):  # type: ignore[misc]
+        def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+            tested.wait(LONG_S)
+
+    monkeypatch.setattr(tunnel, "SILENT_S", 0.5)
+    stalled = Stalled("grpc+tcp://127.0.0.1:0")
+    outlet = client.outlet(f"grpc://127.0.0.1:{stalled.port}", None)
+    with outlet.socket, pytest.raises(OSError, match=r"Broken pipe|reset"):
+        outlet.socket.settimeout(LONG_S)
+        outlet.socket.sendall(bytes(2**26))
+    assert "nothing has come for 0.5 s" in str(outlet.reason())
+    tested.set()
+    stalled.shutdown()
 
 
 def test_tasks_use_the_same_exchange(broker: qflow.Broker, server: qflow.flight.Server) -> None:
