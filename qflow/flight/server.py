@@ -203,9 +203,10 @@ class Server:
         atexit.unregister(self.close)
 
     def _sweep(self) -> None:
-        """Let go, now and then, of groups whose leases are over."""
+        """Let go, now and then, of groups whose leases are over, and of sessions whose clients are gone."""
         while not self._owner.leaving.wait(SWEEP_S):
             self._leases.sweep()
+            self._tunnels.sweep()
 
     def __enter__(self) -> Server:
         return self

@@ -47,7 +47,8 @@ class Tunnels:
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._lock = threading.Lock()
-        self._sockets: set[socket.socket] = set()
+        self._exchanges: dict[socket.socket, _Heard] = {}
+        """What has been heard of the client behind each socket."""
         self._is_closed = False
 
     def carry(self, reader: Any, writer: Any, check: Callable[[], None]) -> None:
@@ -68,8 +69,8 @@ class Tunnels:
             inner.settimeout(None)
             wrong: list[Exception] = []
             heard = _Heard()
-            self._add(inner)
-            down = threading.Thread(target=_bring, args=(inner, writer, heard, check, wrong), daemon=True)
+            self._add(inner, heard)
+            down = threading.Thread(target=_bring, args=(inner, writer, check, wrong), daemon=True)
             down.start()
             try:
                 _take(reader, inner, heard, check, wrong)
@@ -77,22 +78,29 @@ class Tunnels:
                 _end(inner)
                 down.join()  # before gRPC forgets what it writes to
                 with self._lock:
-                    self._sockets.discard(inner)
+                    self._exchanges.pop(inner, None)
         if wrong:
             raise wrong[0]
         if self._is_closed:
             raise BrokerClosed("the server has ended: connect again when it is back")
 
-    def _add(self, inner: socket.socket) -> None:
+    def _add(self, inner: socket.socket, heard: _Heard) -> None:
         with self._lock:
             self._owner.check_open()
-            self._sockets.add(inner)
+            self._exchanges[inner] = heard
+
+    def sweep(self) -> None:
+        """Let go of what clients hold that are gone: gRPC may never tell, nor return from what it sends to them."""
+        with self._lock:
+            for inner, heard in self._exchanges.items():
+                if heard.is_gone():
+                    _end(inner)
 
     def close(self) -> None:
         """End all exchanges; their clients are told why."""
         self._is_closed = True
         with self._lock:
-            for inner in self._sockets:
+            for inner in self._exchanges:
                 _end(inner)
 
 
@@ -116,11 +124,11 @@ class _Heard:
         return since is not None and time.monotonic() - since > SILENT_S
 
 
-def _pieces(one: socket.socket, heard: _Heard) -> Iterator[bytes]:
-    """Yield what is to be sent of a socket, until that ends, or the other side is gone."""
+def _pieces(one: socket.socket) -> Iterator[bytes]:
+    """Yield what is to be sent of a socket, until that ends."""
     poll = select.poll()
     poll.register(one, select.POLLIN)
-    while not heard.is_gone():
+    while True:
         if not poll.poll(PING_S * 1000):
             yield _NOTHING
         elif data := _received(one):
@@ -152,10 +160,10 @@ def _take(reader: Any, inner: socket.socket, heard: _Heard, check: Callable[[], 
         pass  # the client has left
 
 
-def _bring(inner: socket.socket, writer: Any, heard: _Heard, check: Callable[[], None], wrong: list[Exception]) -> None:
+def _bring(inner: socket.socket, writer: Any, check: Callable[[], None], wrong: list[Exception]) -> None:
     """Bring what comes from the socket to the client, and at last that it is the end."""
     try:
-        for piece in _pieces(inner, heard):
+        for piece in _pieces(inner):
             check()
             writer.write_metadata(piece)
         _end(inner)
@@ -271,7 +279,7 @@ class Outlet:
 
     def _send(self, writer: Any) -> None:
         try:
-            for piece in _pieces(self._inner, self._heard):
+            for piece in _pieces(self._inner):
                 writer.write_metadata(piece)
             writer.write_metadata(_END)  # not `done_writing`: gRPC aborts the process if the read ends meanwhile
         except pa.ArrowException as error:

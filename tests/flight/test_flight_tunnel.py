@@ -136,6 +136,14 @@ def test_a_door_that_closes_ends_its_sessions(broker: qflow.Broker, server: qflo
     assert broker.queue("jobs").get().body == b"kept"
 
 
+def _takes_one(client: Any) -> tuple[Any, Any]:
+    """Get a message of `jobs` in an exchange, and send nothing more; return what writes and what reads."""
+    writer, reader = client.do_exchange(pf.FlightDescriptor.for_command(tunnel.COMMAND))
+    hello, get = encode_frame(1, {"op": "hello"}), encode_frame(2, {"op": "get", "queue": "jobs", "most": 1})
+    writer.write_metadata(b"\0" + b"".join([preamble(), *hello, *get]))
+    return writer, reader
+
+
 def test_a_client_that_falls_silent_loses_its_session(
     broker: qflow.Broker, server: qflow.flight.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,9 +153,7 @@ def test_a_client_that_falls_silent_loses_its_session(
     jobs = broker.queue("jobs")
     jobs.put(b"a")
     with qflow.connect(url(server)) as idle, pf.connect(url(server)) as client:
-        writer, reader = client.do_exchange(pf.FlightDescriptor.for_command(tunnel.COMMAND))
-        hello, get = encode_frame(1, {"op": "hello"}), encode_frame(2, {"op": "get", "queue": "jobs", "most": 1})
-        writer.write_metadata(b"\0" + b"".join([preamble(), *hello, *get]))  # and nothing more
+        writer, reader = _takes_one(client)
         answers = FrameReader(2**20)
         begun = b""
         while len(begun) < len(preamble()):
@@ -164,6 +170,20 @@ def test_a_client_that_falls_silent_loses_its_session(
                     writer.close()
         assert pieces[-1] == b"\1"
         assert idle.queues() == ["jobs"]
+
+
+def test_a_client_that_is_gone_in_the_middle_of_a_delivery_loses_its_session(
+    broker: qflow.Broker, server: qflow.flight.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it holds comes back, though gRPC keeps what it does not read, and the thread that sends it."""
+    monkeypatch.setattr(tunnel, "SILENT_S", 0.5)
+    jobs = broker.queue("jobs")
+    jobs.put(bytes(2**25))
+    with pf.connect(url(server)) as client:
+        _, reader = _takes_one(client)
+        until(lambda: jobs.stats().acquired_messages)
+        assert jobs.get(timeout_s=60).redelivered
+        reader.cancel()
 
 
 def _bytes_of(reader: Any) -> bytes:
