@@ -148,7 +148,7 @@ class Periodic:
         return False
 
     def _bring_forward(self, now_s: float) -> None:
-        """The clock was set back: have nothing wait longer than its terms say, unless its last moment is ahead."""
+        """The clock was set back: have nothing wait longer than its terms say."""
         with self._changing:
             for name, one in self._schedules.items():
                 self._schedules[name] = attrs.evolve(one, next_s=min(one.next_s, _soonest(one, now_s)))
@@ -280,10 +280,12 @@ def _no_cron(cron: object) -> InvalidArgument:
 def _soonest(one: Schedule, now_s: float) -> float:
     """Return the first moment after now that a schedule could have, whatever the clock said before.
 
-    A moment that had its message has no other, unless the clock was far ahead.
+    A moment that had its message has no other, unless the clock is set back by long before it.
     """
     if one.last_s is not None and now_s < one.last_s <= now_s + REPEATED_S:
-        return one.next_s
+        if one.every_s is not None:
+            return one.last_s + one.every_s
+        now_s = one.last_s
     if one.every_s is None:
         try:
             return following(one, now_s)

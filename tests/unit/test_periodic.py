@@ -51,6 +51,36 @@ def test_a_clock_that_was_ahead_holds_nothing_up(
             assert len(broker.queue("jobs")) == 1
 
 
+@pytest.mark.parametrize("terms", [{"every_s": "1h"}, {"cron": "0 * * * *"}], ids=["every", "cron"])
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_clock_that_was_ahead_before_the_first_moment_holds_nothing_up(
+    spool: Path, clock: Clock, is_open: bool, terms: dict[str, Any]
+) -> None:
+    """That moment had its message ahead of time, and has no other; the next one has its own, in its time."""
+    clock.wall_s = clock.wall_s // 3600 * 3600
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        broker.schedule("hourly", jobs, b"x", **terms)
+        clock.wall_s += 365 * 86_400
+        pass_time(broker, clock, 60)
+        assert jobs.purge() == 1
+        clock.wall_s -= 365 * 86_400
+        if is_open:
+            hours_pass(broker, clock)
+    if not is_open:
+        with open_still(spool, clock) as broker:
+            hours_pass(broker, clock)
+
+
+def hours_pass(broker: qflow.Broker, clock: Clock) -> None:
+    """See that nothing comes for the first hour, and a message for each that follows."""
+    jobs = broker.queue("jobs")
+    pass_time(broker, clock, 1)
+    for number in range(4):
+        pass_time(broker, clock, 3600)
+        assert len(jobs) == number
+
+
 def test_a_message_comes_each_time_and_missed_ones_come_together(spool: Path, clock: Clock) -> None:
     """On the grid of the first moment, also after the spool was closed."""
     start = clock.wall_s
