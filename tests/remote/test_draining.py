@@ -74,7 +74,7 @@ def test_who_comes_in_the_turn_in_which_a_drain_looks_is_told(
         connection.drain(ends=True)
 
     monkeypatch.setattr(Connection, "begin", begin_and_drain)
-    with pytest.raises(BrokerClosed, match="is closed"):
+    with pytest.raises(qflow.NotFound, match="its owner ended"):
         qflow.connect(spool)
     assert remote.queues() == []
 
@@ -194,3 +194,54 @@ def test_what_waits_for_room_is_cancelled_as_its_broker_ends(owner: qflow.Broker
     until(lambda: not owner.queue("full").stats().blocked_putters)
     owner.queue("full").get().ack()
     assert len(owner.queue("full")) == 0
+
+
+def test_what_an_owner_refuses_as_it_closes_is_not_taken_for_settled(
+    owner: qflow.Broker, remote: qflow.RemoteBroker
+) -> None:
+    """While an answer is still to come: each call says that the broker is closed, and the message is there again."""
+    full = remote.declare_queue("full", limit_messages=1)
+    full.put(b"in the way")
+    jobs = remote.declare_queue("jobs")
+    jobs.put(b"x")
+    delivery = jobs.get(0)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(full.put, b"waits for room")
+        until(lambda: owner.queue("full").stats().blocked_putters)
+        closing = pool.submit(owner.close)
+        with pytest.raises(BrokerClosed):
+            while True:
+                remote.queues()
+        for _ in range(2):
+            with pytest.raises(BrokerClosed):
+                delivery.ack(wait=True)
+        assert delivery.settler.left_count == 1
+        with pytest.raises(BrokerClosed):
+            waiting.result()
+        closing.result()
+
+
+def test_so_it_is_for_tasks(owner: qflow.Broker, spool: Path) -> None:
+    """At a connection of theirs."""
+    owner.declare_queue("full", limit_messages=1).put(b"in the way")
+    owner.declare_queue("jobs").put(b"x")
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(spool) as broker:
+            full, jobs = await broker.queue("full"), await broker.queue("jobs")
+            delivery = await jobs.get(0)
+            waiting = asyncio.create_task(full.put(b"waits for room"))
+            while not owner.queue("full").stats().blocked_putters:
+                await asyncio.sleep(0)
+            closing = asyncio.create_task(asyncio.to_thread(owner.close))
+            with pytest.raises(BrokerClosed):
+                while True:
+                    await broker.queues()
+            for _ in range(2):
+                with pytest.raises(BrokerClosed):
+                    await delivery.ack(wait=True)
+            with pytest.raises(BrokerClosed):
+                await waiting
+            await closing
+
+    asyncio.run(scenario())

@@ -14,7 +14,8 @@ from doors import event_loop
 from doors.event_loop import cancelled_at, run, turns
 from qflow.remote.client import browsing, requests, stream_requests
 from qflow.remote.client import link as client
-from qflow.remote.client.link import Link, Request
+from qflow.remote.client.link import Link, Reply, Request
+from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.frames import Frame, FrameReader, encode_frame, preamble
 
 
@@ -23,6 +24,16 @@ class Waiting:
 
     def answered(self, outcome: object) -> None:
         """Forget it."""
+
+
+class Told:
+    """Waits for an answer."""
+
+    outcome: object = None
+
+    def answered(self, outcome: object) -> None:
+        """Keep it."""
+        self.outcome = outcome
 
 
 def sent(link: Link) -> list[Frame]:
@@ -192,3 +203,21 @@ def test_what_is_settled_after_a_seek_that_was_cancelled_ends_nothing(owner: qfl
                 assert len(await subscription.get_many(10)) == 4
 
     run(scenario())
+
+
+def test_behind_an_answer_that_the_broker_is_closed_nothing_is_asked_for(link: Link) -> None:
+    """Nor given back, for the owner does that; what is under way is answered as before."""
+    other = Told()
+    link.begin(requests.get("jobs", 1, None, "me"), Waiting())
+    link.begin(requests.get("jobs", 1, None, "me"), other)
+    given_up = link.begin(requests.get("jobs", 1, None, "me"), Waiting())
+    link.give_up(given_up)
+    link.take()
+    link.feed(b"".join(encode_frame(1, encode_error(qflow.BrokerClosed("it is closed")))))
+    for make in (lambda: link.begin(put(), Waiting()), lambda: link.tell(requests.ack(1, None, False))):
+        with pytest.raises(qflow.BrokerClosed, match="it is closed"):
+            make()
+    link.feed(b"".join(encode_frame(given_up, {"result": GET})))
+    link.feed(b"".join(encode_frame(2, {"result": GET})))
+    assert isinstance(other.outcome, Reply)
+    assert sent(link) == []

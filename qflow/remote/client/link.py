@@ -100,7 +100,9 @@ class Link:
         self.target = target
         self._reason = reason
         self.ended: QflowError | None = None
-        """Why no call can be made any more."""
+        """Why no answer comes any more."""
+        self._refused: QflowError | None = None
+        """Why no call can be made any more: it has ended, or the owner has told that it begins nothing more."""
         self.limits: dict[str, int] = {}
         self.notices: list[Callable[[Head], object]] = []
         """Called with the heads of notices but the last."""
@@ -224,9 +226,9 @@ class Link:
         return parts
 
     def check(self) -> None:
-        """Raises BrokerClosed: the connection has ended; before the owner has answered at all, what ended it."""
-        if self.ended is not None:
-            raise BrokerClosed(*self.ended.args) if self.limits else again(self.ended)
+        """Raises BrokerClosed: no call can be made; before the owner has answered at all, what ended the connection."""
+        if self._refused is not None:
+            raise BrokerClosed(*self._refused.args) if self.limits else again(self._refused)
 
     def give_up(self, number: int) -> None:
         """Nobody waits for an answer any more: have the owner told, and given back what may come with it."""
@@ -245,7 +247,7 @@ class Link:
 
     def give_back(self, undo: Undo | None, reply: Reply) -> None:
         """Have the owner let go of what came with an answer, and nobody was handed: deliveries, or a subscription."""
-        request = None if undo is None or self.ended is not None else undo(reply.result)
+        request = None if undo is None or self._refused is not None else undo(reply.result)
         if request is not None:
             self.tell(request)
 
@@ -283,6 +285,8 @@ class Link:
             self._unheard = 0
         if "error" in head:
             outcome: Reply | QflowError = decode_error(head)
+            if isinstance(outcome, BrokerClosed):
+                self._refused = self._refused or outcome
         else:
             outcome = Reply(head.get("result"), columns)
         if given.waiting is not None:
@@ -310,6 +314,7 @@ class Link:
             if why is None and self.limits and self._reason is not None:
                 why = self._reason()
             self.ended = why or BrokerClosed(self._closing or f"the connection to the owner of {self.target} has ended")
+            self._refused = self.ended
         text = str(self.ended)
         kept, self._kept = self._kept, {}
         for number, given in self._take_all():
