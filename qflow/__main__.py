@@ -1,6 +1,19 @@
-"""`python -m qflow` is the `qflow` command."""
+"""The `qflow` command, which is `python -m qflow`, too."""
 
-from qflow.cli.main import main
+import signal
+
+
+def main() -> None:
+    """Run the command line. While it is being imported, Ctrl-C ends the process as it is: there is nothing to tell."""
+    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_heard:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from qflow.cli.main import main as run
+
+    if is_heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
 
 if __name__ == "__main__":
     main()

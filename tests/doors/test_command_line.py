@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -29,6 +31,35 @@ def test_the_help_imports_no_command_and_nothing_heavy() -> None:
         "qflow.cli.standard",
         "qflow.cli.stop",
     }
+
+
+STRUCK = """
+import signal, sys
+
+at, sign, entry = sys.argv[1:]
+sys.argv[1:] = ["ls", "spool"]
+
+class Striking:
+    def find_spec(self, name, *_):
+        if name == at:
+            signal.raise_signal(getattr(signal, sign))
+
+sys.meta_path.insert(0, Striking())
+module, _, function = entry.partition(":")
+getattr(__import__(module, fromlist=["_"]), function)()
+"""
+
+
+@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("at", ["click", "qflow.cli.main", "qflow.cli.ls"])
+def test_a_signal_while_it_is_imported_ends_it_without_a_word(at: str, sign: str, tmp_path: Path) -> None:
+    """As by that signal, or by the exit code that stands for it; so it is with the script that is installed."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    command = [sys.executable, "-c", STRUCK, at, sign, scripts["qflow"]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr == done.stdout == ""
+    number = signal.Signals[sign]
+    assert done.returncode in (-number, 128 + number)
 
 
 @pytest.mark.parametrize("section", COMMANDS)
