@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import ClassVar
 
 from rich.text import Text
@@ -29,6 +31,8 @@ KINDS = (("queue", "stream"), ("queue",), ("stream",))
 SILENT_S = 3.0
 """A look that takes longer is told of."""
 EVENT_LINES = 4
+LEAVING_S = 3.0
+"""A terminal has so long to take the last that is drawn."""
 LOW = 18
 """Lines of a terminal that has no room for events, nor for more than one finding."""
 OF_TABLE = {"filter", "sort", "turn", "kinds", "all", "keys", "events", "findings"}
@@ -142,7 +146,7 @@ class Top(App[int]):
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self.action_leave, 128 + number)
+            signal.signal(number, partial(self._signalled, loop))
         self._watcher.start()
         self.set_interval(1.0, self._listen)
 
@@ -195,6 +199,18 @@ class Top(App[int]):
         self.query_one("#events", Lines).show(drawing.events(last, width))
 
     # Keys ---------------------------------------------------------------------------------------------------------
+
+    def _signalled(self, loop: asyncio.AbstractEventLoop, number: int, _frame: FrameType | None) -> None:
+        """Leave, also if the loop waits for a terminal that takes nothing more: one that is stopped, or gone."""
+
+        def end(*_: object) -> None:
+            os._exit(128 + number)
+
+        if loop.is_closed() or not os.isatty(0):
+            end()
+        signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, LEAVING_S)
+        loop.call_soon_threadsafe(self.action_leave, 128 + number)
 
     def action_leave(self, code: int) -> None:
         if self._watcher is not None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
+import pty
+import select
 import signal
+import subprocess
+import sys
+import termios
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +21,7 @@ import qflow
 import top_seen
 from qflow.cli.main import app
 from qflow.cli.top import top
-from top_terminal import needs_tmux, opened
+from top_terminal import DEADLINE_S, needs_tmux, opened
 
 pytest.importorskip("textual", reason="needs the extra `top`")
 
@@ -44,6 +50,34 @@ def test_a_spool_is_watched_in_a_terminal(spool: Path) -> None:
             terminal.send(signal.SIGTERM)
             ended = terminal.sees("code 143", "isig icanon", " echo ")
             assert "live" not in ended
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_ends_it_whose_terminal_takes_nothing_more(spool: Path, number: signal.Signals) -> None:
+    """It is gone, which the system tells with SIGHUP, or stopped, as by Ctrl-S, while there is something to draw."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("jobs")
+    master, slave = pty.openpty()
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", take, sys.executable, "-m", "qflow", "top", str(spool)]
+    terminal = {"stdin": slave, "stdout": slave, "stderr": slave, "start_new_session": True}
+    with ExitStack() as stack:
+        stack.callback(os.close, slave)
+        process = stack.enter_context(subprocess.Popen(command, env={**os.environ, "TERM": "xterm"}, **terminal))
+        stack.callback(process.kill)
+        shown = b""
+        while b"quit" not in shown:
+            assert select.select([master], [], [], DEADLINE_S)[0]
+            shown += os.read(master, 65_536)
+        if number is signal.SIGTERM:
+            stack.callback(os.close, master)
+            termios.tcflow(slave, termios.TCOOFF)
+        os.write(master, b"?" * 100)
+        if number is signal.SIGTERM:
+            process.send_signal(number)
+        else:
+            os.close(master)
+        assert process.wait(DEADLINE_S) == 128 + number
 
 
 def test_without_a_terminal_it_is_refused_with_a_sentence(spool: Path) -> None:
