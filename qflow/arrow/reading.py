@@ -41,6 +41,25 @@ class Losses(Protocol):
         """These offsets cannot be read."""
 
 
+class Room(Protocol):
+    """Memory for batches."""
+
+    def has(self, size: int) -> bool:
+        """Take it for a batch of about so many bytes, if there is any at once, or the last batch had as much."""
+
+    def wait(self, size: int) -> None:
+        """Take it once there is any."""
+
+
+class Unbounded:
+    """A `Room` of whoever has a process of its own."""
+
+    def has(self, size: int) -> bool:
+        return True
+
+    def wait(self, size: int) -> None: ...
+
+
 @attrs.frozen
 class Request:
     """What is to be read."""
@@ -51,18 +70,23 @@ class Request:
     columns: Sequence[Column]
 
 
-def read_span(transaction: Transaction, request: Request, losses: Losses) -> Iterator[pa.RecordBatch]:
+def read_span(
+    transaction: Transaction, request: Request, losses: Losses, room: Room | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield the matching messages of a span, in order; each batch in a transaction of its own.
+
+    Args:
+        room: asked before each batch is made; None = it may be.
 
     Raises:
         What `losses` raises. StorageError: the log cannot be read.
     Cost: 0.2 µs a message of 100 bytes; with a filter, only blocks are read that hold a match.
     """
-    batches = _batches(transaction, request, losses)
+    batches = _batches(transaction, request, losses, room or Unbounded())
     return batches if request.filter == "#" else joined(batches, _LEAST_BYTES, _LEAST_ROWS)
 
 
-def _batches(transaction: Transaction, request: Request, losses: Losses) -> Iterator[pa.RecordBatch]:
+def _batches(transaction: Transaction, request: Request, losses: Losses, room: Room) -> Iterator[pa.RecordBatch]:
     span = request.span
     base = span.partition << LANE_SHIFT
     position, end = base + span.start, base + span.end
@@ -79,12 +103,19 @@ def _batches(transaction: Transaction, request: Request, losses: Losses) -> Iter
                 continue
             query = Query(span.owner, span.partition, position, end, BATCH_BYTES, interest, BATCH_MESSAGES)
             found = column_pieces.read(txn, query)
-            batch = maker.make(found.pieces) if found.pieces else None  # copied once, from the map into its columns
+            size = sum(piece.weight for piece in found.pieces)
+            has_room = room.has(size)
+            made = found.pieces and has_room
+            batch = maker.make(found.pieces) if made else None  # copied once, from the map into its columns
+        if not has_room:
+            room.wait(size)  # without a transaction
+            continue
         if found.hole is not None:
             losses.damage(span, found.hole.start - base, found.hole.end - base, found.hole.problem)
+        position = found.position
         if batch is not None:
             yield batch
-        position = found.position
+            del batch  # before the next one is made
 
 
 def _leave_to_check(_problem: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from qflow.arrow.states import SpoolState, StreamState, state_of
 from qflow.broker import Broker
 from qflow.errors import BrokerClosed, NotFound, StorageError
+from qflow.flight.room import Room
 from qflow.names import choices
 
 
@@ -19,6 +20,8 @@ class Owner:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.uuid = str(broker.uuid)
+        self.room = Room()
+        """For batches on their way."""
         self.draining = threading.Event()
         """Nothing is begun any more, and who follows a stream is told."""
         self.leaving = threading.Event()

@@ -147,17 +147,27 @@ class Read:
             GapError, StreamDeleted, CorruptionError, StorageError, BrokerClosed.
         """
         left = self._most_bytes
-        for span in self._spans(leaves, check):
-            request = Request(span, self._filter, self._columns)
-            for batch in read_span(self._owner.transaction, request, self._losses):
-                check()
-                if leaves():
-                    return
-                yield batch
-                if left is not None and (left := left - batch.nbytes) <= 0:
-                    return
-            if not self._losses.is_told:
-                yield pa.RecordBatch.from_pylist([], self.schema)
+
+        def stay() -> None:
+            check()
+            if leaves():
+                raise pf.FlightCancelledError("the client has left")
+
+        with self._owner.room.share(stay) as share:
+            for span in self._spans(leaves, check):
+                request = Request(span, self._filter, self._columns)
+                for batch in read_span(self._owner.transaction, request, self._losses, share):
+                    check()
+                    if leaves():
+                        return
+                    size = batch.nbytes
+                    yield batch
+                    del batch  # gRPC has taken it
+                    share.free()
+                    if left is not None and (left := left - size) <= 0:
+                        return
+                if not self._losses.is_told:
+                    yield pa.RecordBatch.from_pylist([], self.schema)
 
     def _spans(self, leaves: Callable[[], bool], check: Callable[[], None]) -> Iterator[Span]:
         span = self._span

@@ -87,8 +87,10 @@ class _Flights(pf.FlightServerBase):  # type: ignore[misc]
             if descriptor.command is None:
                 raise InvalidArgument(f"a put has a command in JSON, with one of {', '.join(writing.KINDS)}")
             command = Command.parse(descriptor.command, "the command")
-            batches = _batches(reader, self._check_of(context))
-            writing.write(self._owner, command, reader.schema, batches, writing.answering(writer))
+            check = self._check_of(context)
+            with self._owner.room.share(check) as share:
+                batches = writing.Batches(reader.schema, _batches(reader, check), share)
+                writing.write(self._owner, command, batches, writing.answering(writer))
 
     def do_exchange(
         self,
@@ -121,6 +123,7 @@ def _batches(reader: pf.MetadataRecordBatchReader, check: Callable[[], None]) ->
         check()
         if chunk.data is not None:
             yield chunk.data
+        del chunk  # before the next one is read
 
 
 def _keep(flights: pf.FlightServerBase) -> None:

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.flight as pf
 
 from qflow.arrow.columns import found_columns, taken
 from qflow.arrow.outgoing import Outgoing, header_values
 from qflow.arrow.schema import NULL_HEADER
 from qflow.arrow.takers import Takers
-from qflow.errors import InvalidArgument
+from qflow.errors import InvalidArgument, TransactionTooLarge
 from qflow.flight.owner import Owner
+from qflow.flight.room import Share
 from qflow.flight.words import Command, as_json
 from qflow.message import HeaderValue
 from qflow.routing.results import InOneStream, PublishResult
@@ -28,6 +30,8 @@ TOKEN = re.compile(r"[0-9a-f]{32}")
 _Row = tuple[str, bytes, bytes | None]
 _Run = tuple[int, dict[str, HeaderValue] | None]
 Answer = Callable[[dict[str, Any]], object]
+ROW_BYTES = 500
+"""What a row takes beside its bytes while it is published or put: some objects of Python."""
 
 
 def answering(writer: Any) -> Answer:
@@ -42,7 +46,40 @@ def answering(writer: Any) -> Answer:
     return answer
 
 
-def write(owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[pa.RecordBatch], answer: Answer) -> None:
+class Batches:
+    """What a client sends: batches of a schema, each of which has room in memory while it is taken."""
+
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], share: Share) -> None:
+        self.schema = schema
+        self._batches = batches
+        self._share = share
+
+    def taken(self, names: tuple[str, ...], most_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield these columns of each batch, as far as there are such; nothing may keep one of them.
+
+        Args:
+            most_bytes: of the bodies of a batch, where there are several; None = any.
+
+        Raises:
+            InvalidArgument: a column or a batch makes no sense. TransactionTooLarge: a batch has more bytes.
+        """
+        columns = found_columns(self.schema, names)
+        for batch in self._batches:
+            rows = taken(batch, columns)
+            del batch
+            size = pc.sum(pc.binary_length(rows.column("value"))).as_py() or 0
+            if most_bytes is not None and size > most_bytes and rows.num_rows > 1:
+                raise TransactionTooLarge(
+                    f"{rows.num_rows} messages of {size} bytes together are more than max_transaction_bytes="
+                    f"{most_bytes}: send them in smaller batches"
+                )
+            self._share.wait(rows.nbytes + ROW_BYTES * rows.num_rows)
+            yield rows
+            del rows
+            self._share.free()
+
+
+def write(owner: Owner, command: Command, batches: Batches, answer: Answer) -> None:
     """Do what the command of a put says with its batches.
 
     Raises:
@@ -55,21 +92,18 @@ def write(owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[p
         raise InvalidArgument(
             f"{command.what} must have one of {', '.join(map(repr, KINDS))}, not {list(command.value)}"
         )
-    KINDS[kinds[0]](owner, command, schema, batches, answer)
+    KINDS[kinds[0]](owner, command, batches, answer)
 
 
-def _publish(
-    owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[pa.RecordBatch], answer: Answer
-) -> None:
+def _publish(owner: Owner, command: Command, batches: Batches, answer: Answer) -> None:
     said = command.object("publish")
     topic = said.maybe_text("topic")
-    columns = found_columns(schema, ("key", "value", "headers") + (("topic",) if topic is None else ()))
-    if topic is None and "topic" not in columns:
-        raise InvalidArgument("say where the rows are published: by a column 'topic', or 'topic' of the command")
+    names = _names(batches.schema, topic)
     producer, number = said.maybe_text("producer"), said.maybe_number("number")
     timeout_s = said.seconds("timeout_s", 60.0)
-    for batch in batches:
-        rows, headers = _rows(taken(batch, columns), topic)
+
+    def publish(batch: pa.RecordBatch) -> dict[str, Any]:
+        rows, headers = _rows(batch, topic)
         results: Sequence[PublishResult] = []
         if not rows:
             pass
@@ -86,8 +120,20 @@ def _publish(
                     for name, body, key in rows[start:stop]:
                         transaction.publish(name, body, key=key, headers=same)
             results = transaction.result
-        answer({"messages": len(rows), **_places(results)})
+        return {"messages": len(rows), **_places(results)}
+
+    for batch in batches.taken(names, owner.broker.settings.max_transaction_bytes):
+        answered = publish(batch)
+        del batch
+        answer(answered)
         number = None if number is None else number + 1
+
+
+def _names(schema: pa.Schema, topic: str | None) -> tuple[str, ...]:
+    """Return the columns of rows that are published. Raises InvalidArgument: nothing says where."""
+    if topic is None and "topic" not in schema.names:
+        raise InvalidArgument("say where the rows are published: by a column 'topic', or 'topic' of the command")
+    return ("key", "value", "headers") + (("topic",) if topic is None else ())
 
 
 def _places(results: Sequence[PublishResult]) -> dict[str, Any]:
@@ -103,16 +149,16 @@ def _places(results: Sequence[PublishResult]) -> dict[str, Any]:
     return {"streams": streams, "queues": queues, "duplicate": any(result.duplicate for result in results)}
 
 
-def _put(owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[pa.RecordBatch], answer: Answer) -> None:
+def _put(owner: Owner, command: Command, batches: Batches, answer: Answer) -> None:
     said = Command({"queue": command.text("put")}, command.what) if _is_text(command, "put") else command.object("put")
     queue = owner.broker.queue(said.text("queue"))
-    columns = found_columns(schema, ("value", "headers"))
     options: dict[str, Any] = {
         name: said.value[name] for name in ("priority", "ttl_s", "delay_s", "durable") if name in said
     }
     timeout_s = said.seconds("timeout_s", 60.0)
-    for batch in batches:
-        rows, headers = _rows(taken(batch, columns), "")
+
+    def put(batch: pa.RecordBatch) -> dict[str, Any]:
+        rows, headers = _rows(batch, "")
         bodies = [body for _, body, _ in rows]
         first: int | None = None
         if not bodies:
@@ -124,7 +170,12 @@ def _put(owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[pa
             with owner.broker.transaction(timeout_s) as transaction:
                 for start, stop, same in _runs(headers, len(bodies)):
                     transaction.put_many(queue, bodies[start:stop], headers=same, **options)
-        answer({"messages": len(bodies), "first": first})
+        return {"messages": len(bodies), "first": first}
+
+    for batch in batches.taken(("value", "headers"), owner.broker.settings.max_transaction_bytes):
+        answered = put(batch)
+        del batch
+        answer(answered)
 
 
 def _is_text(command: Command, name: str) -> bool:
@@ -178,24 +229,21 @@ def _stage_of(said: Command) -> tuple[Batch, str]:
     return check_batch(said.text("query"), said.number("batch")), token
 
 
-def _stage(
-    owner: Owner, command: Command, schema: pa.Schema, batches: Iterator[pa.RecordBatch], answer: Answer
-) -> None:
+def _stage(owner: Owner, command: Command, batches: Batches, answer: Answer) -> None:
     said = command.object("stage")
     owner.check_uuid(said.text("uuid"))
     batch, token = _stage_of(said)
     name = said.text("name")
     check_file_name(name, said.what)
     topic = said.maybe_text("topic")
-    columns = found_columns(schema, ("key", "value", "headers") + (("topic",) if topic is None else ()))
-    if topic is None and "topic" not in columns:
-        raise InvalidArgument("say where the rows are published: by a column 'topic', or 'topic' of the command")
+    names = _names(batches.schema, topic)
+    columns = found_columns(batches.schema, names)
     takers = Takers(owner.state().found, owner.path, said.maybe_text("stream"))
     if topic is not None:
         takers.room(topic)
     directory = stages.staged(owner.path, batch, token)
     try:
-        file = _staged(Outgoing(_in_order(columns), topic, takers), columns, batches, directory, name)
+        file = _staged(Outgoing(_in_order(columns), topic, takers), batches.taken(names), directory, name)
     except OSError as error:
         raise storage_error(error, "write a batch", directory) from error
     answer({"file": file, "takers": sorted(takers.found)})
@@ -206,16 +254,14 @@ def _in_order(columns: dict[str, int]) -> dict[str, int]:
     return {name: place for place, name in enumerate(columns)}
 
 
-def _staged(
-    outgoing: Outgoing, columns: dict[str, int], batches: Iterator[pa.RecordBatch], directory: str, name: str
-) -> StageFile | None:
+def _staged(outgoing: Outgoing, batches: Iterator[pa.RecordBatch], directory: str, name: str) -> StageFile | None:
     writer: StageWriter | None = None
     try:
         for batch in batches:
             if batch.num_rows:
-                rows = taken(batch, columns)
                 writer = writer or StageWriter(Files(), directory, name)
-                outgoing.add(rows, writer)
+                outgoing.add(batch, writer)
+            del batch
         return None if writer is None else writer.finish()
     except BaseException:
         if writer is not None:
