@@ -7,26 +7,38 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
+from uuid import uuid4
 
 import pytest
 
 import qflow
+from faults.test_full_disk import disk_of
 from qflow.arrow.ranges import Span
 from qflow.arrow.schema import Column
+from qflow.storage.inbox.stages import Batch, Manifest
 from spark.test_readers import damage
+from spark.trees import left_in_inbox
 from unit.clocks import Clock, open_still
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
 
 from qflow.flight import serve
-from qflow.spark.places import calls, flight
+from qflow.spark.places import calls, flight, sent
 from qflow.spark.places.calls import Door
 from qflow.spark.places.flight import FlightPlace
-from qflow.spark.places.place import Reading
+from qflow.spark.places.place import Reading, Staging, Written
 from qflow.spark.words import Away
 
 At = Callable[..., FlightPlace]
+
+
+@pytest.fixture(autouse=True)
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Spark has files that do not last."""
+    (tmp_path / "local").mkdir()
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "local"))
 
 
 @pytest.fixture
@@ -267,3 +279,127 @@ def test_a_lease_is_renewed_until_another_query_has_the_group(
         "the lease of group 'g' is not renewed for now: the token has ended",
         "the lease of group 'g' is not renewed for now: the disk",
     ]
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
+
+
+def batch_of(*numbers: int) -> Any:
+    """Return rows of stream `plants`."""
+    import pyarrow as pa
+
+    return pa.record_batch({"value": [b"%d" % number for number in numbers], "topic": ["plant/1"] * len(numbers)})
+
+
+def staging(broker: qflow.Broker) -> Staging:
+    """Return what a task writes into."""
+    return Staging(str(broker.uuid), Batch("q", 0), uuid4().hex, f"000000-{uuid4().hex}", None, None)
+
+
+def adopted(place: FlightPlace, asked: Staging, written: Written) -> None:
+    """Have what one task has written adopted."""
+    assert written.file is not None
+    manifest = Manifest(batch=asked.batch, token=asked.token, uuid=asked.uuid, once=True, files=(written.file,))
+    place.hand_over(manifest, asked.batch, 60.0)
+
+
+def bodies(broker: qflow.Broker) -> list[int]:
+    return [int(message.body) for message in broker.stream("plants").query()]
+
+
+@pytest.mark.parametrize("most_held", [0, 30, 2**20])
+@pytest.mark.parametrize("moment", [0, 1, 2, 3])
+def test_a_task_that_writes_waits_for_a_broker_that_is_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int, most_held: int
+) -> None:
+    """Before it begins, amid its rows, or behind them: each row is stored once, in order, and no copy is left."""
+    monkeypatch.setattr(sent, "MOST_HELD_BYTES", most_held)
+    spool = tmp_path / "spool"
+    broker = qflow.open(spool)
+    broker.declare_stream("plants", topics=["plant/#"])
+    server = serve(broker, port=0)
+    port = server.port
+    place = FlightPlace(Door(f"grpc://127.0.0.1:{port}"))
+    asked = staging(broker)
+    stage = place.stage(asked)
+    for number in range(4):
+        if number == moment:
+            server.close()
+            broker.close()
+            broker = qflow.open(spool)
+            server = serve(broker, port=port)
+        if number < 3:
+            stage.add(batch_of(2 * number, 2 * number + 1))
+    written = stage.finish()
+    with broker, server:
+        adopted(place, asked, written)
+        assert bodies(broker) == list(range(6))
+        assert left_in_inbox(spool) == []
+        assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(
+    at: At, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is one that nobody has adopted; where it is lost each time, the task ends when its patience does."""
+    import pyarrow.flight as pf
+
+    end = flight.FlightStage._end
+    lost = iter(range(2))
+
+    def unheard(stage: flight.FlightStage) -> Any:
+        found = end(stage)
+        for _ in lost:
+            raise pf.FlightUnavailableError("the connection was cut")
+        return found
+
+    monkeypatch.setattr(flight.FlightStage, "_end", unheard)
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        place, asked = at(broker, patience_s=10.0), staging(broker)
+        stage = place.stage(asked)
+        stage.add(batch_of(1, 2))
+        written = stage.finish()
+        assert len(time.slept) == 2
+        assert written.file is not None
+        assert written.file.name == f"{asked.name}-3"
+        adopted(place, asked, written)
+        assert bodies(broker) == [1, 2]
+        assert left_in_inbox(tmp_path / "spool") == []
+        lost = iter(range(100))
+        stage = place.stage(staging(broker))
+        stage.add(batch_of(3))
+        with pytest.raises(Away, match="it was waited for 1[01] s"):
+            stage.finish()
+        stage.discard()
+
+
+def test_a_task_without_a_disk_for_its_copy_writes_all_the_same(
+    at: At, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails where the broker goes away, at once; whether it had a disk at first or not."""
+    import pyarrow.flight as pf
+
+    monkeypatch.setattr(sent, "MOST_HELD_BYTES", 0)
+    with disk_of("1m", tmp_path / "disk") as disk, qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        place = at(broker)
+        for directory in (disk, disk / "none"):
+            monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{directory},{tmp_path}")
+            asked = staging(broker)
+            stage = place.stage(asked)
+            stage.add(batch_of(1))
+            stage.add(batch_of(*range(10**7, 10**7 + 100_000)))
+            stage.add(batch_of(2))
+            assert "a task keeps no copy of its rows" in caplog.text
+            assert list(disk.iterdir()) == []
+            caplog.clear()
+            written = stage.finish()
+            assert written.file is not None
+            assert written.file.messages == 100_002
+        stage = place.stage(staging(broker))
+        stage.add(batch_of(1))
+        with monkeypatch.context() as patched, pytest.raises(Away, match="the connection was cut"):
+            patched.setattr(stage, "_end", Mock(side_effect=pf.FlightUnavailableError("the connection was cut")))
+            stage.finish()
+        stage.discard()

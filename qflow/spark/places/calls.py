@@ -88,6 +88,11 @@ class Door:
         """Return how long it has been waited for, for something that is begun again until it is done."""
         return Waiting(self)
 
+    def answered(self) -> None:
+        """It is there, and what was given for it is right."""
+        _away.discard(self.url)
+        _met.add(self)
+
     def what_is_wrong(self, before: str | None) -> str | None:
         """Return what keeps TLS with this door from beginning; None where it is something else.
 
@@ -132,8 +137,7 @@ class Waiting:
 
     def answered(self) -> None:
         """Something came: whoever goes away from now on is waited for anew."""
-        _away.discard(self._door.url)
-        _met.add(self._door)
+        self._door.answered()
         self._begun = None
         self._pause_s = _PAUSE_S
 

@@ -6,8 +6,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import attrs
@@ -24,6 +24,7 @@ from qflow.message import LANE_SHIFT
 from qflow.spark.offsets import LogPosition, Progress
 from qflow.spark.places.calls import CALL_S, Door, read_file
 from qflow.spark.places.place import OfOwners, Reading, Staging, Written
+from qflow.spark.places.sent import Sent
 from qflow.spark.spools import other_log
 from qflow.spark.words import Away
 from qflow.storage.inbox.stage_files import StageFile
@@ -35,6 +36,7 @@ from qflow.tokens import check_token, token_in
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 _logger = logging.getLogger("qflow.spark")
 LEASE_S = 10.0
 """How long a group is this query's after it was last heard of: Spark tells nobody that a query has ended."""
@@ -256,62 +258,96 @@ class FlightLease:
 
 
 class FlightStage:
-    """One file that a task writes, sent as it grows; see `Stage`."""
+    """One file that a task writes, sent as it grows; see `Stage`. Where the broker goes away, another file is begun."""
 
     def __init__(self, door: Door, asked: Staging) -> None:
         self._door = door
         self._asked = asked
+        self._files = 0
+        """How many were begun."""
         self._ends: Any = None
+        self._sent: Sent | None = None
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add rows."""
+        sent = self._sent = self._sent or Sent(rows.schema)
+        sent.add(rows)
+        self._wait_for(sent, [rows], lambda: None)
+
+    def _wait_for(self, sent: Sent, rows: Iterable[pa.RecordBatch], end: Callable[[], T]) -> T:
+        """Write rows, and do `end`; where the broker goes away meanwhile, write all that was sent in their place.
+
+        Raises:
+            Away: it stayed away, or there is no copy of what was sent.
+        """
+        waiting = self._door.waiting()
+        while True:
+            try:
+                with self._door.errors():
+                    self._write(rows)
+                    return end()
+            except Away as error:
+                self._ends = None
+                if not sent.is_kept:
+                    raise
+                waiting.go_on(error)
+            rows = sent.batches()
+
+    def _write(self, rows: Iterable[pa.RecordBatch]) -> None:
         import pyarrow as pa
 
         if self._ends is None:
-            self._ends = self._begin(rows.schema)
+            self._ends = self._begin()
         writer, _ = self._ends
-        with self._door.errors():
-            try:
-                writer.write_batch(rows)
-            except (pa.ArrowException, OSError):  # what the broker has said comes with `close`
-                writer.close()
-                raise
+        try:
+            for batch in rows:
+                writer.write_batch(batch)
+        except (pa.ArrowException, OSError):  # what the broker has said comes with `close`
+            writer.close()
+            raise
 
-    def _begin(self, schema: pa.Schema) -> Any:
+    def _begin(self) -> Any:
         import pyarrow.flight as pf
 
-        asked = self._asked
+        assert self._sent is not None
+        asked, schema = self._asked, self._sent.schema
+        self._files += 1
         command = {
             "stage": {
                 "uuid": asked.uuid,
                 "query": asked.batch.query,
                 "batch": asked.batch.batch,
                 "token": asked.token,
-                "name": asked.name,
+                "name": asked.name if self._files == 1 else f"{asked.name}-{self._files}",
                 "topic": asked.topic,
                 "stream": asked.stream,
             }
         }
-        door = self._door
         descriptor = pf.FlightDescriptor.for_command(json.dumps(command).encode())
-        return door.wait_for(lambda client: client.do_put(descriptor, schema, door.options()))
+        return self._door.client().do_put(descriptor, schema, self._door.options())
 
     def finish(self) -> Written:
         """Have them on the disk, at the broker."""
-        if self._ends is None:
+        if self._sent is None:
             return Written(None, frozenset())
-        writer, answers = self._ends
-        with self._door.errors():
-            writer.done_writing()
-            answer = answers.read()  # None: it failed, and `close` raises why
-            writer.close()
-        self._ends = None
-        found = json.loads(answer.to_pybytes())
+        found = self._wait_for(self._sent, (), self._end)
+        self._door.answered()
+        self._sent.close()
         file = None if found["file"] is None else StageFile(*found["file"])
         return Written(file, frozenset(Taker(*taker) for taker in found["takers"]))
 
+    def _end(self) -> Any:
+        writer, answers = self._ends
+        writer.done_writing()
+        answer = answers.read()  # None: it failed, and `close` raises why
+        writer.close()
+        self._ends = None
+        return json.loads(answer.to_pybytes())
+
     def discard(self) -> None:
         """Leave: what the broker has of it goes with its stage."""
+        if self._sent is not None:
+            self._sent.close()
         ends, self._ends = self._ends, None
         if ends is not None:
             self._door.let_go()
