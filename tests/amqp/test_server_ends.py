@@ -1,15 +1,19 @@
-"""What clients are told when the broker beneath a server is closed, or has failed."""
+"""What clients are told when a server ends, and when the broker beneath it is closed, or has failed."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from pamqp import commands
 
 from amqp_clients import unique
-from amqp_loop import connected, serving
-from doors.event_loop import run
+from amqp_loop import Channels, Connections, Raw, connected, serving
+from doors.event_loop import run, until
+from qflow.amqp.errors import AmqpError
+from qflow.amqp.server import server as server_module
+from qflow.amqp.server.session import Session
 
 Basic, Confirm, Queue = commands.Basic, commands.Confirm, commands.Queue
 
@@ -36,3 +40,110 @@ def test_nothing_is_confirmed_once_the_program_has_closed_the_broker(tmp_path: P
                     return
 
     run(scenario())
+
+
+def test_clients_stay_while_one_of_them_holds_a_message(tmp_path: Path) -> None:
+    """Those of a worker end together: one that is told would drop the others, and the task that they brought."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            holder, idle = await connected(server), await connected(server)
+            tag = (await got(holder)).delivery_tag
+            await server.broker.queue("q").put(b"left")
+            draining = asyncio.create_task(server.drain(600))
+            await until(lambda: not server.sockets)
+            await idle.ask(Confirm.Select(), Confirm.SelectOk)
+            idle.publish("q")
+            await idle.expect(Basic.Ack)
+            holder.send(Basic.Ack(tag))
+            for client in holder, idle:
+                await closed(client)
+            await draining
+            assert len(server.broker.queue("q")) == 2
+
+    run(scenario())
+
+
+def test_clients_that_stay_are_sent_no_messages(tmp_path: Path) -> None:
+    """Whatever they ask for: they would hold the end up."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            holder, idle = await connected(server), await connected(server)
+            tag = (await got(holder)).delivery_tag
+            await server.broker.queue("q").put(b"left")
+            draining = asyncio.create_task(server.drain(600))
+            await until(lambda: not server.sockets)
+            for number in 1, 2:
+                if number == 2:
+                    await idle.open_channel(number)
+                await idle.ask(Channels.Flow(True), Channels.FlowOk, number)
+                await idle.ask(Basic.Consume(0, "q", f"c{number}"), Basic.ConsumeOk, number)
+                await idle.ask(Basic.Get(0, "q"), Basic.GetEmpty, number)
+            holder.send(Basic.Ack(tag))
+            found = (await idle.next())[1]
+            assert isinstance(found, Connections.Close)
+            idle.send(Connections.CloseOk(), channel=0)
+            await closed(holder)
+            await draining
+
+    run(scenario())
+
+
+def test_who_has_not_logged_in_is_no_client_of_a_server_that_ends(tmp_path: Path) -> None:
+    """Nor can anybody log in any more, whoever is waited for."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            holder = await connected(server)
+            tag = (await got(holder)).delivery_tag
+            stranger = Raw(*await asyncio.open_connection("127.0.0.1", server.port))
+            await until(lambda: server.connections == 2)
+            draining = asyncio.create_task(server.drain(600))
+            with pytest.raises(EOFError):
+                await stranger.expect(Connections.Close)
+            stranger.kill()
+            holder.send(Basic.Ack(tag))
+            await closed(holder)
+            await draining
+
+    run(scenario())
+
+
+def test_clients_are_told_once_that_the_server_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes its time to answer is not told again and again."""
+    told: list[Session] = []
+    fail = Session.end
+
+    def end(self: Session, error: AmqpError) -> None:
+        told.append(self)
+        fail(self, error)
+
+    monkeypatch.setattr(Session, "end", end)
+    monkeypatch.setattr(server_module, "DRAINING_S", 0)
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            client = await connected(server)
+            draining = asyncio.create_task(server.drain(600))
+            await client.expect(Connections.Close)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            client.send(Connections.CloseOk(), channel=0)
+            await draining
+            assert len(told) == 1
+
+    run(scenario())
+
+
+async def got(client: Raw) -> Basic.GetOk:
+    """Have a client hold the only message of a queue."""
+    await client.ask(Queue.Declare(0, "q", durable=True), Queue.DeclareOk)
+    client.publish("q")
+    return await client.ask(Basic.Get(0, "q"), Basic.GetOk)
+
+
+async def closed(client: Raw) -> None:
+    """See that a client is told to close, and do so."""
+    assert (await client.expect(Connections.Close)).reply_code == 320
+    client.send(Connections.CloseOk(), channel=0)

@@ -33,7 +33,6 @@ AT_ONCE = 1000
 """Messages that go back together."""
 NO_LIMIT = 1 << 30
 
-
 Handled = Coroutine[Any, Any, None] | None
 
 
@@ -53,7 +52,7 @@ class Channel:
         self._last_queue: str | None = None
         self._prefetch = 0
         self._shared_prefetch = 0
-        self._flows = True
+        self._flows = not client.is_draining
         self._is_over = False
 
     # What a consumer sees ----------------------------------------------------------------------------------------
@@ -120,7 +119,7 @@ class Channel:
 
     def channel_flow(self, method: commands.Channel.Flow) -> Handled:
         """Stop or go on sending."""
-        self._flows = bool(method.active)
+        self._flows = bool(method.active) and not self.client.is_draining
         self._send(commands.Channel.FlowOk(method.active))
         self._wake_consumers()
         return None
@@ -190,9 +189,7 @@ class Channel:
         name = self._named(method.queue)
         self.client.may("write", name)
         self.client.may("read", method.exchange)
-        key = method.routing_key
-        if not method.queue and not key:
-            key = name
+        key = method.routing_key or ("" if method.queue else name)
         await self.host.bind_queue(name, method.exchange, key, method.arguments or {}, self.client.number)
         if not method.nowait:
             self._send(Queue.BindOk())
@@ -281,6 +278,8 @@ class Channel:
         hosted.check_may_get()
         hosted.used()
         try:
+            if self.client.is_draining:
+                raise QueueEmpty("the server ends")
             delivery, content = await hosted.store.get()
         except QueueEmpty:
             self._send(Basic.GetEmpty())
@@ -392,6 +391,7 @@ class Channel:
 
     async def stop_consumers(self) -> None:
         """Send no more messages; what the client holds it can still settle."""
+        self._flows = False
         for consumer in list(self.consumers.values()):
             await consumer.stop()
 

@@ -36,6 +36,10 @@ class Client(Protocol):
         """There is a lot to write already."""
 
     @property
+    def is_draining(self) -> bool:
+        """The server ends: no message is sent any more."""
+
+    @property
     def cancels_consumers(self) -> bool:
         """The client wants to be told when a consumer's queue is gone."""
 

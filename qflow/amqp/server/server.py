@@ -60,6 +60,7 @@ class Server:
         self._listening: asyncio.Server | None = None
         self._telling = Telling(_logger)
         self.tell = self._telling.tell
+        self._is_draining = False
         self._closed = False
 
     # Listening ---------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class Server:
         return len(self._sessions)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._closed or self._hosts is None or len(self._sessions) >= MOST_CONNECTIONS:
+        if self._is_draining or self._closed or self._hosts is None or len(self._sessions) >= MOST_CONNECTIONS:
             writer.transport.abort()
             return
         session = Session(self, next(self._hosts.numbers), reader, writer)
@@ -185,18 +186,22 @@ class Server:
     async def drain(self, grace_s: float) -> None:
         """Take no more clients, ask those there are to close, and return when all have gone, or after `grace_s`.
 
-        Publishes that were read are confirmed before; what a client holds it can still settle.
+        They are asked when none of them holds a message any more: who works on one may use several connections, and
+        give it up as one of them ends. Until then they can settle and publish; what was read is confirmed.
         """
+        self._is_draining = True
         if self._listening is not None:
             self._listening.close()
-        for session in list(self._sessions):
-            session.stop(_shutdown())
+        for session in self._sessions:
+            session.stop()
+            if not session.is_open:
+                session.abort()
         end = time.monotonic() + grace_s
         while self._sessions and time.monotonic() < end:
-            for session in self._sessions:
-                if not session.is_busy:
-                    session.end(_shutdown())
             await asyncio.sleep(DRAINING_S)
+            if not any(session.holds for session in self._sessions):
+                for session in self._sessions:
+                    session.finish(_shutdown())
         for session in self._sessions:
             session.end(_shutdown())
 

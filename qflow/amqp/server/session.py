@@ -82,7 +82,8 @@ class Session:
         """It may take the next publish together with the last."""
         self._tags = 0
         self._ending = False
-        self._shutdown = AmqpError(ReplyCode.CONNECTION_FORCED, "")
+        self._shutdown: AmqpError | None = None
+        """What it ends with when all that it has read is done."""
         self._handled = self._handled_before = 0
         """Events, now and at the last tick."""
         self.share = Share(server.budget)
@@ -147,9 +148,10 @@ class Session:
             self.is_handling = False
             if self.machine.state is State.CLOSING:
                 await self._leave()
-            elif self.is_draining and not self.holds:
-                await self._published()
-                self.end(self._shutdown)
+            elif self._shutdown is not None and not self.holds:
+                for channel in list(self.channels.values()):
+                    await channel.publishing.done()
+                self.finish(self._shutdown)
 
     async def _hand_over(self) -> None:
         """Put what was published of late, before anything else is done."""
@@ -376,12 +378,17 @@ class Session:
         else:
             self.user = user
 
-    def stop(self, shutdown: AmqpError) -> None:
-        """Send nothing more; end so when the client has settled what it holds and its publishes are confirmed."""
+    def stop(self) -> None:
+        """Send no more messages; what the client holds it can still settle."""
         self.is_draining = True
-        self._shutdown = shutdown
         for channel in self.channels.values():
             self.server.spawn(channel.stop_consumers())
+
+    def finish(self, shutdown: AmqpError) -> None:
+        """End when what was read is done, and its publishes are confirmed; twice is fine."""
+        self._shutdown = shutdown
+        if not self.is_handling and not self.is_busy and self._closing_s is None:
+            self.end(shutdown)
 
     @property
     def holds(self) -> bool:
@@ -392,11 +399,6 @@ class Session:
     def is_busy(self) -> bool:
         """It has messages that are not settled, or publishes that are not confirmed."""
         return self.holds or any(channel.publishing.pending or channel.confirms for channel in self.channels.values())
-
-    async def _published(self) -> None:
-        """Return when what was published is in its queues, and confirmed."""
-        for channel in list(self.channels.values()):
-            await channel.publishing.done()
 
     def end(self, error: AmqpError) -> None:
         """Ask the client to close; it has `LINGER_S` for its answer."""
