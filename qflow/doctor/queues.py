@@ -9,6 +9,7 @@ import attrs
 
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.look import Letters, Look
+from qflow.doctor.spools import is_disk_scarce
 from qflow.doctor.words import argument, counted, quoted, size, span
 
 HELD_S, HELD_LONG_S = 300.0, 1800.0
@@ -191,15 +192,20 @@ def _memory(look: Look, stats: Stats) -> Iterator[Finding]:
     capacity, resident = stats.get("capacity_bytes", 0), stats.get("resident_bytes", 0)
     spilled = stats.get("spilled_bytes", 0)
     if capacity and resident >= FULL * capacity:
-        names = sorted(stats["queues"], key=lambda name: -stats["queues"][name]["resident_bytes"])
+        queues = stats["queues"]
+        names = sorted(queues, key=lambda name: -queues[name]["resident_bytes"])
         most = f"; most of it has queue {quoted(names[0])}" if names else ""
+        blocked = any(one.get("blocked_putters") and one.get("blocked_on") == "capacity" for one in queues.values())
+        remedy = "nothing is lost and puts go on, at the speed of the disk; start consumers, raise `capacity_bytes`, "
+        if blocked or is_disk_scarce(look):
+            remedy = "what was confirmed is kept, and puts wait for room in memory or on the disk: free some there, "
+            remedy += "start consumers, raise `capacity_bytes`, "
         yield Finding(
             severity=Severity.NOTICE,
             kind="memory-full",
             sentence=f"memory for messages is full: {size(resident)} of {size(capacity)}{most}; {size(spilled)} are "
             "spilled to disk",
-            remedy="nothing is lost and puts go on, at the speed of the disk; start consumers, raise `capacity_bytes`, "
-            "or give that queue a `capacity_bytes` of its own",
+            remedy=f"{remedy}or give that queue a `capacity_bytes` of its own",
             queue=names[0] if names else None,
             facts={"resident_bytes": resident, "capacity_bytes": capacity, "spilled_bytes": spilled},
         )

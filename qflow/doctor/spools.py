@@ -86,10 +86,15 @@ def _problems(look: Look) -> Iterator[Finding]:
         )
 
 
+def is_disk_scarce(look: Look) -> bool:
+    """Tell whether the file system of a spool is nearly full."""
+    return bool(look.disk_bytes) and look.disk_free_bytes < min(SCARCE * look.disk_bytes, SCARCE_BYTES)
+
+
 def _disk(look: Look) -> Iterator[Finding]:
-    free, whole = look.disk_free_bytes, look.disk_bytes
-    if not whole or free >= min(SCARCE * whole, SCARCE_BYTES):
+    if not is_disk_scarce(look):
         return
+    free, whole = look.disk_free_bytes, look.disk_bytes
     path = argument(look.path)
     yield Finding(
         severity=Severity.URGENT if free < min(OUT * whole, OUT_BYTES) else Severity.PROBLEM,

@@ -152,6 +152,22 @@ def test_what_the_spool_itself_has(look: dict[str, Any], kind: str | None, sever
     assert found == ([(kind, severity)] if kind else [])
 
 
+@pytest.mark.parametrize(
+    ("disk_free_bytes", "blocked_on", "goes_on"),
+    [(GIB, "", False), (50 * GIB, "capacity", False), (50 * GIB, "limit_messages", True), (50 * GIB, "", True)],
+)
+def test_puts_do_not_go_on_where_nothing_more_is_spilled(
+    empty: dict[str, Any], disk_free_bytes: int, blocked_on: str, goes_on: bool
+) -> None:
+    """Memory is full, and the disk is, or puts wait for memory."""
+    blocked = {"blocked_putters": 1, "blocked_longest_s": 20.0, "blocked_on": blocked_on} if blocked_on else {}
+    stats = {**told(empty, **blocked), "resident_bytes": empty["capacity_bytes"]}
+    found = judge(Look(path="s", stats=stats, disk_bytes=100 * GIB, disk_free_bytes=disk_free_bytes))
+    assert found[-1].kind == "memory-full"
+    assert ("puts go on" in found[-1].remedy) is goes_on
+    assert ("puts wait" in found[-1].remedy) is not goes_on
+
+
 def test_an_owner_that_tells_nothing_is_told(empty: dict[str, Any]) -> None:
     """It is stopped, or its disk is full."""
     found = judge(Look(path="s", stats=empty, owner_pid=7, is_told=False, told_s_ago=300.0))
