@@ -2,7 +2,7 @@
 
 A door is a server of one protocol at one address. What the signals do:
 
-    SIGTERM, SIGINT    the first drains all doors, the second ends that at once
+    SIGTERM, SIGINT    the first drains all doors, the second ends that at once, others do nothing
     SIGHUP             users and certificates are read again; if something is wrong with them, the old ones stay
 """
 
@@ -115,7 +115,8 @@ class Service:
     async def run(self) -> signal.Signals:
         """Open all doors, and return when they are closed: the signal that ended them.
 
-        Handlers of SIGINT, SIGTERM and SIGHUP are those of the event loop meanwhile, and the default ones afterwards.
+        SIGINT, SIGTERM and SIGHUP are the event loop's until that is closed: no signal cuts off what closes the spool
+        after the doors.
 
         Raises:
             InvalidArgument: it cannot be listened at an address, or users or certificates are wrong.
@@ -125,7 +126,6 @@ class Service:
         async with AsyncExitStack() as stack:
             for number in (*STOPS, signal.SIGHUP):
                 loop.add_signal_handler(number, self.receive, number)
-                stack.callback(loop.remove_signal_handler, number)
             secrets = await asyncio.to_thread(self._read)
             for opening in self._openings:
                 door = await self._opened(opening, secrets)

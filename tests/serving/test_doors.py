@@ -20,6 +20,8 @@ from qflow.serving.doors import Opening, Secrets, Service
 from qflow.serving.notify import notify, reloading
 from qflow.serving.users import Users
 
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Listening:
     def __init__(self, *name: Any) -> None:
@@ -140,6 +142,22 @@ def test_doors_are_opened_told_of_drained_at_once_and_closed() -> None:
         "secure is closed",
         "plain is closed",
     ]
+
+
+def test_signals_end_nothing_before_the_loop_does() -> None:
+    """The spool beneath the doors is closed after them: one more signal would cut that off."""
+
+    async def scenario() -> None:
+        bench = Bench()
+        running = await bench.up()
+        bench.service.receive(signal.SIGTERM)
+        bench.service.receive(signal.SIGTERM)
+        await running
+        assert signal.SIG_DFL not in map(signal.getsignal, HEARD)
+
+    before = list(map(signal.getsignal, HEARD))
+    run(scenario())
+    assert list(map(signal.getsignal, HEARD)) == before
 
 
 def test_a_second_signal_ends_the_drain_at_once() -> None:
