@@ -289,14 +289,13 @@ class Deliveries(Sequence[Delivery]):
         self.settled = self.settled or set()
         self.settled.update(positions)
 
-    def take_back(self, delivery: Delivery, position: int) -> None:
-        """Have a delivery again that was on its own for a while; the others may have been settled meanwhile."""
+    def take_back(self, positions: Iterable[int], size: int) -> None:
+        """Have messages of `size` bytes again that were held otherwise; the others may have been settled meanwhile."""
         if self.settled is None:
             self.settled = set(range(self.total))
             self.settled_bytes = sum(sum(map(len, segment.records)) for segment in self.segments)
-        self.settled.discard(position)
-        self.settled_bytes -= len(delivery.record)
-        delivery.settler = self
+        self.settled.difference_update(positions)
+        self.settled_bytes -= size
 
     def now(self) -> Deliveries:
         """Return a copy that stays as the batch is now. Under the lock of its queue. Cost: O(segments + settled)."""

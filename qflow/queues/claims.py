@@ -7,7 +7,6 @@ Methods take the lock themselves where their description says nothing else.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from qflow.delivery import Deliveries, Delivery, Return, Segment
@@ -16,7 +15,7 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import BATCH_BYTES, LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
 from qflow.queues.admission import Admission
-from qflow.queues.apart import HeldOne, Term
+from qflow.queues.apart import HeldOne
 from qflow.queues.exits import Exits, Fate, Leaving
 from qflow.queues.held import Held, segments_of
 from qflow.queues.lanes import Lanes, settled
@@ -306,6 +305,8 @@ class Claims:
     @sheltered
     def _return_batch(self, batch: Deliveries, how: Return) -> None:
         with self._context.lock:
+            if batch not in self._held:
+                self._return_if_refused(batch)
             if self._holds(batch):
                 self.returns.take_back([batch], how)
         self._spiller.keep_within_capacity()
@@ -325,6 +326,7 @@ class Claims:
     def give_up(self, one: HeldOne) -> None:
         """Take back a message, or what is left of a batch, that was handed to nobody; nothing if it is not acquired."""
         with self._context.lock:
+            self._return_if_refused(one)
             if one in self._held:
                 left = segments_of([one])
                 self._held.drop([one])
@@ -336,8 +338,7 @@ class Claims:
     def abandon(self, batch: Deliveries) -> None:
         """Take back what is left of a batch whose holder has gone, and what is leaving if its commit is refused."""
         with self._context.lock:
-            if batch.leaving:
-                self._return_if_refused(batch)
+            self._return_if_refused(batch)
             if batch in self._held:
                 self.returns.take_back([batch])
         self._spiller.keep_within_capacity()
@@ -346,7 +347,7 @@ class Claims:
         """Have what is leaving go back to the queue if its commit is refused: nobody holds it then. Under the lock."""
         for leaving in self._held.leaving:
             if leaving.takes_from(one):
-                leaving.gone.append(partial(self.returns.come_back, one))
+                leaving.gone.add(one)
 
     # In a batch ------------------------------------------------------------------------------------------------------
 
@@ -375,7 +376,7 @@ class Claims:
         """Tell whether a batch is acquired; False if it was purged. Under the lock."""
         if batch in self._held:
             return True
-        if batch.settled is None:
+        if batch.settled is None or batch.leaving:
             raise AlreadySettled(f"this batch of queue {self.name!r} was settled before")
         self._context.check_not_closed()
         return False
@@ -425,21 +426,16 @@ class Claims:
         with self._context.lock:
             self._context.check_not_closed()
             wanted = [] if self._context.ended else [(one, *_place_of(one)) for one in deliveries if self._is_held(one)]
-            held: dict[HeldOne, Term] = {}
-            parts: list[tuple[Delivery, Deliveries, int]] = []
-            for one, batch, index in wanted:
-                if isinstance(one, Delivery):
-                    if batch is not None:
-                        batch.leaving += 1  # first: see `Exits.stays`
-                        self.leave_batch(batch, index, one, stays=False)
-                        parts.append((one, batch, index))
-                    held[one] = self._held.term(one)
-            for one, _, _ in wanted:
-                if isinstance(one, Deliveries) and one in self._held:
-                    one.leaving += 1
-                    held[one] = self._held.term(one)
+            parts = [(one, batch, at) for one, batch, at in wanted if isinstance(one, Delivery) and batch is not None]
+            batches = dict.fromkeys([batch for _, batch, _ in parts])
+            batches |= dict.fromkeys([one for one, _, _ in wanted if isinstance(one, Deliveries)])
+            for batch in batches:
+                batch.leaving += 1  # first: see `Exits.stays`
+            for one, batch, index in parts:
+                self.leave_batch(batch, index, one, stays=False)
+            held = {one: self._held.term(one) for one, _, _ in wanted if one in self._held}
             leaving = self._exits.begin(segments_of(held), Fate.ACKED, held)
-            leaving.parts = parts
+            leaving.batches, leaving.parts = batches, parts
             return leaving
 
 

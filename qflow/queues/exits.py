@@ -66,7 +66,20 @@ class Leaving:
 
     writes: tuple[Any, ...] = ()
 
-    __slots__ = ("_exits", "cause", "fate", "gone", "has_left", "held", "parts", "queue", "segments", "unit")
+    __slots__ = (
+        "_exits",
+        "batches",
+        "cause",
+        "cut",
+        "fate",
+        "gone",
+        "has_left",
+        "held",
+        "parts",
+        "queue",
+        "segments",
+        "unit",
+    )
 
     def __init__(self, exits: Exits, segments: list[Segment], fate: Fate, held: dict[HeldOne, Term]) -> None:
         self._exits = exits
@@ -77,10 +90,14 @@ class Leaving:
         """Why they become dead letters, if they do."""
         self.held = held
         """The deliveries and batches that held them: if the commit is refused, they do again."""
+        self.batches: dict[Deliveries, None] = {}
+        """Those from which it takes some, or all that was left; each counts it."""
         self.parts: list[tuple[Delivery, Deliveries, int]] = []
-        """Which of them were in a batch, and where: they go back there. Each is counted by its batch, as in `held`."""
-        self.gone: list[Callable[[], object]] = []
-        """What gives back to the queue, if it is refused, what is held again by those that have gone meanwhile."""
+        """Which deliveries were in a batch, and where: they go back there."""
+        self.cut: list[tuple[Deliveries, list[int], int, Term]] = []
+        """What it takes of batches of which something is held again: positions, bytes, and their terms."""
+        self.gone: set[HeldOne] = set()
+        """Those that have let go of what they held: if it is refused, that goes back to the queue."""
         self.unit: Unit | None = None
         """What takes them away, once they are to join a batch."""
         self.has_left = False
@@ -95,15 +112,26 @@ class Leaving:
         """Return what the log is to settle, by lane."""
         return self._exits.settled_parts(self.segments)
 
+    @property
+    def is_delivered(self) -> bool:
+        """Somebody held them; else they were in their place."""
+        return bool(self.held or self.cut)
+
     def takes_from(self, one: HeldOne) -> bool:
         """Tell whether it takes a delivery, or some of a batch."""
-        return one in self.held or any(batch is one for _, batch, _ in self.parts)
+        return one in self.held or one in self.batches
+
+    def leave_hold(self, batch: Deliveries) -> None:
+        """Take what is left of a batch by positions, for it is to hold something again. Under the lock."""
+        term, settled = self.held.pop(batch), batch.settled or ()
+        positions = [position for position in range(batch.total) if position not in settled]
+        self.cut.append((batch, positions, batch.left_size()[1], term))
+        batch.settled = None
 
     def end(self) -> None:
         """It is over for the batches that it takes from. Under the lock, once."""
-        for batch in (*self.held, *(batch for _, batch, _ in self.parts)):
-            if isinstance(batch, Deliveries):
-                batch.leaving -= 1
+        for batch in self.batches:
+            batch.leaving -= 1
 
     def committed(self, unit: Unit | None) -> None:
         """Called by the writer, or by the caller where nothing is logged."""
@@ -137,6 +165,8 @@ class Exits:
         self.counts = dict.fromkeys(Fate, 0)
         self.purged_total = 0
         self._bury_again_at = 0.0
+        self.come_back: Callable[[list[HeldOne]], object]
+        """Returns what is held to the queue: that of `Returns`."""
 
     def settled_parts(self, segments: list[Segment]) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane."""
@@ -202,17 +232,31 @@ class Exits:
             if leaving not in self._held.leaving:
                 return
             del self._held.leaving[leaving]
-            if not leaving.held:
+            if not leaving.is_delivered:
                 self._give_back(leaving.segments, leaving.cause)
                 if leaving.fate is not Fate.DELETED:
                     self._bury_again_at = self.context.monotonic() + RETRY_S
-            self._held.hold_again(leaving.held)
-            for one, batch, index in leaving.parts:
-                self._held.rejoin(one, batch, index)
-            leaving.end()  # behind that: a look without the lock finds what is left of a batch, or that it is leaving
-            for give_back in leaving.gone:
-                give_back()
-            self._lanes.cover_held()
+            self._hold_again(leaving)
+
+    def _hold_again(self, leaving: Leaving) -> None:
+        """Have everything held as it was; or in the queue, if its holders have gone."""
+        held, gone = self._held, leaving.gone
+        for batch in [batch for batch in leaving.batches if batch not in held]:
+            for other in held.leaving:
+                if batch in other.held:
+                    other.leave_hold(batch)
+        held.hold_again(leaving.held)
+        for cut in leaving.cut:
+            held.take_back(*cut)
+        alone = {one for one, batch, _ in leaving.parts if one in gone or batch in gone}
+        for one, batch, index in leaving.parts:
+            if one not in alone:
+                held.rejoin(one, batch, index)
+        leaving.end()  # behind that: a look without the lock finds what is left of a batch, or that it is leaving
+        back = [one for one in alone.union(gone) if one in held]
+        if back:
+            self.come_back(back)
+        self._lanes.cover_held()
 
     # Dead letters ----------------------------------------------------------------------------------------------------
 

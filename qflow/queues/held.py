@@ -91,10 +91,15 @@ class Held:
 
     def rejoin(self, one: Delivery, batch: Deliveries, position: int) -> None:
         """Put a single delivery back into the batch it came in."""
-        if batch not in self:
-            self.hold_again({batch: self.term(one)})
+        self.take_back(batch, [position], len(one.record), self.term(one))
         self.drop([one])
-        batch.take_back(one, position)
+        one.settler = batch
+
+    def take_back(self, batch: Deliveries, positions: Iterable[int], size: int, term: Term) -> None:
+        """Have messages of `size` bytes held by their batch again; `term` for a batch that holds nothing now."""
+        if batch not in self:
+            self.hold_again({batch: term})
+        batch.take_back(positions, size)
 
     def hold_again(self, held: Mapping[HeldOne, Term]) -> None:
         """Hold what was leaving."""

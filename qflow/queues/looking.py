@@ -38,7 +38,7 @@ def figures(queue: Parts) -> dict[str, Any]:
     counters = queue.spiller.area.counters()
     with queue.context.lock:
         leaving = [part for one in held.leaving for part in one.segments]
-        undelivered = sum([weigh(one.segments)[0] for one in held.leaving if not one.held])
+        undelivered = sum([weigh(one.segments)[0] for one in held.leaving if not one.is_delivered])
         tallies = [runs.tally() for runs in lanes.lists.values()]
         schedules = {number: schedule.tally() for number, schedule in lanes.schedules.items()}
         overhead = sum([schedule.overhead_bytes for schedule in lanes.schedules.values()]) + held.overhead_bytes
@@ -116,7 +116,7 @@ def flow_in(facts: dict[str, Any]) -> Totals:
 def _flow(queue: Parts) -> Totals:
     """Return how many were put, delivered and acked so far. Under the lock."""
     lanes, held = queue.lanes, queue.held
-    acquired = held.count() + sum([weigh(leaving.segments)[0] for leaving in held.leaving if leaving.held])
+    acquired = held.count() + sum([weigh(leaving.segments)[0] for leaving in held.leaving if leaving.is_delivered])
     delivered = lanes.acked + queue.claims.returns.total + acquired
     return lanes.messages() + lanes.acked + lanes.gone - queue.found, delivered, lanes.acked
 

@@ -28,6 +28,7 @@ class Returns:
         self._held = held
         self._source = source
         self._exits = exits
+        exits.come_back = self._come_back
         self.total = 0
         """Deliveries that came back, those that made a dead letter included."""
 
@@ -51,13 +52,12 @@ class Returns:
             cause = Cause("max_deliveries" if how.requeue else REJECTED, how.reason)
             self._exits.let_go_of((spent, cause, Fate.DROPPED))
 
-    def come_back(self, one: HeldOne) -> None:
-        """Return what is held of those that have gone. Called with the lock held, by the writer, too.
+    def _come_back(self, held: Collection[HeldOne]) -> None:
+        """Return what is held by those that have gone. Called with the lock held, by the writer, too.
 
         What came too often goes with the next get, and that has the log know how often the rest did.
         """
-        if one in self._held:
-            self._source.give_back(self._counted([one]))
+        self._source.give_back(self._counted(held))
 
     def _counted(self, held: Collection[HeldOne]) -> list[Segment]:
         """Take what comes back from its holders; return it, with one more delivery counted."""

@@ -7,24 +7,18 @@ Deliveries and batches call it as their *settler*.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from qflow.delivery import ONE_ATTEMPT, Return
-from qflow.errors import (
-    AlreadySettled,
-    BrokerClosed,
-    BrokerFailed,
-    ForkedProcess,
-    QflowError,
-    StreamDeleted,
-    in_doubt,
-)
+from qflow.errors import AlreadySettled, BrokerClosed, BrokerFailed, ForkedProcess, QflowError, StreamDeleted, in_doubt
 from qflow.memory.ledger import Ledger
 from qflow.memory.line import Line
 from qflow.memory.waiting import collecting, is_inside, shelter, sheltered, straight
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.transaction_log import MOST_STANDING, Lane, Request
-from qflow.streams.deliveries import Share, StreamDeliveries, place_of
+from qflow.streams.deliveries import Share, StreamDeliveries, place_of, root_of
 from qflow.streams.leaving import Held, Leaving, settles_of
 from qflow.streams.part import Part
 from qflow.streams.returned import Returned
@@ -98,8 +92,8 @@ class Claims:
 
     def give_back_all(self, member: Any) -> None:
         """Put back all that a member holds which was closed."""
-        for batch in [batch for batch in self.held if batch.member is member and not batch.leaving]:
-            self._return(batch, 0.0, repeated=True)
+        for batch in [batch for batch in self.held if batch.member is member]:
+            self._when_stays(batch, partial(self._return, batch, 0.0, repeated=True))
 
     def give_back_unshown(self, taker: object) -> None:
         """Put back what an iteration has acquired and not returned, before another get of the same thread or task."""
@@ -122,9 +116,8 @@ class Claims:
         """Put back what an earlier iteration of the same thread has left, as another one begins."""
         with self.line:
             self.give_back_unshown(taker)
-            for batch in [batch for batch in self.ahead if root_of(batch.taker) == taker]:
-                if self.owner and not batch.leaving:
-                    self._return(batch, 0.0, repeated=True)
+            for batch in [batch for batch in self.ahead if self.owner and root_of(batch.taker) == taker]:
+                self._when_stays(batch, partial(self._return, batch, 0.0, repeated=True))
 
     def unshown(self) -> list[Share]:
         """Return what iterations have acquired and not returned yet."""
@@ -270,7 +263,7 @@ class Claims:
     def _return_batch(self, batch: Any, delay_s: float) -> None:
         with self.line:
             if self._check_held(batch):
-                self._return(batch, delay_s, repeated=True)
+                self._when_stays(batch, partial(self._return, batch, delay_s, repeated=True))
 
     def return_part(self, batch: Any, index: int, how: Return) -> None:
         """Put one message of a batch back, as `return_batch` does."""
@@ -284,12 +277,17 @@ class Claims:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
-            self._put_back(batch, [batch.share_at(index)], delay_s, repeated=True)
-            batch.note_settled([index])
-            if not batch.unsettled:
-                self._drop(batch, 0)
-            self.give_back_unshown(root_of(batch.taker))  # what comes back comes before what is new
-            self.line.notify_first()
+            self._when_stays(batch, partial(self._return_index, batch, index, delay_s))
+
+    def _return_index(self, batch: StreamDeliveries, index: int, delay_s: float) -> None:
+        if batch.settled is None or index in batch.settled:
+            return
+        self._put_back(batch, [batch.share_at(index)], delay_s, repeated=True)
+        batch.note_settled([index])
+        if not batch.unsettled:
+            self._drop(batch, 0)
+        self.give_back_unshown(root_of(batch.taker))  # what comes back comes before what is new
+        self.line.notify_first()
 
     @sheltered
     def extend_batch(self, batch: Any, seconds: float) -> None:
@@ -303,7 +301,7 @@ class Claims:
     def release(self, batch: StreamDeliveries) -> None:
         """Put back what an iteration has not returned, and what it returned and did not settle."""
         with self.line:
-            self.give_back(batch)
+            self._when_stays(batch, partial(self.give_back, batch))
 
     # In one commit with something else -------------------------------------------------------------------------------
 
@@ -351,17 +349,22 @@ class Claims:
 
     @sheltered
     def stays(self, held: Held, checked: bool) -> None:
-        """After a commit: begin the leases of what is held anew, or put it back if its member was closed meanwhile."""
+        """After a commit: put back what was to be meanwhile, and begin the leases of what is held anew."""
         with self.line:
             for batch, _ in held:
                 batch.leaving -= checked
-                if batch not in self.held or batch.leaving:
-                    continue
-                if batch.member in self.members:
+                while batch.later and batch in self.held and not batch.leaving:
+                    batch.later.pop(0)()
+                if batch in self.held and not batch.leaving:
                     self._lease(batch, None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s)
-                else:
-                    self._return(batch, 0.0, repeated=True)
             self.line.notify_all()
+
+    def _when_stays(self, batch: StreamDeliveries, put_back: Callable[[], object]) -> None:
+        """Put messages of a batch back; once it has ended, if a commit is under way that settles some of the batch."""
+        if batch.leaving:
+            batch.later.append(put_back)
+        else:
+            put_back()
 
     def shares(self, ledger: Ledger) -> bool:
         """Tell whether the cursor belongs to the broker with this ledger."""
@@ -443,8 +446,3 @@ class Claims:
             for batch in [batch for batch, until in self.held.items() if until is not None and until <= now]:
                 self._return(batch, 0.0, repeated=True)
             self._lease_at = min((until for until in self.held.values() if until is not None), default=math.inf)
-
-
-def root_of(taker: object) -> object:
-    """Return the thread or task that a get belongs to; that of an iteration is wrapped."""
-    return taker[0] if isinstance(taker, tuple) else taker

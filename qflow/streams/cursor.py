@@ -22,8 +22,8 @@ from qflow.memory.waiting import StraightLock, attend, sheltered
 from qflow.message import offset_of
 from qflow.stats import SubscriptionStats
 from qflow.storage.log.transaction_log import Lane
-from qflow.streams.claims import Claims, root_of
-from qflow.streams.deliveries import StreamDeliveries
+from qflow.streams.claims import Claims
+from qflow.streams.deliveries import StreamDeliveries, root_of
 from qflow.streams.feeds import Feed, Feeds
 from qflow.streams.history import History
 from qflow.streams.interest import Interest

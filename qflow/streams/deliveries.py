@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, overload
 
 from qflow.batch_index import BatchIndex, missing
@@ -143,7 +143,7 @@ class Share(NamedTuple):
 class StreamDeliveries(Deliveries):
     """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
 
-    __slots__ = ("charged", "member", "shares", "shown", "taken", "taker", "unsettled")
+    __slots__ = ("charged", "later", "member", "shares", "shown", "taken", "taker", "unsettled")
 
     shares: list[Share]
     total: int
@@ -155,6 +155,8 @@ class StreamDeliveries(Deliveries):
     """The thread or task that got it."""
     charged: int
     """What it takes of memory, as the ledger counts."""
+    later: list[Callable[[], object]]
+    """What is done when no commit is under way that settles some of it."""
 
     def __init__(self, settler: Any, shares: list[Share], member: object, charged: int, taker: object = None) -> None:
         super().__init__(settler, [])
@@ -162,6 +164,7 @@ class StreamDeliveries(Deliveries):
         self.total = self.unsettled = sum(len(share.piece.records) for share in shares)
         self.member = member
         self.charged = charged
+        self.later = []
         self.taken: frozenset[int] = _NONE
         """Indexes of messages that a seek has taken back: settling them does nothing."""
         self.taker = taker
@@ -249,7 +252,7 @@ class StreamDeliveries(Deliveries):
             offset = offset_of(self.at(position)[0])
             raise AlreadySettled(f"message {offset} of stream {self.name!r} was settled, or went back, before")
 
-    def take_back(self, delivery: Delivery, position: int) -> None:
+    def take_back(self, positions: Iterable[int], size: int) -> None:
         """Not called for streams."""
         raise NotImplementedError("deliveries of a stream never leave their batch")
 
@@ -307,3 +310,8 @@ def place_of(held: Any) -> tuple[StreamDeliveries, int | None]:
         return held, None
     batch: StreamDeliveries = held.settler
     return batch, batch.position(held.sequence)
+
+
+def root_of(taker: object) -> object:
+    """Return the thread or task that a get belongs to; that of an iteration is wrapped."""
+    return taker[0] if isinstance(taker, tuple) else taker

@@ -175,7 +175,9 @@ class Owner:
         self._faults.before["make_room"] = wait_there
         self._faults.fail("make_room", qflow.DiskFull("no room"))
 
-    def refuse(self) -> None:
+    def refuse(self, refuses: bool = True) -> None:
+        if not refuses:
+            self._faults.heal()
         self._go_on.set()
         with suppress(qflow.DiskFull):
             self.broker.queue("out").put(b"y")
@@ -261,16 +263,33 @@ def test_what_is_given_back_while_its_commit_is_written_is_there_again_when_that
     is_free_again(refusing.broker)
 
 
-def test_so_it_is_with_a_task_that_is_cancelled_meanwhile(refusing: Owner) -> None:
+@pytest.mark.parametrize("held", ["one", "one of a batch", "a batch", "each of a batch"])
+def test_so_it_is_with_a_task_that_is_cancelled_meanwhile(refusing: Owner, held: str) -> None:
     """The end of its block gives the message back."""
 
     async def scenario() -> None:
         broker = qflow.aio.AsyncBroker(refusing.broker)
+        queue = broker.queue("jobs")
+
+        async def commit(wanted: Any) -> None:
+            async with broker.transaction() as tx:
+                await tx.put("out", b"x")
+                await tx.ack_many(wanted)
 
         async def work() -> None:
-            async with await broker.queue("jobs").get(0) as delivery, broker.transaction() as tx:
-                await tx.put("out", b"x")
-                await tx.ack(delivery)
+            if held == "one":
+                async with await queue.get(0) as delivery:
+                    await commit([delivery])
+            elif held == "one of a batch":
+                async with (await queue.get_many(1, 0))[0] as delivery:
+                    await commit([delivery])
+            else:
+                batch = await queue.get_many(1, 0)
+                try:
+                    await commit(batch if held == "a batch" else list(batch))
+                finally:
+                    with pytest.raises(qflow.AlreadySettled):
+                        await batch.nack()
 
         refusing.stop()
         working = asyncio.ensure_future(work())
@@ -282,3 +301,35 @@ def test_so_it_is_with_a_task_that_is_cancelled_meanwhile(refusing: Owner) -> No
     run(scenario())
     refusing.refuse()
     is_free_again(refusing.broker)
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["refused", "held"])
+def test_a_message_of_a_stream_goes_back_when_the_commit_is_refused_and_not_before(
+    refusing: Owner, refused: bool
+) -> None:
+    """That a task gave back which was cancelled while it was written."""
+    broker = refusing.broker
+    beside = broker.subscribe("s", group="g", start="earliest")
+
+    async def scenario() -> None:
+        tasks = qflow.aio.AsyncBroker(broker)
+        subscription = await tasks.subscribe("s", group="g")
+
+        async def work() -> None:
+            async with await subscription.get(0) as delivery, tasks.transaction() as tx:
+                await tx.put("out", b"x")
+                await tx.ack(delivery)
+
+        refusing.stop()
+        working = asyncio.ensure_future(work())
+        await event_loop.until(refusing.is_there.is_set)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert [found.body for found in beside.get_many(5, 0)] == [b"b"]
+        refusing.refuse(refused)
+        await subscription.close()
+
+    run(scenario())
+    assert [(found.body, found.delivery_count) for found in beside.get_many(5, 0)] == ([(b"a", 2)] if refused else [])
+    assert len(broker.queue("out")) == (0 if refused else 2)

@@ -52,14 +52,9 @@ class Grant:
         await self._lender.abandon(self.batch)
 
     @property
-    def is_leaving(self) -> bool:
-        """Some of it is settled by a commit that is under way: if that is refused, it is left."""
-        return bool(self.batch.deliveries.leaving)
-
-    @property
     def is_held(self) -> bool:
-        """Something of it is not settled, or may come to be so."""
-        return self.is_leaving or bool(self.batch.deliveries.left_count)
+        """Something of it is not settled, or is settled by a commit that is under way, and may be refused."""
+        return bool(self.batch.deliveries.leaving or self.batch.deliveries.left_count)
 
 
 class Grants:
@@ -94,9 +89,9 @@ class Grants:
         return self._grants.get(number)
 
     def drop(self, number: int, *, given_up: bool = False) -> None:
-        """Forget a grant, if nothing of it is left, or it was given up; not while some of it is leaving."""
+        """Forget a grant, if nothing of it is left, or it was given up."""
         grant = self._grants.get(number)
-        if grant is not None and not (grant.is_leaving if given_up else grant.is_held):
+        if grant is not None and (given_up or not grant.is_held):
             del self._grants[number]
 
     def holds(self) -> bool:
