@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from qflow.message import LANE_SHIFT
 from qflow.storage.log.rows import read_row
 from qflow.storage.streams import eras
+
+
+class Known(NamedTuple):
+    """What is known of a partition: the last message before `offset` has this era."""
+
+    offset: int
+    era: str
 
 
 def eras_of(txn: Any, owner: int, offsets: Mapping[int, int]) -> dict[int, str]:
@@ -31,3 +38,9 @@ def other_era(txn: Any, owner: int, offsets: Mapping[int, int], known: Mapping[i
         if found.get(number) != era and sequence >= read_row(txn, owner, number).floor:
             return number
     return None
+
+
+def is_other(txn: Any, owner: int, number: int, known: Known) -> bool:
+    """Tell whether a partition is not the one that this is known of: it ends before, or was written on apart."""
+    end = read_row(txn, owner, number).next - (number << LANE_SHIFT)
+    return end < known.offset or other_era(txn, owner, {number: known.offset}, {number: known.era}) is not None

@@ -9,13 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as pf
 
+from qflow.arrow.eras import Known, is_other
 from qflow.arrow.ranges import Span
 from qflow.arrow.reading import Request, read_span
 from qflow.arrow.schema import NAMES, Column, arrow_schema
 from qflow.arrow.states import SpoolState, StreamState
-from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound, StreamDeleted
+from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound, StorageError, StreamDeleted
 from qflow.flight.owner import Owner
 from qflow.flight.words import Command, as_json
+from qflow.message import LANE_SHIFT
 from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import check_filter
 
@@ -105,6 +107,8 @@ class Read:
         stream = owner.stream(owner.state(), ticket.text("stream"), ticket.maybe_number("number"))
         self._number = ticket.number("partition", 0 if len(stream.rows) == 1 else None)
         check_partition(stream, self._number)
+        if "era" in ticket:
+            self._check_era(stream, Known(*ticket.row("era", int, str)))
         first, there = stream.bounds(self._number)
         follows = ticket.flag("follow", default=False)
         self._stream = self._live(stream) if follows else None
@@ -121,6 +125,17 @@ class Read:
         self._most_bytes = ticket.maybe_number("max_bytes", least=1)
         self._losses = Losses(fail=ticket.flag("fail_on_data_loss", default="start" in ticket))
         self._columns = _columns(ticket)
+
+    def _check_era(self, stream: StreamState, known: Known) -> None:
+        if not 0 < known.offset < 2**LANE_SHIFT:
+            raise InvalidArgument(f"'era' of a ticket is of an offset from 1 on, not {known.offset}")
+        with self._owner.transaction() as txn:
+            if is_other(txn, stream.owner, self._number, known):
+                raise StorageError(
+                    f"stream {stream.name!r}, partition {self._number}: what is asked for was planned up to offset "
+                    f"{known.offset}, and the spool at {self._owner.path} does not hold the same there: it was "
+                    "replaced by an older copy of it. Bring the newer one back, or plan anew with this one"
+                )
 
     def _live(self, stream: StreamState) -> Stream:
         """Return the stream that the log had as this."""

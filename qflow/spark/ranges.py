@@ -9,9 +9,11 @@ import attrs
 from pyspark.sql.datasource import InputPartition
 
 from qflow.arrow.bounds import COMMITTED, OFFSETS, Bound, Offsets
+from qflow.arrow.eras import Known
 from qflow.arrow.ranges import Cutting, Span
 from qflow.arrow.states import SpoolState, StreamState
 from qflow.errors import CorruptionError, InvalidArgument, NotFound
+from qflow.spark.offsets import Progress
 from qflow.spark.options import ReadOptions
 from qflow.spark.parallelism import parallelism
 from qflow.spark.places.place import Place, check_apart
@@ -26,10 +28,12 @@ Ranges = list[tuple[StreamState, int, int, int]]
 class Range(InputPartition):
     """Offsets [start, end) of one partition of a stream: what one task reads."""
 
-    def __init__(self, place: Place, uuid: str, span: Span) -> None:
+    def __init__(self, place: Place, uuid: str, span: Span, known: Known | None = None) -> None:
         self.place = place
         self.uuid = uuid
         self.span = span
+        self.known = known
+        """Of its partition."""
 
 
 @attrs.frozen
@@ -138,4 +142,19 @@ def cut(planned: Collection[tuple[Place, str, Ranges]], options: ReadOptions) ->
         max(1, parallelism() // logs), None if least is None else -(-least // logs), options.max_records_per_partition
     )
     for place, uuid, ranges in wanted:
-        yield from (Range(place, uuid, span) for span in place.cut(uuid, ranges, share))
+        known = _known(place, uuid, ranges)
+        for span in place.cut(uuid, ranges, share):
+            yield Range(place, uuid, span, known.get((span.stream, span.partition)))
+
+
+def _known(place: Place, uuid: str, ranges: Ranges) -> dict[tuple[str, int], Known]:
+    """Return what is known of partitions at the ends of ranges, by stream and partition."""
+    ends: dict[str, Progress] = {}
+    for stream, number, start, end in ranges:
+        if start < end:
+            ends.setdefault(stream.name, Progress(stream.owner, {})).offsets[number] = end
+    return {
+        (name, number): Known(one.offsets[number], era)
+        for name, one in place.with_eras(uuid, ends).streams.items()
+        for number, era in (one.eras or {}).items()
+    }

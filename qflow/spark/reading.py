@@ -29,6 +29,8 @@ class RangeReader:
         if not isinstance(partition, Range):  # Spark asks for one where there is nothing to read
             return
         options = self._options
-        asked = Reading(partition.uuid, partition.span, options.filter, self._columns, options.fail_on_data_loss)
+        asked = Reading(
+            partition.uuid, partition.span, options.filter, self._columns, options.fail_on_data_loss, partition.known
+        )
         with plainly():
             yield from partition.place.read(asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from faults.test_full_disk import disk_of
 from qflow.arrow.ranges import Span
 from qflow.arrow.schema import Column
 from qflow.storage.inbox.stages import Batch, Manifest
+from spark.reader_process import publish
 from spark.test_readers import damage
 from spark.trees import left_in_inbox
 from unit.clocks import Clock, open_still
@@ -25,10 +27,14 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[s
 pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
 
 from qflow.flight import serve
+from qflow.spark import spools
+from qflow.spark.options import parse
 from qflow.spark.places import calls, flight, sent
 from qflow.spark.places.calls import Door
 from qflow.spark.places.flight import FlightPlace
-from qflow.spark.places.place import Reading, Staging, Written
+from qflow.spark.places.local import LocalPlace
+from qflow.spark.places.place import Place, Reading, Staging, Written
+from qflow.spark.ranges import cut
 from qflow.spark.words import Away
 
 At = Callable[..., FlightPlace]
@@ -62,7 +68,7 @@ def asked(place: FlightPlace, start: int, end: int, *, fail: bool = False, wante
     return Reading(seen.uuid, span, wanted, (Column("value"),), fail)
 
 
-def values(place: FlightPlace, reading: Reading) -> list[int]:
+def values(place: Place, reading: Reading) -> list[int]:
     """Return the numbers that a task reads."""
     return [int(value) for batch in place.read(reading) for value in batch.column("value").to_pylist()]
 
@@ -146,6 +152,34 @@ def test_a_stream_that_is_deleted_under_a_task_is_told(
                 else:
                     assert sum(batch.num_rows for batch in batches) < 40
                     assert "for failOnDataLoss is false" in caplog.text
+
+
+@pytest.mark.parametrize("more", [0, 20])
+def test_an_older_copy_that_is_put_in_place_before_a_task_reads_is_refused(tmp_path: Path, at: At, more: int) -> None:
+    """By a URL and by a path; whether it ends before what was planned, or was written on since."""
+    spool, older = tmp_path / "spool", tmp_path / "older"
+    with qflow.open(spool) as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        publish(broker, 5)
+    shutil.copytree(spool, older, ignore=shutil.ignore_patterns("door", "stats.json*"))
+    with qflow.open(spool) as broker:
+        publish(broker, 10, start=5)
+        place = at(broker)
+        seen = place.look()
+        (part,) = cut(
+            [(place, seen.uuid, [(seen.streams["plants"], 0, 0, 15)])],
+            parse({"path": place.where, "subscribe": "plants"}),
+        )
+        reading = Reading(part.uuid, part.span, "#", (Column("value"),), True, part.known)
+        assert values(place, reading) == list(range(15))
+    with qflow.open(older) as broker:
+        publish(broker, more, start=100)
+        with pytest.raises(qflow.StorageError, match="up to offset 15, .* it was replaced by an older copy"):
+            values(at(broker), reading)
+        publish(broker, more, start=200)
+    with pytest.raises(qflow.StorageError, match="planned .* it is an older copy"):
+        values(LocalPlace(str(older)), reading)
+    spools.let_go(str(older))
 
 
 # A door that is away --------------------------------------------------------------------------------------------------

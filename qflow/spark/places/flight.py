@@ -177,6 +177,8 @@ class FlightPlace:
             "columns": asked.columns,
             "fail_on_data_loss": asked.fail_on_data_loss,
         }
+        if asked.known is not None:
+            ticket["era"] = list(asked.known)
         wire = pf.Ticket(json.dumps(ticket).encode())
         return self.door.client().do_get(wire, self.door.options())
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from qflow.arrow.bounds import Bound, Offsets, resolve
-from qflow.arrow.eras import eras_of, other_era
+from qflow.arrow.eras import eras_of, is_other, other_era
 from qflow.arrow.losses import ByOption
 from qflow.arrow.ranges import Cutting, Span, cut, offset_after
 from qflow.arrow.states import SpoolState, StreamState
@@ -92,11 +92,14 @@ class LocalPlace:
             if not is_there(txn, span.owner):
                 return
             end = read_row(txn, span.owner, span.partition).next - (span.partition << LANE_SHIFT)
-        if end < span.end:
+            planned = span.end if asked.known is None else asked.known.offset
+            if end >= planned and (asked.known is None or not is_other(txn, span.owner, span.partition, asked.known)):
+                return
+            what = f"ends at offset {end}" if end < planned else "holds other messages in place"
             raise StorageError(
-                f"the spool at {self.where} on host {socket.gethostname()!r} ends at offset {end} of stream "
-                f"{span.stream!r}, partition {span.partition}, and what was planned ends at {span.end}: it is an older "
-                f"copy. Serve the one that is written to with `qflow serve {self.where} --flight HOST:PORT`, and give "
+                f"the spool at {self.where} on host {socket.gethostname()!r} {what} of stream {span.stream!r}, "
+                f"partition {span.partition}, and what was planned ends at {planned}: it is an older copy. Serve the "
+                f"one that is written to with `qflow serve {self.where} --flight HOST:PORT`, and give "
                 "grpc+tls://HOST:PORT as the path"
             )
 

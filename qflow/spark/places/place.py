@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qflow.arrow.bounds import Bound, Offsets
+from qflow.arrow.eras import Known
 from qflow.arrow.ranges import Cutting, Span
 from qflow.arrow.states import SpoolState, StreamState
 from qflow.arrow.takers import Taker
@@ -31,6 +32,8 @@ class Reading(NamedTuple):
     filter: str
     columns: Sequence[Column]
     fail_on_data_loss: bool
+    known: Known | None = None
+    """Of the partition, when it was planned: tells a copy of the log that was put in its place since."""
 
 
 class Staging(NamedTuple):
