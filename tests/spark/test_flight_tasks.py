@@ -277,6 +277,16 @@ def test_what_is_answered_slowly_uses_up_no_patience(time: Time) -> None:
             waiting.go_on(Away("it is away"))
 
 
+def test_a_broker_that_cancels_its_calls_as_it_ends_is_away(time: Time) -> None:
+    """So is one that cannot be reached, or says that it is closing."""
+    import pyarrow.flight as pf
+
+    for kind in (pf.FlightCancelledError, pf.FlightUnavailableError, pf.FlightTimedOutError):
+        call = Mock(side_effect=[kind("CANCELLED"), "an answer"])
+        assert Door("grpc://127.0.0.1:5").wait_for(call) == "an answer"
+    assert len(time.slept) == 3
+
+
 # Leases ---------------------------------------------------------------------------------------------------------------
 
 

@@ -179,7 +179,8 @@ class Errors:
         url = self._door.url
         if not isinstance(error, pa.ArrowException | OSError):
             return
-        if isinstance(error, pf.FlightUnavailableError | pf.FlightTimedOutError):
+        away = pf.FlightUnavailableError | pf.FlightTimedOutError | pf.FlightCancelledError
+        if isinstance(error, away):  # a server that ends cancels its calls; nobody here does
             self._door.let_go()
             raise Away(f"the broker at {url} is away ({_short(error)})") from error
         known = error_of(error)
