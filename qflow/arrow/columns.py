@@ -44,6 +44,8 @@ def found_columns(schema: pa.Schema, names: Sequence[str]) -> dict[str, int]:
 def _fits(name: str, type_: pa.DataType) -> bool:
     if pa.types.is_dictionary(type_):
         type_ = type_.value_type
+    if pa.types.is_null(type_):
+        return name in ("key", "headers")
     if name == "headers":
         pair = type_.value_type if _is_list(type_) else None
         if pair is None or not pa.types.is_struct(pair) or [field.name for field in pair] != ["key", "value"]:
@@ -76,8 +78,9 @@ def taken(batch: pa.RecordBatch, columns: dict[str, int]) -> pa.RecordBatch:
         InvalidArgument: the batch is damaged, or a text is none.
     """
     try:
-        batch.validate(full=True)
-        arrays = [batch.column(number).cast(_TYPES[name]) for name, number in columns.items()]
+        chosen = batch.select(list(columns.values()))  # nobody looks at the others
+        chosen.validate(full=True)
+        arrays = [column.cast(_TYPES[name]) for name, column in zip(columns, chosen.columns, strict=True)]
         found = pa.RecordBatch.from_arrays(arrays, names=list(columns))
         found.validate(full=True)
     except pa.ArrowException as error:

@@ -82,6 +82,29 @@ def test_rows_of_one_topic_need_no_column_of_topics(broker: qflow.Broker, client
     assert [message.body for message in broker.stream("plants").query()] == [b"a", b"b", b"c"]
 
 
+def test_columns_of_nulls_alone_are_no_keys_and_no_headers(broker: qflow.Broker, client: Any) -> None:
+    """Of whatever type: DuckDB's `NULL` has none."""
+    nulls = rows(value=[b"a"], key=pa.nulls(1), headers=pa.nulls(1))
+    put(client, {"publish": {"topic": "plant/1"}}, nulls)
+    put(client, {"put": "jobs"}, nulls)
+    command = stage(broker)
+    (answer,) = put_once(client, command, nulls)
+    assert answer["file"][1] == 1
+    (message,) = broker.stream("plants").query()
+    assert (message.body, message.key, message.headers) == (b"a", None, {})
+    error = refused(lambda: put(client, {"publish": {"topic": "plant/1"}}, rows(value=pa.nulls(1))))
+    assert "must be binary or string, not null" in str(error)
+
+
+def test_columns_that_nobody_uses_are_not_looked_at(broker: qflow.Broker, client: Any) -> None:
+    """A text that is none is refused where it is used alone."""
+    text = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<2i", 0, 1)), pa.py_buffer(b"\xff"))
+    put(client, {"publish": {"topic": "plant/1"}}, rows(value=[b"a"], topic=text, other=text))
+    assert [message.body for message in broker.stream("plants").query()] == [b"a"]
+    error = refused(lambda: put(client, {"publish": {}}, rows(value=[b"b"], topic=text)))
+    assert "damaged, or not what it says" in str(error)
+
+
 def test_what_a_producer_has_numbered_is_published_once(broker: qflow.Broker, client: Any) -> None:
     """A put that is repeated under the same numbers changes nothing."""
     command = {"publish": {"topic": "plant/1", "producer": "p", "number": 5}}
