@@ -30,6 +30,8 @@ MOVING_S = 0.01
 """A get whose time is over looks again so often whether another thread has moved what it waits for."""
 MOST_PASSED = 1_000
 """A get goes past so many messages that are to become dead letters, and cannot now."""
+REFUSED_SHARE = 4
+"""While the disk takes nothing, what is charged for deliveries may come to this part of the capacity above it."""
 LOOKS = 100
 """And so often, at most, whether it has made room: where others never end with that, something has to be settled."""
 
@@ -259,7 +261,8 @@ class Getting:
                     return Lack.WORK
                 if queue.restorer.find_room() or not admission.cover():
                     continue
-                return self._no_room()
+                if batch.total or not queue.restorer.is_refused or over * REFUSED_SHARE > gate.account.capacity:
+                    return self._no_room()
             looks = queue.lanes.must_look()
             segments: list[Segment] = [] if looks else batch.segments
             wanted = 1 if over else most - batch.total

@@ -72,6 +72,11 @@ class Restorer:
         """Another thread is spilling, or reads something in."""
         return bool(self._spiller.under_way or self._gate.restoring)
 
+    @property
+    def is_refused(self) -> bool:
+        """The disk has not taken what was to be spilled last: no room comes of that, and what is in memory goes out."""
+        return self._spiller.error is not None
+
     def find_room(self) -> bool:
         """Have memory given back, or spill. Lets go of the lock."""
         return self._spiller.find_room_for(0)

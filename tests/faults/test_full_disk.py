@@ -165,6 +165,28 @@ def test_a_full_disk_under_the_spill_store_holds_producers(small_disk):
         assert broker.check() == []
 
 
+def test_what_is_in_memory_comes_out_by_one_though_the_disk_takes_nothing(small_disk):
+    """What is charged for each delivery passes on slack, and the tail cannot be spilled for it."""
+    with qflow.open(small_disk / "spool", capacity_bytes=300_000) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        fill(small_disk)
+        bodies = []
+        with pytest.raises(qflow.DiskFull, match="could not spill"):
+            while True:
+                queue.put(b"%06d" % len(bodies), timeout_s=0)
+                bodies.append(b"%06d" % len(bodies))
+        held = [queue.get(0) for _ in range(300)]
+        held += queue.get_many(5, 0)
+        assert [delivery.body for delivery in held] == bodies[: len(held)]
+        with pytest.raises(qflow.QueueEmpty):
+            while True:
+                held.append(queue.get(0))
+        assert queue.stats().resident_bytes <= 300_000 * 5 / 4 + 144
+        assert broker.check() == []
+        queue.ack_many(held)
+        assert drained(queue) == bodies[len(held) :]
+
+
 def test_a_spool_cannot_be_made_on_a_full_disk_and_can_be_later(small_disk):
     """I11, I12: creation on a full disk is a clear error and leaves nothing that hinders the next."""
     ballast = fill(small_disk)
