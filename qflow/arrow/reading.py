@@ -45,10 +45,13 @@ class Room(Protocol):
     """Memory for batches."""
 
     def has(self, size: int) -> bool:
-        """Take it for a batch of about so many bytes, if there is any at once, or the last batch had as much."""
+        """Take it for a batch of about so many bytes, if there is any at once, or `wait` has taken as much."""
 
     def wait(self, size: int) -> None:
         """Take it once there is any."""
+
+    def free(self) -> None:
+        """Give it back: the batch is with whoever asked for it, or is one of some small ones that are gathered."""
 
 
 class Unbounded:
@@ -58,6 +61,11 @@ class Unbounded:
         return True
 
     def wait(self, size: int) -> None: ...
+
+    def free(self) -> None: ...
+
+
+_UNBOUNDED = Unbounded()
 
 
 @attrs.frozen
@@ -71,18 +79,18 @@ class Request:
 
 
 def read_span(
-    transaction: Transaction, request: Request, losses: Losses, room: Room | None = None
+    transaction: Transaction, request: Request, losses: Losses, room: Room = _UNBOUNDED
 ) -> Iterator[pa.RecordBatch]:
     """Yield the matching messages of a span, in order; each batch in a transaction of its own.
 
     Args:
-        room: asked before each batch is made; None = it may be.
+        room: asked before each batch is made.
 
     Raises:
         What `losses` raises. StorageError: the log cannot be read.
     Cost: 0.2 µs a message of 100 bytes; with a filter, only blocks are read that hold a match.
     """
-    batches = _batches(transaction, request, losses, room or Unbounded())
+    batches = _batches(transaction, request, losses, room)
     return batches if request.filter == "#" else joined(batches, _LEAST_BYTES, _LEAST_ROWS)
 
 
@@ -103,19 +111,22 @@ def _batches(transaction: Transaction, request: Request, losses: Losses, room: R
                 continue
             query = Query(span.owner, span.partition, position, end, BATCH_BYTES, interest, BATCH_MESSAGES)
             found = column_pieces.read(txn, query)
-            size = sum(piece.weight for piece in found.pieces)
+            size = maker.size(found.pieces)
             has_room = room.has(size)
             made = found.pieces and has_room
             batch = maker.make(found.pieces) if made else None  # copied once, from the map into its columns
+            following, hole = found.position, found.hole
+            del found  # shared bodies are copies
         if not has_room:
             room.wait(size)  # without a transaction
             continue
-        if found.hole is not None:
-            losses.damage(span, found.hole.start - base, found.hole.end - base, found.hole.problem)
-        position = found.position
+        if hole is not None:
+            losses.damage(span, hole.start - base, hole.end - base, hole.problem)
+        position = following
         if batch is not None:
             yield batch
             del batch  # before the next one is made
+        room.free()
 
 
 def _leave_to_check(_problem: str) -> None:

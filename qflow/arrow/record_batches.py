@@ -22,6 +22,8 @@ from qflow.storage.streams.columns import ColumnPiece
 
 HEADERS = headers_type()
 _NUMBER = np.dtype("<u4")
+_ROW_BYTES = 40
+"""What a row takes in columns of numbers, and as offsets of those of texts and bytes."""
 Array = Any
 Chunk = bytes | memoryview
 
@@ -177,6 +179,14 @@ class BatchMaker:
         self._base = first_sequence
         self._needs_bodies = bool({"key", "value", "headers"} & set(schema.names))
 
+    def size(self, pieces: list[ColumnPiece]) -> int:
+        """Return about how many bytes `make` takes for them."""
+        size = sum(piece.weight for piece in pieces) if self._needs_bodies else 0
+        for piece in pieces:
+            names = piece.columns.names
+            size += piece.messages * (_ROW_BYTES + len(names) // (names.count(0) + 1))
+        return size
+
     def make(self, pieces: list[ColumnPiece]) -> pa.RecordBatch:
         """Return the messages of some pieces as a record batch. Cost: 10 µs a block, and a copy of it."""
         count = sum(piece.messages for piece in pieces)
@@ -270,17 +280,27 @@ def _wanted(piece: ColumnPiece) -> Array:
 
 
 def joined(batches: Iterable[pa.RecordBatch], least_bytes: int, least_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of at least so many bytes or rows, but for the last one; none is empty."""
+    """Yield the same rows in batches of at least so many bytes or rows, but for the last one; none is empty.
+
+    What is gathered for the next one has less than that. Nothing else is kept while `batches` makes one.
+    """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
-        if not batch.num_rows:
-            continue
-        waiting.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
+        if batch.num_rows:
+            waiting.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+        del batch
         if rows >= least_rows or size >= least_bytes:
-            yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
-            waiting, rows, size = [], 0, 0
+            yield _in_one(waiting)
+            rows = size = 0
     if waiting:
-        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+        yield _in_one(waiting)
+
+
+def _in_one(waiting: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of these batches, and let go of them."""
+    batch = waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+    waiting.clear()
+    return batch

@@ -148,50 +148,40 @@ class Read:
     def schema(self) -> pa.Schema:
         return arrow_schema(self._columns)
 
-    def answers(
-        self, leaves: Callable[[], bool], check: Callable[[], None]
-    ) -> Iterator[tuple[pa.RecordBatch, bytes | None]]:
+    def answers(self, stay: Callable[[], None]) -> Iterator[tuple[pa.RecordBatch, bytes | None]]:
         """Yield each of `batches` with the metadata that tells what is lost before it; see there."""
-        return map(self._losses.beside, self.batches(leaves, check))
+        return map(self._losses.beside, self.batches(stay))
 
-    def batches(self, leaves: Callable[[], bool], check: Callable[[], None]) -> Iterator[pa.RecordBatch]:
-        """Yield what was asked for, until `leaves`; `check` raises what ends it. The last one of a span may be empty,
-        for what is to be told beside it.
+    def batches(self, stay: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+        """Yield what was asked for; `stay` raises what ends it. The last one of a span may be empty, for what is to be
+        told beside it.
 
         Raises:
             GapError, StreamDeleted, CorruptionError, StorageError, BrokerClosed.
         """
         left = self._most_bytes
-
-        def stay() -> None:
-            check()
-            if leaves():
-                raise pf.FlightCancelledError("the client has left")
-
-        with self._owner.room.share(stay) as share:
-            for span in self._spans(leaves, check):
-                request = Request(span, self._filter, self._columns)
+        for span in self._spans(stay):
+            request = Request(span, self._filter, self._columns)
+            with self._owner.room.share(stay) as share:
                 for batch in read_span(self._owner.transaction, request, self._losses, share):
-                    check()
-                    if leaves():
-                        return
+                    stay()
                     size = batch.nbytes
                     yield batch
                     del batch  # gRPC has taken it
-                    share.free()
                     if left is not None and (left := left - size) <= 0:
                         return
-                if not self._losses.is_told:
-                    yield pa.RecordBatch.from_pylist([], self.schema)
+            if not self._losses.is_told:
+                yield pa.RecordBatch.from_pylist([], self.schema)
 
-    def _spans(self, leaves: Callable[[], bool], check: Callable[[], None]) -> Iterator[Span]:
+    def _spans(self, stay: Callable[[], None]) -> Iterator[Span]:
         span = self._span
         yield span
         stream = self._stream
         if stream is None:
             return
         pause_s = SHORTEST_LOOK_S
-        while not leaves():
+        while True:
+            stay()
             end = stream.stats().next_offsets[self._number]
             if end > span.end:
                 span = span._replace(start=span.end, end=end)
@@ -200,7 +190,6 @@ class Read:
             else:
                 self._owner.draining.wait(pause_s)
                 self._owner.check_open()
-                check()
                 pause_s = min(2 * pause_s, LONGEST_LOOK_S)
                 self._check_there(stream)
 
@@ -275,12 +264,10 @@ def _info(state: SpoolState, stream: StreamState, numbers: list[int], path: list
     return pf.FlightInfo(arrow_schema(ALL), descriptor, endpoints, rows, size)
 
 
-def data_of(
-    owner: Owner, ticket: Command, leaves: Callable[[], bool], check: Callable[[], None], guard: Callable[..., Any]
-) -> pf.GeneratorStream:
+def data_of(owner: Owner, ticket: Command, stay: Callable[[], None], guard: Callable[..., Any]) -> pf.GeneratorStream:
     """Return the answer to a ticket; `guard` makes sentences of its errors."""
     read = Read(owner, ticket)
-    return pf.GeneratorStream(read.schema, _guarded(partial(read.answers, leaves, check), guard))
+    return pf.GeneratorStream(read.schema, _guarded(partial(read.answers, stay), guard))
 
 
 def _guarded(answers: Callable[[], Iterator[Any]], guard: Callable[..., Any]) -> Iterator[Any]:

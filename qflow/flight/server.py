@@ -53,6 +53,17 @@ class _Flights(pf.FlightServerBase):  # type: ignore[misc]
 
         return check
 
+    def _stay_of(self, context: pf.ServerCallContext) -> Callable[[], None]:
+        """Return what does so, and raises also where the client has left."""
+        check = self._check_of(context)
+
+        def stay() -> None:
+            check()
+            if context.is_cancelled():
+                raise pf.FlightCancelledError("the client has left")
+
+        return stay
+
     def list_flights(self, context: pf.ServerCallContext, criteria: bytes) -> Iterator[pf.FlightInfo]:
         with plainly("ListFlights"):
             self._owner.check_open()
@@ -72,8 +83,7 @@ class _Flights(pf.FlightServerBase):  # type: ignore[misc]
         with plainly("DoGet"):
             self._owner.check_open()
             asked = Command.parse(ticket.ticket, "the ticket")
-            check = self._check_of(context)
-            return reading.data_of(self._owner, asked, context.is_cancelled, check, plainly)
+            return reading.data_of(self._owner, asked, self._stay_of(context), plainly)
 
     def do_put(
         self,
@@ -87,9 +97,9 @@ class _Flights(pf.FlightServerBase):  # type: ignore[misc]
             if descriptor.command is None:
                 raise InvalidArgument(f"a put has a command in JSON, with one of {', '.join(writing.KINDS)}")
             command = Command.parse(descriptor.command, "the command")
-            check = self._check_of(context)
-            with self._owner.room.share(check) as share:
-                batches = writing.Batches(reader.schema, _batches(reader, check), share)
+            stay = self._stay_of(context)
+            with self._owner.room.share(stay) as share:
+                batches = writing.Batches(reader.schema, _batches(reader, stay), share)
                 writing.write(self._owner, command, batches, writing.answering(writer))
 
     def do_exchange(
@@ -118,9 +128,9 @@ class _Flights(pf.FlightServerBase):  # type: ignore[misc]
             return [pf.Result(as_json(answer))]
 
 
-def _batches(reader: pf.MetadataRecordBatchReader, check: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+def _batches(reader: pf.MetadataRecordBatchReader, stay: Callable[[], None]) -> Iterator[pa.RecordBatch]:
     for chunk in reader:
-        check()
+        stay()
         if chunk.data is not None:
             yield chunk.data
         del chunk  # before the next one is read

@@ -54,16 +54,16 @@ class Batches:
         self._batches = batches
         self._share = share
 
-    def taken(self, names: tuple[str, ...], most_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield these columns of each batch, as far as there are such; nothing may keep one of them.
+    def taken(self, columns: dict[str, int], most_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield these columns of each batch; nothing may keep one of them.
 
         Args:
+            columns: as of `found_columns`.
             most_bytes: of the bodies of a batch, where there are several; None = any.
 
         Raises:
-            InvalidArgument: a column or a batch makes no sense. TransactionTooLarge: a batch has more bytes.
+            InvalidArgument: a batch makes no sense. TransactionTooLarge: one has more bytes.
         """
-        columns = found_columns(self.schema, names)
         for batch in self._batches:
             rows = taken(batch, columns)
             del batch
@@ -98,7 +98,7 @@ def write(owner: Owner, command: Command, batches: Batches, answer: Answer) -> N
 def _publish(owner: Owner, command: Command, batches: Batches, answer: Answer) -> None:
     said = command.object("publish")
     topic = said.maybe_text("topic")
-    names = _names(batches.schema, topic)
+    columns = found_columns(batches.schema, _names(batches.schema, topic))
     producer, number = said.maybe_text("producer"), said.maybe_number("number")
     timeout_s = said.seconds("timeout_s", 60.0)
 
@@ -122,7 +122,7 @@ def _publish(owner: Owner, command: Command, batches: Batches, answer: Answer) -
             results = transaction.result
         return {"messages": len(rows), **_places(results)}
 
-    for batch in batches.taken(names, owner.broker.settings.max_transaction_bytes):
+    for batch in batches.taken(columns, owner.broker.settings.max_transaction_bytes):
         answered = publish(batch)
         del batch
         answer(answered)
@@ -172,7 +172,8 @@ def _put(owner: Owner, command: Command, batches: Batches, answer: Answer) -> No
                     transaction.put_many(queue, bodies[start:stop], headers=same, **options)
         return {"messages": len(bodies), "first": first}
 
-    for batch in batches.taken(("value", "headers"), owner.broker.settings.max_transaction_bytes):
+    columns = found_columns(batches.schema, ("value", "headers"))
+    for batch in batches.taken(columns, owner.broker.settings.max_transaction_bytes):
         answered = put(batch)
         del batch
         answer(answered)
@@ -236,14 +237,13 @@ def _stage(owner: Owner, command: Command, batches: Batches, answer: Answer) -> 
     name = said.text("name")
     check_file_name(name, said.what)
     topic = said.maybe_text("topic")
-    names = _names(batches.schema, topic)
-    columns = found_columns(batches.schema, names)
+    columns = found_columns(batches.schema, _names(batches.schema, topic))
     takers = Takers(owner.state().found, owner.path, said.maybe_text("stream"))
     if topic is not None:
         takers.room(topic)
     directory = stages.staged(owner.path, batch, token)
     try:
-        file = _staged(Outgoing(_in_order(columns), topic, takers), batches.taken(names), directory, name)
+        file = _staged(Outgoing(_in_order(columns), topic, takers), batches.taken(columns), directory, name)
     except OSError as error:
         raise storage_error(error, "write a batch", directory) from error
     answer({"file": file, "takers": sorted(takers.found)})

@@ -102,15 +102,25 @@ def test_a_stream_is_followed_until_the_client_leaves(broker: qflow.Broker, clie
     reader.cancel()
 
 
+def _stays_for(looks: int) -> Callable[[], None]:
+    """Return what raises once a client has been looked for so often."""
+    left = iter(range(looks))
+
+    def stay() -> None:
+        if next(left, None) is None:
+            raise pf.FlightCancelledError("the client has left")
+
+    return stay
+
+
 def test_who_follows_up_to_so_many_bytes_is_let_go_with_them(broker: qflow.Broker) -> None:
     """However few come at a time."""
     broker.declare_stream("logs", topics=["log/#"])
     asked = ticket(stream="logs", start=0, follow=True, max_bytes=1000, columns=["value"])
-    looks = iter(range(50))
     read = Read(Owner(broker), Command.parse(asked.ticket, "the ticket"))
     found = 0
     broker.publish("log/a", bytes(400))
-    for batch in read.batches(lambda: next(looks, None) is None, lambda: None):
+    for batch in read.batches(_stays_for(50)):
         found += batch.num_rows
         broker.publish("log/a", bytes(400))
     assert found == 3
@@ -144,9 +154,8 @@ def test_who_follows_a_stream_follows_no_other(broker: qflow.Broker, again: bool
     """Deleted after the first batch was read, before anything else is looked for."""
     broker.declare_stream("logs", topics=["log/#"])
     broker.publish("log/a", b"one")
-    looks = iter(range(50))
     read = Read(Owner(broker), Command.parse(ticket(stream="logs", start=0, follow=True).ticket, "the ticket"))
-    batches = read.batches(lambda: next(looks, None) is None, lambda: None)
+    batches = read.batches(_stays_for(50))
     assert next(batches).num_rows == 1
     broker.delete_stream("logs")
     if again:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +27,18 @@ from qflow.flight.owner import Owner  # noqa: E402
 from qflow.flight.reading import Read  # noqa: E402
 from qflow.flight.room import BUDGET_BYTES, LARGE, STALLED_S, Room  # noqa: E402
 from qflow.flight.words import Command  # noqa: E402
-from unit.clocks import Clock, until  # noqa: E402
+from unit.clocks import LONG_S, Clock, until  # noqa: E402
+
+PUTS = """
+import sys
+import pyarrow as pa
+import pyarrow.flight as pf
+batch = pa.record_batch({"value": pa.array([bytes(2**21)], pa.binary())})
+descriptor = pf.FlightDescriptor.for_command(b'{"put": "jobs"}')
+writer, reader = pf.connect(sys.argv[1]).do_put(descriptor, batch.schema)
+writer.write_batch(batch)
+reader.read()
+"""
 
 
 class Left(Exception):
@@ -50,6 +66,46 @@ def test_room_is_given_in_turn() -> None:
     assert not third.has(LARGE)
     assert second.has(2 * LARGE)
     assert third.has(LARGE)
+
+
+def test_who_waits_holds_nothing() -> None:
+    """Two that hold room, and need more, do not wait for each other."""
+    room = Room(4 * LARGE)
+    first, second = room.share(nothing), room.share(nothing)
+    assert first.has(2 * LARGE)
+    assert second.has(2 * LARGE)
+    assert not first.has(3 * LARGE)
+    assert not second.has(3 * LARGE)
+    assert first.has(3 * LARGE)
+    first.free()
+    assert second.has(3 * LARGE)
+
+
+class Turn(threading.Condition):
+    """Counts how often it is notified."""
+
+    notified = 0
+
+    def notify(self, n: int = 1) -> None:
+        self.notified += 1
+
+
+def test_what_gives_nothing_back_wakes_nobody() -> None:
+    """As a call with small batches, which frees after each; what does wakes the first in line."""
+    room = Room(4 * LARGE)
+    holder, first, second, small = (room.share(nothing) for _ in range(4))
+    turns = [Turn(room.lock), Turn(room.lock)]
+    first.turn, second.turn = turns
+    assert holder.has(4 * LARGE)
+    assert not first.has(LARGE)
+    assert not second.has(LARGE)
+    assert small.has(LARGE - 1)
+    small.free()
+    assert [turn.notified for turn in turns] == [0, 0]
+    holder.free()
+    assert [turn.notified for turn in turns] == [1, 0]
+    assert first.has(LARGE)
+    assert [turn.notified for turn in turns] == [1, 1]
 
 
 def test_what_is_larger_than_all_room_has_it_alone() -> None:
@@ -90,10 +146,9 @@ def test_a_client_that_leaves_while_it_waits_leaves_the_line() -> None:
     assert other.has(4 * LARGE)
 
 
-def reads(owner: Owner, leaves: Callable[[], bool] = lambda: False) -> Any:
+def reads(owner: Owner, stay: Callable[[], None] = nothing, **asked: Any) -> Any:
     """Return the batches of a read of `large`."""
-    asked = ticket(stream="large", start=0)
-    return Read(owner, Command.parse(asked.ticket, "the ticket")).batches(leaves, nothing)
+    return Read(owner, Command.parse(ticket(stream="large", start=0, **asked).ticket, "the ticket")).batches(stay)
 
 
 @pytest.fixture
@@ -103,32 +158,88 @@ def owner(broker: qflow.Broker) -> Owner:
     for number in range(3):
         broker.publish("large/a", bytes([number]) * 3 * LARGE)
     owner = Owner(broker)
-    owner.room = Room(7 * LARGE)
+    owner.room = Room(7 * LARGE, Clock().monotonic)
     return owner
 
 
-def test_readers_that_take_nothing_hold_a_bounded_number_of_batches(owner: Owner) -> None:
+def offsets(batches: Any, most: int) -> list[int]:
+    """Return those in the next batches, at most so many."""
+    return [number for batch in islice(batches, most) for number in batch["offset"].to_pylist()]
+
+
+@pytest.mark.parametrize("topics", ["#", "large/+"])
+def test_readers_that_take_nothing_hold_a_bounded_number_of_batches(owner: Owner, topics: str) -> None:
     """One more waits before its batch is made, outside of a transaction, and gets it when one is taken."""
-    one, two, three = reads(owner), reads(owner), reads(owner)
+    one, two, three = (reads(owner, filter=topics) for _ in range(3))
     next(one)
     next(two)
     with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(lambda: next(three)["offset"].to_pylist())
+        waiting = threads.submit(offsets, three, 1)
         until(lambda: owner.room.waiting)
-        assert [batch["offset"].to_pylist() for batch in two] == [[1], [2]]
-        assert waiting.result(30) == [0]
-    assert [batch["offset"].to_pylist() for batch in three] == [[1], [2]]
-    one.close()
+        following = threads.submit(offsets, two, 1)
+        assert waiting.result(LONG_S) == [0]
+        until(lambda: owner.room.waiting)
+        one.close()
+        assert following.result(LONG_S) == [1]
+    assert offsets(two, 2) == [2]
+    assert offsets(three, 3) == [1, 2]
     assert owner.room.share(nothing).has(7 * LARGE), "nothing is held any more"
 
 
-def test_a_reader_that_leaves_while_it_waits_is_no_failure(owner: Owner) -> None:
-    """It is told nothing, and nothing is left of it."""
+@pytest.mark.parametrize("topics", ["#", "large/+"])
+def test_a_reader_that_waits_keeps_no_batch(owner: Owner, topics: str) -> None:
+    """What was taken of it is gone from memory before it gets into line."""
+    clock = Clock()
+    owner.room = Room(7 * LARGE, clock.monotonic)
+    before = pa.total_allocated_bytes()
+    reader = reads(owner, filter=topics)
+    next(reader)
+    clock.advance(STALLED_S)
+    with ThreadPoolExecutor() as threads:
+        with owner.room.share(nothing) as holder:
+            holder.wait(7 * LARGE)
+            waiting = threads.submit(offsets, reader, 1)
+            until(lambda: owner.room.waiting)
+            assert pa.total_allocated_bytes() - before < LARGE
+        assert waiting.result(LONG_S) == [1]
+
+
+def test_small_columns_of_large_messages_need_no_room(owner: Owner) -> None:
+    """They are counted by what is asked for."""
     with owner.room.share(nothing) as holder:
         holder.wait(7 * LARGE)
-        with pytest.raises(pf.FlightCancelledError):
-            next(reads(owner, leaves=lambda: True))
+        batches = list(reads(owner, filter="large/+", columns=["offset", "topic"]))
+    assert [batch["offset"].to_pylist() for batch in batches] == [[0, 1, 2]]
+
+
+def test_what_is_gathered_for_a_filter_holds_no_room(owner: Owner) -> None:
+    """Room was for the messages of which it is a small part."""
+    batches = reads(owner, filter="large/+", columns=["key"])
+    assert next(batches).num_rows == 3
+    assert owner.room.share(nothing).has(7 * LARGE)
+
+
+def test_a_reader_that_leaves_while_it_waits_is_no_failure(owner: Owner) -> None:
+    """Nothing is left of it."""
+    with owner.room.share(nothing) as holder:
+        holder.wait(7 * LARGE)
+        with pytest.raises(Left):
+            next(reads(owner, leave))
     assert not owner.room.waiting
+
+
+def test_a_client_that_dies_while_its_put_waits_leaves_the_line(broker: qflow.Broker) -> None:
+    """Nothing of it is stored later."""
+    with qflow.flight.serve(broker, port=0) as server, ExitStack() as stack:
+        room = server._owner.room = Room(4 * LARGE, Clock().monotonic)
+        stack.enter_context(room.share(nothing)).wait(4 * LARGE)
+        command = [sys.executable, "-c", PUTS, f"grpc://127.0.0.1:{server.port}"]
+        process = stack.enter_context(subprocess.Popen(command))
+        stack.callback(process.kill)
+        until(lambda: room.waiting)
+        process.kill()
+        until(lambda: not room.waiting)
+    assert len(broker.queue("jobs")) == 0
 
 
 @pytest.mark.parametrize("command", [{"publish": {"topic": "plant/1"}}, {"put": "jobs"}])
