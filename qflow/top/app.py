@@ -208,8 +208,9 @@ class Top(App[int]):
 
         if loop.is_closed() or not os.isatty(0):
             end()
-        signal.signal(signal.SIGALRM, end)
-        signal.setitimer(signal.ITIMER_REAL, LEAVING_S)
+        if not signal.getitimer(signal.ITIMER_REAL)[0]:  # else another signal has set the end
+            signal.signal(signal.SIGALRM, end)
+            signal.setitimer(signal.ITIMER_REAL, LEAVING_S)
         loop.call_soon_threadsafe(self.action_leave, 128 + number)
 
     def action_leave(self, code: int) -> None:
