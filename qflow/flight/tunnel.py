@@ -46,6 +46,7 @@ class Tunnels:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
+        self.clock = time.monotonic
         self._lock = threading.Lock()
         self._exchanges: dict[socket.socket, _Heard] = {}
         """What has been heard of the client behind each socket."""
@@ -68,7 +69,7 @@ class Tunnels:
         with inner:
             inner.settimeout(None)
             wrong: list[Exception] = []
-            heard = _Heard()
+            heard = _Heard(self.clock)
             self._add(inner, heard)
             down = threading.Thread(target=_bring, args=(inner, writer, check, wrong), daemon=True)
             down.start()
@@ -107,12 +108,13 @@ class Tunnels:
 class _Heard:
     """Since when one thread waits for a piece, which another one looks at."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._since: float | None = None
 
     def piece(self, reader: Any) -> Any:
         """Return the next piece. Raises as `read_chunk`."""
-        self._since = time.monotonic()
+        self._since = self._clock()
         try:
             return reader.read_chunk().app_metadata
         finally:
@@ -121,7 +123,7 @@ class _Heard:
     def is_gone(self) -> bool:
         """Nothing has come for long."""
         since = self._since
-        return since is not None and time.monotonic() - since > SILENT_S
+        return since is not None and self._clock() - since > SILENT_S
 
 
 def _pieces(one: socket.socket) -> Iterator[bytes]:
@@ -191,7 +193,7 @@ def _end(one: socket.socket) -> None:
 class Outlet:
     """The client's end: a socket that is as good as one that is connected to the owner.
 
-    Two threads carry what goes through it, until either side has ended.
+    Two threads carry what goes through it, until either side has ended; a third one looks whether the owner is there.
     """
 
     def __init__(
@@ -203,7 +205,7 @@ class Outlet:
         self._trust = trust or Trust()
         self.socket, self._inner = socket.socketpair()
         """For a connection, which closes it."""
-        self._heard = _Heard()
+        self._heard = _Heard(time.monotonic)
         self.error: pa.ArrowException | None = None
         """Why it has ended, if it was not the client that ended it."""
         self._thread = threading.Thread(target=self._carry, name="qflow-flight", daemon=True)

@@ -22,7 +22,7 @@ import qflow.flight  # noqa: E402
 from processes import free_port  # noqa: E402
 from qflow.flight import client, tunnel  # noqa: E402
 from qflow.remote.wire.frames import FrameReader, encode_frame, preamble  # noqa: E402
-from unit.clocks import LONG_S, until  # noqa: E402
+from unit.clocks import LONG_S, Clock, until  # noqa: E402
 
 LEFT_OPEN = """
 import atexit, sys, threading
@@ -173,16 +173,24 @@ def test_a_client_that_falls_silent_loses_its_session(
 
 
 def test_a_client_that_is_gone_in_the_middle_of_a_delivery_loses_its_session(
-    broker: qflow.Broker, server: qflow.flight.Server, monkeypatch: pytest.MonkeyPatch
+    broker: qflow.Broker, server: qflow.flight.Server
 ) -> None:
     """What it holds comes back, though gRPC keeps what it does not read, and the thread that sends it."""
-    monkeypatch.setattr(tunnel, "SILENT_S", 0.5)
+    clock = Clock()
+    server._tunnels.clock = clock.monotonic
+
+    def is_let_go() -> bool:
+        clock.advance(tunnel.SILENT_S + 1)
+        server._tunnels.sweep()
+        return not jobs.stats().acquired_messages
+
     jobs = broker.queue("jobs")
     jobs.put(bytes(2**25))
     with pf.connect(url(server)) as client:
         _, reader = _takes_one(client)
         until(lambda: jobs.stats().acquired_messages)
-        assert jobs.get(timeout_s=60).redelivered
+        until(is_let_go)
+        assert jobs.get(timeout_s=LONG_S).redelivered
         reader.cancel()
 
 
