@@ -341,9 +341,11 @@ class FlightStage:
     def _end(self) -> Any:
         writer, answers = self._ends
         writer.done_writing()
-        answer = answers.read()  # None: it failed, and `close` raises why
+        answer = answers.read()  # None: it failed, and `close` mostly raises why
         writer.close()
         self._ends = None
+        if answer is None:
+            raise Away(f"the broker at {self._door.url} is away (it ended without an answer)")
         return json.loads(answer.to_pybytes())
 
     def discard(self) -> None:
