@@ -8,6 +8,7 @@ started or imported; then it serves, in an event loop of its own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -23,6 +24,10 @@ MOST_PATH_BYTES = 107
 """Of the address of a Unix socket."""
 WAITING = 128
 """Callers that wait to be let in."""
+SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""This process, or the system, has no descriptors or no memory at the moment."""
+PAUSE_S = 1.0
+"""Until callers are let in again, where the system has been short of something."""
 
 _logger = logging.getLogger("qflow")
 
@@ -46,6 +51,7 @@ class Door:
         self.is_shut = False
         """Nobody is let in any more."""
         self._ends_itself = False
+        self._has_warned = False
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sockets: set[socket.socket] = set()
         """Of callers that are connected: a forked child closes its copies."""
@@ -72,12 +78,15 @@ class Door:
         self.listening.listen(WAITING)
 
     def _run(self) -> None:
-        poll = select.poll()
-        poll.register(self.listening.fileno(), select.POLLIN)
-        poll.register(self.told, select.POLLIN)
         try:
-            if self.told not in dict(poll.poll()) and not self.is_shut:
-                self._serve(self)
+            while self._has_caller():
+                try:
+                    self._serve(self)
+                    return
+                except OSError as error:
+                    if error.errno not in SHORT:
+                        raise
+                    self._pause(error)
         except Exception:
             _logger.exception(
                 "%s: the door failed; nobody else is let in",
@@ -89,6 +98,22 @@ class Door:
         finally:
             if self._ends_itself:
                 self._close_all()
+
+    def _has_caller(self) -> bool:
+        """Wait for a caller; False: the door is to end, or is shut."""
+        poll = select.poll()
+        poll.register(self.listening.fileno(), select.POLLIN)
+        poll.register(self.told, select.POLLIN)
+        return self.told not in dict(poll.poll()) and not self.is_shut
+
+    def _pause(self, error: OSError) -> None:
+        """Leave callers waiting for a while, as an event loop takes some descriptors; until the door is to end."""
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning("%s: nobody is let in for now: %s", self.path, error)
+        poll = select.poll()
+        poll.register(self.told, select.POLLIN)
+        poll.poll(PAUSE_S * 1000)
 
     def drain(self) -> None:
         """Give callers no more messages, and end each connection once it holds none and its calls are answered.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -21,6 +23,7 @@ import pytest
 
 import qflow
 import qflow.aio
+import qflow.door
 from door_raw import RawDoor, until
 from qflow import NotFound
 from qflow.door import NAME, Door
@@ -110,6 +113,68 @@ def test_a_server_that_cannot_run_lets_callers_know(
         qflow.connect(spool)
     assert "the door failed" in caplog.text
     assert broker.declare_queue("jobs").put(b"x") == 0
+    broker.close()
+
+
+def test_a_server_that_is_short_of_descriptors_at_first_is_started_again(
+    open_spool: Callable[..., qflow.Broker],
+    spool: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Who waits is let in then, with one warning: an event loop needs some descriptors for itself."""
+    left = [OSError(number, os.strerror(number)) for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)]
+    serve = serving.serve
+
+    def fail_first(broker: qflow.Broker, door: Door) -> None:
+        if left:
+            raise left.pop()
+        serve(broker, door)
+
+    monkeypatch.setattr(serving, "serve", fail_first)
+    monkeypatch.setattr(qflow.door, "PAUSE_S", 0.01)
+    open_spool()
+    with qflow.connect(spool) as remote:
+        assert remote.declare_queue("jobs").put(b"x") == 0
+    assert left == []
+    assert caplog.text.count("nobody is let in for now") == 1
+
+
+def test_a_broker_is_closed_while_its_server_is_short_of_descriptors(
+    open_spool: Callable[..., qflow.Broker], spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause is over at once, and who waits is told that nobody owns the spool."""
+    failed = threading.Event()
+
+    def fail(broker: qflow.Broker, door: Door) -> None:
+        failed.set()
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(serving, "serve", fail)
+    monkeypatch.setattr(qflow.door, "PAUSE_S", 1e6)
+    broker = open_spool()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(qflow.connect, spool)
+        failed.wait()
+        broker.close()
+        with pytest.raises(NotFound, match="nobody owns"):
+            waiting.result()
+    assert not os.path.lexists(spool / NAME)
+
+
+def test_a_door_that_cannot_wait_for_callers_says_so(
+    open_spool: Callable[..., qflow.Broker],
+    spool: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where `select.poll` is taken away, as eventlet does: nobody is left to wait at it."""
+    monkeypatch.delattr(select, "poll")
+    broker = open_spool()
+    until(lambda: not os.path.lexists(spool / NAME))
+    with pytest.raises(NotFound):
+        qflow.connect(spool)
+    assert "the door failed" in caplog.text
     broker.close()
 
 

@@ -12,15 +12,13 @@ from functools import partial
 
 from qflow.aio.broker import AsyncBroker, end_work
 from qflow.broker import Broker
-from qflow.door import Door
+from qflow.door import PAUSE_S, Door
 from qflow.remote.server.budget import Budget
 from qflow.remote.server.connection import LAST_WORDS_S, Connection
 from qflow.remote.server.lone import LoneThread
 
 DRAIN_LOOK_S = 0.02
 """How often connections are looked at that are to end."""
-PAUSE_S = 1.0
-"""Until callers are let in again, where the system has been short of something."""
 _PEER = struct.Struct("3i")
 
 _logger = logging.getLogger("qflow")
@@ -28,7 +26,8 @@ _logger = logging.getLogger("qflow")
 
 def serve(broker: Broker, door: Door) -> None:
     """Serve callers until the door is told to end."""
-    asyncio.run(_Serving(broker, door).run())
+    with asyncio.Runner() as runner:  # an event loop that cannot be made leaves nothing that is to be ended
+        runner.run(_Serving(broker, door).run())
 
 
 class _Serving:
