@@ -90,6 +90,23 @@ def test_a_command_shows_what_is_confirmed(
     assert (spool / JOURNAL).read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "shown"), [(errno.EROFS, 0, LAST), (errno.EIO, 4, "Input/output error")], ids=["EROFS", "EIO"]
+)
+def test_what_cannot_be_synced_is_shown_where_the_file_system_was_made_read_only(
+    number: int, code: int, shown: str, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ext4 does after an error: nothing is written there any more. Any other error is one."""
+
+    def fail(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Files, "sync_data", staticmethod(fail))
+    done = run("peek", spool, "q", "-n", "50")
+    assert done.exit_code == code
+    assert shown in done.output
+
+
 def test_a_spool_and_itself_once_it_was_opened_are_the_same(spool: Path, tmp_path: Path) -> None:
     """The one has it in its journal, and the other in its log."""
     opened = tmp_path / "opened"

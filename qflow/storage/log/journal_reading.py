@@ -85,8 +85,8 @@ class Look(NamedTuple):
 def look(path: str, files: Files, uuid: UUID, state: JournalState, clean: bool, seen: Look | None) -> Look | None:
     """Read what a journal holds that the log does not, as whoever only reads; None if that is nothing.
 
-    What is returned is on the disk. The owner may write meanwhile: then it may be of two moments, unless the log was
-    not committed to between.
+    What is returned is on the disk, or the file system is read-only. The owner may write meanwhile: then it may be of
+    two moments, unless the log was not committed to between.
 
     Args:
         state: what the log says of it.
@@ -112,10 +112,18 @@ def look(path: str, files: Files, uuid: UUID, state: JournalState, clean: bool, 
             is_same = read_head(files, fd, uuid, path, clean=clean).mark == state.mark
             if is_same and is_up_to(files, fd, state.applied, seed, clean=clean):
                 return None
-            files.sync_data(fd)  # what is seen is not taken back by a power cut
+            _sync(files, fd)  # what is seen is not taken back by a power cut
             return Look(mark, _examine(path, files, fd, uuid, state, clean)[1])
     finally:
         files.close(fd)
+
+
+def _sync(files: Files, fd: int) -> None:
+    try:
+        files.sync_data(fd)
+    except OSError as error:
+        if error.errno != errno.EROFS:  # nothing is written any more: ext4 is so after an error
+            raise
 
 
 def missing_text(path: str) -> str:
