@@ -292,7 +292,7 @@ class Claims:
             wanted, problem = self._singled(deliveries)
             self.returns.take_back(wanted, how)
             for one in deliveries if problem is not None else ():
-                self._return_if_refused(one)
+                self.return_if_refused(one)
         self._spiller.keep_within_capacity()
         if problem is not None:
             raise problem
@@ -306,7 +306,7 @@ class Claims:
     def _return_batch(self, batch: Deliveries, how: Return) -> None:
         with self._context.lock:
             if batch not in self._held:
-                self._return_if_refused(batch)
+                self.return_if_refused(batch)
             if self._holds(batch):
                 self.returns.take_back([batch], how)
         self._spiller.keep_within_capacity()
@@ -326,7 +326,7 @@ class Claims:
     def give_up(self, one: HeldOne) -> None:
         """Take back a message, or what is left of a batch, that was handed to nobody; nothing if it is not acquired."""
         with self._context.lock:
-            self._return_if_refused(one)
+            self.return_if_refused(one)
             if one in self._held:
                 left = segments_of([one])
                 self._held.drop([one])
@@ -338,13 +338,15 @@ class Claims:
     def abandon(self, batch: Deliveries) -> None:
         """Take back what is left of a batch whose holder has gone, and what is leaving if its commit is refused."""
         with self._context.lock:
-            self._return_if_refused(batch)
+            self.return_if_refused(batch)
             if batch in self._held:
                 self.returns.take_back([batch])
         self._spiller.keep_within_capacity()
 
-    def _return_if_refused(self, one: HeldOne) -> None:
+    def return_if_refused(self, one: HeldOne) -> None:
         """Have what is leaving go back to the queue if its commit is refused: nobody holds it then. Under the lock."""
+        if isinstance(one, Deliveries) and not one.leaving:
+            return
         for leaving in self._held.leaving:
             if leaving.takes_from(one):
                 leaving.gone.add(one)

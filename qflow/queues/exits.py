@@ -232,7 +232,7 @@ class Exits:
             if leaving not in self._held.leaving:
                 return
             del self._held.leaving[leaving]
-            if not leaving.is_delivered:
+            if not leaving.is_delivered and leaving.segments:
                 self._give_back(leaving.segments, leaving.cause)
                 if leaving.fate is not Fate.DELETED:
                     self._bury_again_at = self.context.monotonic() + RETRY_S

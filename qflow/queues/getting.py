@@ -30,7 +30,7 @@ MOVING_S = 0.01
 """A get whose time is over looks again so often whether another thread has moved what it waits for."""
 MOST_PASSED = 1_000
 """A get goes past so many messages that are to become dead letters, and cannot now."""
-REFUSED_SHARE = 4
+REFUSED_SHARE = 16
 """While the disk takes nothing, what is charged for deliveries may come to this part of the capacity above it."""
 LOOKS = 100
 """And so often, at most, whether it has made room: where others never end with that, something has to be settled."""

@@ -101,6 +101,7 @@ class Leases:
         text = f"a message of queue {name!r} was held for longer than {why}: it went back to the queue"
         for one in late:
             one.settler = _Late(name, text)
+            self.claims.return_if_refused(one)
         if late:
             self._tell_of(late, why)
             self.claims.returns.take_back(late)

@@ -108,7 +108,7 @@ class Claims:
 
     def settle_previous(self, taker: object) -> None:
         """Settle what a thread or task got before: without a name, asking for more does that, and nothing is logged."""
-        for batch in [batch for batch in self.held if root_of(batch.taker) == taker]:
+        for batch in [batch for batch in self.held if root_of(batch.taker) == taker and not batch.leaving]:
             self._drop(batch, len(batch) - len(batch.settled or ()))
 
     @sheltered

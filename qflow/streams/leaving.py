@@ -32,11 +32,6 @@ class Leaving:
         self.unit: Unit | None = None
         self._held = held
         self._checked = False
-        self._shares = [
-            share
-            for batch, positions in held
-            for share in (batch.left_shares() if positions is None else map(batch.share_at, positions))
-        ]
 
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane; called just before the unit joins a batch.
@@ -46,7 +41,11 @@ class Leaving:
         """
         self.queue.check_leaving(self._held)
         self._checked = True
-        return settles_of(self._shares)
+        return settles_of(
+            share
+            for batch, positions in self._held
+            for share in (batch.left_shares() if positions is None else map(batch.share_at, positions))
+        )
 
     def committed(self, unit: Unit | None) -> None:
         """Called by the writer, or by the caller where nothing is logged."""

@@ -13,6 +13,7 @@ import qflow
 from qflow.delivery import Delivery
 from qflow.queues.exits import Leaving
 from qflow.queues.queue import parts_of
+from unit.clocks import Clock
 
 
 class Commit:
@@ -151,3 +152,54 @@ def test_every_message_is_held_or_leaves_or_is_back(open_spool: Callable[..., qf
     assert [delivery.body for delivery in chance.queue.get_many(9, 0)] == [
         b"%d" % number for number in sorted(chance.back)
     ]
+
+
+def test_what_is_leaving_with_a_lease_that_ended_goes_back_when_it_is_refused(
+    open_at: Callable[..., qflow.Broker], clock: Clock
+) -> None:
+    """Nobody can settle it any more: its batch went back before."""
+    queue = open_at().declare_queue("q", durable=False, ack_timeout_s=10)
+    queue.put_many([b"0", b"1"])
+    batch = queue.get_many(2, 0)
+    claims = parts_of(queue).claims
+    one = claims.begin_leaving([batch[0]])
+    batch.extend(1000)
+    rest = claims.begin_leaving([batch])
+    one.refused(None)
+    clock.advance(11)
+    assert queue.get(0).body == b"0"
+    rest.refused(None)
+    assert queue.get(0).body == b"1"
+
+
+def test_a_message_of_a_stream_that_is_given_back_comes_again_though_more_was_asked_for(
+    open_spool: Callable[..., qflow.Broker],
+) -> None:
+    """Without a name, asking for more settles what came before: not what waits for a commit to end."""
+    broker = open_spool()
+    broker.declare_stream("s", topics=["a"])
+    subscription = broker.subscribe("s")
+    broker.publish_many([("a", b"0"), ("a", b"1"), ("a", b"2")])
+    first, second = subscription.get_many(2, 0)
+    leaving = inside.cursor(subscription).claims.begin_leaving([first])
+    leaving.settles()
+    second.nack()
+    assert subscription.get_many(5, 0).bodies == [b"2"]
+    leaving.committed(None)
+    assert subscription.get_many(5, 0).bodies == [b"1"]
+
+
+def test_a_commit_settles_nothing_of_a_stream_that_was_given_back_before_it_was_written(
+    open_spool: Callable[..., qflow.Broker],
+) -> None:
+    """It waited for room meanwhile."""
+    broker = open_spool()
+    broker.declare_stream("s", topics=["a"])
+    broker.publish_many([("a", b"0"), ("a", b"1")])
+    subscription = broker.subscribe("s", name="n", start="earliest")
+    batch = subscription.get_many(2, 0)
+    leaving = inside.cursor(subscription).claims.begin_leaving([batch])
+    batch[0].nack()
+    assert [(settled.first, settled.end) for _, settles in leaving.settles() for settled in settles] == [(1, 2)]
+    leaving.committed(None)
+    assert subscription.get_many(5, 0).bodies == [b"0"]
