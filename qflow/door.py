@@ -44,6 +44,8 @@ class Door:
         Raises:
             OSError: there can be no socket.
         """
+        if not hasattr(select, "poll"):
+            raise OSError("`select.poll` was taken away, as eventlet does: only gevent's `patch_all` goes with a door")
         self.path = path
         self._serve = serve
         self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

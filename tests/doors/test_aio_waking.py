@@ -477,3 +477,25 @@ def test_what_wakes_a_task_while_a_thread_tries_its_step_is_not_lost() -> None:
 
     run(attended(step))
     assert asked == [False, True, False]
+
+
+def test_a_thread_that_seems_to_run_the_loop_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under gevent all that it calls threads are one of the system's, for which asyncio has one loop that runs."""
+    woken: list[object] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        home = Home(loop, None)
+        monkeypatch.setattr(loop, "call_soon_threadsafe", woken.append)
+
+        def call() -> None:
+            asyncio._set_running_loop(loop)
+            home.call(list)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        assert len(woken) == 1
+        monkeypatch.undo()
+
+    asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import sys
 import threading
@@ -433,6 +434,23 @@ def test_an_owner_that_makes_none_is_put_to_as_before(
     assert [queue.put(b"x") is not None for _ in range(5)] == [True] * 5
     assert not lines.asked
     assert len(owner.queue("jobs")) == 5
+
+
+def test_an_owner_without_epoll_makes_none(
+    lines: Lines,
+    owner: qflow.Broker,
+    connect: Callable[[], qflow.RemoteBroker],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As where gevent has put its own `select` in place: puts go the long way, and the connection goes on."""
+    monkeypatch.delattr(select, "epoll")
+    queue = connect().declare_queue("jobs")
+    for number in range(5):
+        queue.put(b"%d" % number)
+    assert lines.asked == []
+    assert bodies(owner.queue("jobs")) == [b"%d" % number for number in range(5)]
+    assert caplog.text == ""
 
 
 def test_answers_of_many_are_sent_by_the_thread(

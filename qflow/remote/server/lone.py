@@ -228,6 +228,8 @@ class LoneThread:
             raise
 
     def _start(self) -> None:
+        if not hasattr(select, "epoll"):
+            raise RuntimeError("there is no epoll here: gevent takes it away")
         poll = select.epoll()
         told = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
