@@ -64,6 +64,7 @@ _REMEDIES = {
     errno.ENOENT: "it was removed from outside: let no cleaner work inside a spool",
     errno.ELOOP: "a symbolic link stands in its place: remove the link",
     errno.ENOTDIR: "a file stands where a directory should be: move it away",
+    errno.EXDEV: "overlayfs moves no directory that came with an image: copy the spool to a volume, and use it there",
     errno.EEXIST: "something else stands in its place: move it away",
 }
 

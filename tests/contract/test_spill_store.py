@@ -983,6 +983,23 @@ def test_the_wipe_sets_aside_and_a_wiper_removes(spool, files):
     assert not wiper.step(4)
 
 
+def test_the_wipe_removes_at_once_where_directories_cannot_be_renamed(spool, files):
+    """As with overlayfs, where they came with an image: what is not ours stays where it is, any other error is one."""
+    fill(spool)
+    files.fail("rename", errno.EXDEV)
+    assert sorted(wipe_spill(files, spool)) == [directory_name("a", 1, 1), directory_name("b", 2, 1)]
+    assert files.calls.count("unlink") == 11
+    assert non_directories(spool) == foreign_files(spool)
+    assert not os.path.exists(os.path.join(spool, "spill", directory_name("b", 2, 1)))
+    assert os.listdir(os.path.join(spool, "wiping")) == ["0"]
+    files.fail("unlink", errno.EIO)
+    store = STORES["files"](Files(), spool)
+    store.area("c", 3, 1).write(0, [b"x"])
+    store.close()
+    with pytest.raises(StorageError, match="Input/output error"):
+        wipe_spill(files, spool)
+
+
 def test_the_wipe_of_a_new_spool_makes_the_directories(tmp_path):
     """Both directories are made, private, and there is nothing to remove."""
     assert wipe_spill(Files(), str(tmp_path)) == []

@@ -362,6 +362,12 @@ def test_another_failure_is_a_storage_error_with_a_remedy(number):
     assert "; " in str(error)
 
 
+def test_a_directory_that_came_with_an_image_is_to_be_copied_to_a_volume():
+    """As overlayfs renames none, and says that it is on another device."""
+    error = OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+    assert "copy the spool to a volume" in str(storage_error(error, "compact the log", "/spool"))
+
+
 def test_a_small_file_is_replaced_whole(tmp_path):
     """The new content replaces the old one, privately, and leaves no other file."""
     path = str(tmp_path / "stats.json")
