@@ -35,7 +35,7 @@ from threading import Lock, get_ident
 from types import CodeType, FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from qflow.errors import BrokerClosed, Reentered
+from qflow.errors import BrokerClosed, QflowError, Reentered
 from qflow.memory.line import FOREVER, WORK, Alarm, Wake
 
 P = ParamSpec("P")
@@ -192,15 +192,28 @@ def shelter(work: Callable[[], T]) -> T:
     return in_place(work)
 
 
+NO_THREAD = "can't start new thread"
+"""What Python says, in an error that has no kind of its own."""
+
+
 def shelter_made(make: Callable[[], C]) -> C:
-    """`shelter` for what is to be closed: if the caller is interrupted it is closed, for nobody else will do that."""
+    """`shelter` for what is to be closed: if the caller is interrupted it is closed, for nobody else will do that.
+
+    Raises:
+        QflowError: there can be no more threads.
+    """
     made: list[C] = []
     try:
         shelter(lambda: made.append(make()))
         return made[0]
-    except BaseException:
+    except BaseException as error:
         for one in made:
             one.close()
+        if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
+            raise QflowError(
+                "the system starts no more threads for this process: look at `ulimit -u`, and at the limit of its "
+                "container or service (`pids.max`, `TasksMax`)"
+            ) from error
         raise
 
 

@@ -16,6 +16,7 @@ import errno
 import mmap
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator
 
 from qflow.errors import DiskFull, PermissionDenied, StorageError
@@ -238,14 +239,23 @@ def read_whole(files: Files, path: str) -> bytes:
 
 def make_directories(files: Files, path: str) -> None:
     """Make a directory and those above it that are missing, each synced in its parent."""
-    parent = os.path.dirname(path)
-    if not os.path.isdir(parent):
-        make_directories(files, parent)
+    missing = [path]
+    while not _is_directory(parent := os.path.dirname(missing[-1])):
+        missing.append(parent)
+    for one in reversed(missing):
+        try:
+            files.make_directory(one)
+        except FileExistsError:
+            continue
+        files.sync_directory(os.path.dirname(one))
+
+
+def _is_directory(path: str) -> bool:
+    """Tell whether it is; raises OSError: nobody can tell, as its path is too long."""
     try:
-        files.make_directory(path)
-    except FileExistsError:
-        return
-    files.sync_directory(parent)
+        return stat.S_ISDIR(os.stat(path or os.curdir).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def make_place(files: Files, path: str, what: str) -> None:

@@ -176,6 +176,25 @@ def test_without_poll_there_is_no_door(
     assert broker.declare_queue("jobs").put(b"x") == 0
 
 
+def test_who_can_start_no_thread_is_told_so(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an error of qflow; both go on when there may be threads again."""
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(qflow.QflowError, match="starts no more threads"):
+            qflow.open(spool)
+    with qflow.open(spool):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            with pytest.raises(qflow.QflowError, match="starts no more threads"):
+                qflow.connect(spool)
+        with qflow.connect(spool) as remote:
+            assert remote.queues() == []
+
+
 def test_a_door_that_is_ended_in_its_own_thread_closes_all_it_had(tmp_path: Path) -> None:
     """By a callback of the broker, for one."""
     gc.collect()  # what other tests left open is closed now, not meanwhile

@@ -13,7 +13,7 @@ import pytest
 from qflow.errors import DiskFull, SpoolInUse, StorageError
 from qflow.storage import files as files_module
 from qflow.storage import lock as lock_module
-from qflow.storage.files import Files, check_filesystem, filesystem_type, storage_error, write_all
+from qflow.storage.files import Files, check_filesystem, filesystem_type, make_directories, storage_error, write_all
 from qflow.storage.lock import acquire_lock, owner_pid
 
 HOLDER = """
@@ -360,6 +360,18 @@ def test_another_failure_is_a_storage_error_with_a_remedy(number):
     assert type(error) is StorageError
     assert os.strerror(number) in str(error)
     assert "; " in str(error)
+
+
+def test_directories_are_made_however_deep(tmp_path):
+    """Where the path is too long for the system, none is, and the error is the system's."""
+    deep = os.path.join(tmp_path, *["a"] * 1500)
+    make_directories(Files(), deep)
+    with pytest.raises(OSError, match="too long"):
+        make_directories(Files(), os.path.join(tmp_path, *["b"] * 3000))
+    assert os.listdir(tmp_path) == ["a"]
+    while deep != str(tmp_path):  # `shutil.rmtree` cannot
+        os.rmdir(deep)
+        deep = os.path.dirname(deep)
 
 
 def test_a_directory_that_came_with_an_image_is_to_be_copied_to_a_volume():

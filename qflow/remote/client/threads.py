@@ -71,7 +71,11 @@ class Connection:
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._reader = threading.Thread(target=self._read, name="qflow-remote", daemon=True)
         _connections.add(self)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except BaseException:
+            one.close()
+            raise
 
     @property
     def closed(self) -> bool:
