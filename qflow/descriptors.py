@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""This process, or the system, cannot open files at the moment."""
 _REFUSING = (0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)
 """What stands in for each refuses what it is used for, as one that is closed does."""
 

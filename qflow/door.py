@@ -8,7 +8,6 @@ started or imported; then it serves, in an event loop of its own.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import select
@@ -18,14 +17,14 @@ import sys
 import threading
 from collections.abc import Callable
 
+from qflow.descriptors import EXHAUSTED
+
 NAME = "door"
 MODE = 0o600
 MOST_PATH_BYTES = 107
 """Of the address of a Unix socket."""
 WAITING = 128
 """Callers that wait to be let in."""
-SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""This process, or the system, has no descriptors or no memory at the moment."""
 PAUSE_S = 1.0
 """Until callers are let in again, where the system has been short of something."""
 
@@ -86,7 +85,7 @@ class Door:
                     self._serve(self)
                     return
                 except OSError as error:
-                    if error.errno not in SHORT:
+                    if error.errno not in EXHAUSTED:
                         raise
                     self._pause(error)
         except Exception:

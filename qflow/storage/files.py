@@ -19,6 +19,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 
+from qflow.descriptors import EXHAUSTED
 from qflow.errors import DiskFull, PermissionDenied, StorageError
 
 DIRECTORY_MODE = 0o700
@@ -35,8 +36,6 @@ READ_OWN = READ | getattr(os, "O_NOATIME", 0)
 UNNAMED = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
 """Open a file without a name, in the directory that is given: it is gone when nobody has it open, or mapped."""
 
-EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""This process, or the system, cannot open files at the moment."""
 NO_FAULT_OF_THE_FILE = EXHAUSTED | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 """Another file would fail to be written with these, too."""
 

@@ -11,6 +11,7 @@ from pamqp import commands
 from amqp_clients import unique
 from amqp_loop import Channels, Connections, Raw, connected, serving
 from doors.event_loop import run, until
+from qflow.amqp import Server
 from qflow.amqp.errors import AmqpError
 from qflow.amqp.server import server as server_module
 from qflow.amqp.server.session import Session
@@ -42,16 +43,22 @@ def test_nothing_is_confirmed_once_the_program_has_closed_the_broker(tmp_path: P
     run(scenario())
 
 
+async def draining_beside_a_holder(server: Server) -> tuple[Raw, Raw, int, asyncio.Task[None]]:
+    """Have a server end while one of two clients holds a message, which has this tag, and another is left."""
+    holder, idle = await connected(server), await connected(server)
+    tag = (await got(holder)).delivery_tag
+    await server.broker.queue("q").put(b"left")
+    draining = asyncio.create_task(server.drain(600))
+    await until(lambda: not server.sockets)
+    return holder, idle, tag, draining
+
+
 def test_clients_stay_while_one_of_them_holds_a_message(tmp_path: Path) -> None:
     """Those of a worker end together: one that is told would drop the others, and the task that they brought."""
 
     async def scenario() -> None:
         async with serving(tmp_path / "spool") as server:
-            holder, idle = await connected(server), await connected(server)
-            tag = (await got(holder)).delivery_tag
-            await server.broker.queue("q").put(b"left")
-            draining = asyncio.create_task(server.drain(600))
-            await until(lambda: not server.sockets)
+            holder, idle, tag, draining = await draining_beside_a_holder(server)
             await idle.ask(Confirm.Select(), Confirm.SelectOk)
             idle.publish("q")
             await idle.expect(Basic.Ack)
@@ -69,11 +76,7 @@ def test_clients_that_stay_are_sent_no_messages(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with serving(tmp_path / "spool") as server:
-            holder, idle = await connected(server), await connected(server)
-            tag = (await got(holder)).delivery_tag
-            await server.broker.queue("q").put(b"left")
-            draining = asyncio.create_task(server.drain(600))
-            await until(lambda: not server.sockets)
+            holder, idle, tag, draining = await draining_beside_a_holder(server)
             for number in 1, 2:
                 if number == 2:
                     await idle.open_channel(number)

@@ -140,17 +140,23 @@ def test_puts_work_again_by_themselves_when_space_returns(small_disk):
         assert len(drained(queue)) == count + 1
 
 
+def put_while_there_is_room(queue, times):
+    """Fill memory, while the disk takes nothing, with bodies of so many times six bytes; return them."""
+    bodies = []
+    with pytest.raises(qflow.DiskFull, match="could not spill"):
+        while True:
+            body = b"%06d" % len(bodies) * times
+            queue.put(body, timeout_s=0)
+            bodies.append(body)
+    return bodies
+
+
 def test_a_full_disk_under_the_spill_store_holds_producers(small_disk):
     """I12, edge 9: what cannot be spilled stays in memory; DiskFull in time; gets, acks and later puts go on."""
     with qflow.open(small_disk / "spool", capacity_bytes=300_000) as broker:
         queue = broker.declare_queue("q", durable=False)
         fill(small_disk)
-        bodies = []
-        with pytest.raises(qflow.DiskFull, match="could not spill"):
-            while True:
-                body = b"%06d" % len(bodies) * 1_000
-                queue.put(body, timeout_s=0)
-                bodies.append(body)
+        bodies = put_while_there_is_room(queue, 1_000)
         assert queue.stats().resident_bytes <= 300_000 + 6_100
         assert broker.check() == []
         with queue.get(0) as delivery:
@@ -170,11 +176,7 @@ def test_what_is_in_memory_comes_out_by_one_though_the_disk_takes_nothing(small_
     with qflow.open(small_disk / "spool", capacity_bytes=300_000) as broker:
         queue = broker.declare_queue("q", durable=False)
         fill(small_disk)
-        bodies = []
-        with pytest.raises(qflow.DiskFull, match="could not spill"):
-            while True:
-                queue.put(b"%06d" % len(bodies), timeout_s=0)
-                bodies.append(b"%06d" % len(bodies))
+        bodies = put_while_there_is_room(queue, 1)
         held = [queue.get(0) for _ in range(100)]
         held += queue.get_many(5, 0)
         assert [delivery.body for delivery in held] == bodies[: len(held)]

@@ -40,6 +40,13 @@ def is_waiting(owner: qflow.Broker) -> bool:
     return owner.queue("full").stats().blocked_putters > 0
 
 
+def commit(broker: Any, queue: str, delivery: Any) -> None:
+    """Settle a delivery in one commit with a put."""
+    with broker.transaction() as tx:
+        tx.put(queue, b"x")
+        tx.ack(delivery)
+
+
 def is_free_again(owner: qflow.Broker) -> None:
     """The first message is held by nobody, and counted as delivered."""
     queue = owner.queue("jobs")
@@ -56,13 +63,8 @@ def test_what_a_transaction_did_not_settle_is_held_as_before(
     """Whatever became of the rest of its batch meanwhile."""
     batch = remote.queue("jobs").get_many(1 if rest == "held longer" else 2, 0)
 
-    def commit() -> None:
-        with remote.transaction() as tx:
-            tx.put("full", b"x")
-            tx.ack(batch[0])
-
     with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit)
+        committing = pool.submit(commit, remote, "full", batch[0])
         until(lambda: is_waiting(holding))
         if rest == "acked":
             batch[1].ack(wait=True)
@@ -122,13 +124,8 @@ def test_what_is_purged_while_a_transaction_waits_is_forgotten(
     """It is leaving with nothing any more: acks do nothing, and no grant of it is kept."""
     batch = remote.queue("jobs").get_many(2, 0)
 
-    def commit() -> None:
-        with remote.transaction() as tx:
-            tx.put("full", b"x")
-            tx.ack(batch[0])
-
     with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit)
+        committing = pool.submit(commit, remote, "full", batch[0])
         until(lambda: is_waiting(holding))
         batch[1].ack(wait=True)
         holding.queue("jobs").purge()
@@ -144,13 +141,8 @@ def test_who_dies_while_its_transaction_waits_for_room_holds_nothing(
     """Though the rest of the batch was acked meanwhile."""
     batch = remote.queue("jobs").get_many(2, 0)
 
-    def commit() -> None:
-        with remote.transaction() as tx:
-            tx.put("full", b"x")
-            tx.ack(batch[0])
-
     with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit)
+        committing = pool.submit(commit, remote, "full", batch[0])
         until(lambda: is_waiting(holding))
         batch[1].ack(wait=True)
         remote.close()
@@ -246,14 +238,9 @@ def test_what_is_given_back_while_its_commit_is_written_is_there_again_when_that
     queue = refusing.broker.queue("jobs")
     delivery = queue.get(0)
 
-    def commit() -> None:
-        with refusing.broker.transaction() as tx:
-            tx.put("out", b"x")
-            tx.ack(delivery)
-
     refusing.stop()
     with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit)
+        committing = pool.submit(commit, refusing.broker, "out", delivery)
         assert refusing.is_there.wait(PATIENCE_S)
         with pytest.raises(qflow.AlreadySettled):
             delivery.nack()

@@ -23,11 +23,11 @@ from collections.abc import Iterable
 from itertools import chain, count
 from threading import Lock
 
+from qflow.descriptors import EXHAUSTED
 from qflow.errors import CorruptionError
 from qflow.message import OVERHEAD_BYTES, Record
 from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES
 from qflow.storage.files import (
-    EXHAUSTED,
     NO_FAULT_OF_THE_FILE,
     OVERWRITE,
     READ,

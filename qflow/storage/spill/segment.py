@@ -16,8 +16,9 @@ from threading import Lock
 from types import TracebackType
 from typing import Protocol, TypeAlias
 
+from qflow.descriptors import EXHAUSTED
 from qflow.errors import CorruptionError
-from qflow.storage.files import EXHAUSTED, READ, Files
+from qflow.storage.files import READ, Files
 
 NOTHING_FREED: dict[int, int] = {}
 State: TypeAlias = tuple[

@@ -22,11 +22,12 @@ from itertools import accumulate, chain, repeat
 from threading import RLock
 from typing import NamedTuple
 
+from qflow.descriptors import EXHAUSTED
 from qflow.errors import CorruptionError, StorageError
 from qflow.message import OVERHEAD_BYTES, Record, charge
 from qflow.storage import blocks, encoding
 from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, SINGLE_ROOM, BlockKey
-from qflow.storage.files import EXHAUSTED, Files, storage_error
+from qflow.storage.files import Files, storage_error
 from qflow.storage.lock import Place
 from qflow.storage.spill.segment import Maps, Reading, Segment
 from qflow.storage.spill.segment_index import Move
