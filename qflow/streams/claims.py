@@ -108,7 +108,7 @@ class Claims:
 
     def settle_previous(self, taker: object) -> None:
         """Settle what a thread or task got before: without a name, asking for more does that, and nothing is logged."""
-        for batch in [batch for batch in self.held if root_of(batch.taker) == taker and not batch.leaving]:
+        for batch in [batch for batch in self.held if root_of(batch.taker) == taker and not batch.bound]:
             self._drop(batch, len(batch) - len(batch.settled or ()))
 
     @sheltered
@@ -158,9 +158,11 @@ class Claims:
         with self.line:
             if not self._check_held(batch):
                 return None
-            settles = settles_of(batch.left_shares())
+            batch.check_free()
+            free = batch.free() if batch.bound else None
+            settles = settles_of(batch.shares_at(free))
             logged = self._log.settle_all(settles) if settles else None  # under the lock: a seek comes before, or after
-            self._drop(batch, len(batch) - len(batch.settled or ()))
+            self._settled(batch, free)
         return logged
 
     @straight
@@ -176,7 +178,8 @@ class Claims:
             try:
                 with self._lock:  # straight lines; see `waiting`
                     settled = batch.settled
-                    passes = batch.unsettled > 1 and settled is not None and index not in settled and not self.starved
+                    passes = batch.unsettled > 1 and settled is not None and index not in settled
+                    passes = passes and not (self.starved or batch.bound)
                     if passes:
                         batch.settled = settled = settled or one
                         settled |= one
@@ -213,12 +216,12 @@ class Claims:
         with self.line:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return None
-            batch.check_unsettled(index)
+            batch.check_free(index)
             logged = None
             if self.owner:
                 part, start, end = batch.span_at(index)
                 logged = self._log.settle(part.lane, [Settled(start, end, 0, 0)])
-            self._settle_index(batch, index)
+            self._settled(batch, [index])
         return logged
 
     def call_log(self) -> None:
@@ -308,17 +311,15 @@ class Claims:
     @sheltered
     def begin_leaving(self, held: list[Any]) -> Leaving:
         """Take deliveries, or batches, that are settled in one commit with something else."""
-        leaving: Held = []
         with self.line:
-            for one in held:
-                batch, position = place_of(one)
+            wanted = list(map(place_of, held))
+            for batch, position in wanted:
                 if not self._check_held(batch):
-                    raise AlreadySettled(f"{one!r} was taken back before: the subscription went elsewhere")
-                if position is not None:
-                    batch.check_unsettled(position)
-                leaving.append((batch, None if position is None else [position]))
-            for batch, _ in leaving:
-                self.held[batch] = None  # its lease does not run out while the commit waits for room
+                    raise AlreadySettled(f"{batch!r} was taken back before: the subscription went elsewhere")
+                batch.check_free(position)
+            wanted.sort(key=lambda place: place[1] is None)  # a batch is what its messages leave
+            leaving: Held = [(batch, batch.bind(position)) for batch, position in wanted]
+            self.held |= dict.fromkeys(batch for batch, _ in wanted)  # no lease ends while the commit waits for room
             return Leaving(self, leaving)
 
     @sheltered
@@ -338,24 +339,20 @@ class Claims:
         """Forget what was settled in a commit."""
         with self.line:
             for batch, positions in held:
-                if batch not in self.held:
-                    continue
-                if positions is None:
-                    self._drop(batch, len(batch) - len(batch.settled or ()))
-                for position in positions or ():
-                    if batch.settled is not None and position not in batch.settled:
-                        self._settle_index(batch, position)
+                if batch in self.held:
+                    self._settled(batch, positions)
         self.stays(held, checked)
 
     @sheltered
     def stays(self, held: Held, checked: bool) -> None:
         """After a commit: put back what was to be meanwhile, and begin the leases of what is held anew."""
         with self.line:
-            for batch, _ in held:
+            for batch, positions in held:
+                batch.unbind(positions)
                 batch.leaving -= checked
                 while batch.later and batch in self.held and not batch.leaving:
                     batch.later.pop(0)()
-                if batch in self.held and not batch.leaving:
+                if batch in self.held and not batch.bound:
                     self._lease(batch, None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s)
             self.line.notify_all()
 
@@ -392,14 +389,19 @@ class Claims:
         self.check_open()
         raise AlreadySettled(f"this batch of stream {self.name!r} was settled, or went back, before")
 
-    def _settle_index(self, batch: StreamDeliveries, index: int) -> None:
-        batch.note_settled([index])
-        self.unsettled -= 1
-        self.acked_total += 1
+    def _settled(self, batch: StreamDeliveries, indexes: list[int] | None) -> None:
+        """Count what is settled of a batch, but for what was before; None = all that was left."""
+        if indexes is None:
+            self._drop(batch, len(batch) - len(batch.settled or ()))
+            return
+        fresh = set(indexes).difference(batch.settled or ())
+        batch.note_settled(fresh)
         if not batch.unsettled:
-            self._drop(batch, 0)
-        else:
-            self._feed()
+            self._drop(batch, len(fresh))
+            return
+        self.unsettled -= len(fresh)
+        self.acked_total += len(fresh)
+        self._feed()
 
     def _drop(self, batch: StreamDeliveries, acked: int) -> None:
         """Forget a batch of which nothing is left, and give back its memory."""

@@ -143,7 +143,7 @@ class Share(NamedTuple):
 class StreamDeliveries(Deliveries):
     """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
 
-    __slots__ = ("charged", "later", "member", "shares", "shown", "taken", "taker", "unsettled")
+    __slots__ = ("bound", "charged", "later", "member", "shares", "shown", "taken", "taker", "unsettled")
 
     shares: list[Share]
     total: int
@@ -155,6 +155,9 @@ class StreamDeliveries(Deliveries):
     """The thread or task that got it."""
     charged: int
     """What it takes of memory, as the ledger counts."""
+    bound: frozenset[int] | set[int] | range
+    """Indexes of messages that commits settle which have begun, those that wait for room, too: each is for one commit.
+    No lease runs as long as there are some."""
     later: list[Callable[[], object]]
     """What is done when no commit is under way that settles some of it."""
 
@@ -164,6 +167,7 @@ class StreamDeliveries(Deliveries):
         self.total = self.unsettled = sum(len(share.piece.records) for share in shares)
         self.member = member
         self.charged = charged
+        self.bound = _NONE
         self.later = []
         self.taken: frozenset[int] = _NONE
         """Indexes of messages that a seek has taken back: settling them does nothing."""
@@ -213,6 +217,31 @@ class StreamDeliveries(Deliveries):
             position += len(piece.records)
         return left
 
+    def free(self) -> list[int]:
+        """Return the indexes of what is neither settled nor bound."""
+        settled, bound = self.settled, self.bound
+        if settled is None:
+            return []
+        return [index for index in range(self.total) if index not in settled and index not in bound]
+
+    def bind(self, position: int | None) -> list[int] | None:
+        """Have a commit settle one message, or all that no other one does; return the indexes, None = all there are."""
+        if position is None and not self.bound:
+            self.bound = range(self.total)
+            return None
+        positions = self.free() if position is None else [position]
+        bound = self.bound if isinstance(self.bound, set) else set(self.bound)
+        bound.update(positions)
+        self.bound = bound
+        return positions
+
+    def unbind(self, positions: list[int] | None) -> None:
+        """End what `bind` began and returned."""
+        if isinstance(self.bound, set) and positions is not None:
+            self.bound.difference_update(positions)
+        else:
+            self.bound = _NONE
+
     def take_part(self, part: Any) -> list[int]:
         """Take back what is not settled of one partition; return the indexes."""
         settled = self.settled
@@ -246,11 +275,23 @@ class StreamDeliveries(Deliveries):
         share, index = self._find(position)
         return share._replace(piece=share.piece.part(index, index + 1))
 
+    def shares_at(self, positions: list[int] | None) -> list[Share]:
+        """Return messages as shares; None = all that is not settled."""
+        return self.left_shares() if positions is None else list(map(self.share_at, positions))
+
     def check_unsettled(self, position: int) -> None:
         """Refuse a message that was settled, or went back."""
         if self.settled is None or position in self.settled:
             offset = offset_of(self.at(position)[0])
             raise AlreadySettled(f"message {offset} of stream {self.name!r} was settled, or went back, before")
+
+    def check_free(self, position: int | None = None) -> None:
+        """Refuse one message, or all that is left, if it was settled, or a commit settles it that has begun."""
+        if position is not None:
+            self.check_unsettled(position)
+        if self.bound and (position in self.bound if position is not None else not self.free()):
+            what = "this batch" if position is None else f"message {offset_of(self.at(position)[0])}"
+            raise AlreadySettled(f"{what} of stream {self.name!r} is settled by a transaction that is being committed")
 
     def take_back(self, positions: Iterable[int], size: int) -> None:
         """Not called for streams."""

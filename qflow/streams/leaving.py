@@ -41,11 +41,7 @@ class Leaving:
         """
         self.queue.check_leaving(self._held)
         self._checked = True
-        return settles_of(
-            share
-            for batch, positions in self._held
-            for share in (batch.left_shares() if positions is None else map(batch.share_at, positions))
-        )
+        return settles_of(share for batch, positions in self._held for share in batch.shares_at(positions))
 
     def committed(self, unit: Unit | None) -> None:
         """Called by the writer, or by the caller where nothing is logged."""
