@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -194,7 +194,7 @@ class Archive:
             what = f"batch {max(done)} is done by its checkpoint, and not among its files"
         elif has_files and not offsets:
             what = "it has files, and no checkpoint"
-        else:
+        elif not (what := _damage(self._directory)):
             return
         raise InvalidArgument(
             f"the archive in {self._directory} cannot go on: {what} (see {CHECKPOINT} and {COUNTED} there), as after a "
@@ -291,26 +291,79 @@ def check_place(directory: str) -> None:
     Raises:
         InvalidArgument: it was moved, or is a copy.
     """
-    kept = Path(directory, COUNTED)
     root = Path(directory).resolve()
-    for name in sorted(os.listdir(kept)) if kept.is_dir() else ():
-        for path in _noted(kept / name) if not name.startswith(".") else ():
-            if not path.resolve().is_relative_to(root):
-                place = path.parent
-                while place.name.startswith(tuple(f"{name}=" for name in PARTITIONS)):
-                    place = place.parent
+    for kept in _lists(Path(directory, COUNTED)):
+        try:
+            files = _noted(kept)
+        except (OSError, ValueError):  # Spark will report what is wrong
+            break
+        for place in {path.parent for path, _ in files}:
+            if not place.resolve().is_relative_to(root):
+                top = place
+                while top.name.startswith(tuple(f"{name}=" for name in PARTITIONS)):
+                    top = top.parent
                 raise InvalidArgument(
-                    f"{directory} is an archive that was moved or copied from {place}: Spark looks for its files "
+                    f"{directory} is an archive that was moved or copied from {top}: Spark looks for its files "
                     "there. Bring it back and use it there, or archive the stream anew, into another directory"
                 )
 
 
-def _noted(kept: Path) -> list[Path]:
-    """Return the files that one of Spark's lists names."""
+def _damage(directory: Path) -> str:
+    """Return which file Spark would miss later on, and go on without now; empty: there is none.
+
+    Cost: 30 µs for each file of the archive.
+    """
+    looked_at = directory
     try:
-        return [path_of(json.loads(line)["path"]) for line in kept.read_text().splitlines()[1:]]
-    except (ValueError, KeyError, TypeError):  # Spark will report what is wrong
-        return []
+        for place in (directory / CHECKPOINT / "offsets", directory / CHECKPOINT / "commits"):
+            for batch in sorted(_batches(place))[-1:]:
+                looked_at = place / str(batch)
+                if not _recorded(looked_at):
+                    return f"{looked_at} is cut short"
+        for kept in _lists(directory / COUNTED):
+            looked_at = kept
+            for path, size_bytes in _noted(kept):
+                looked_at = path
+                if (found_bytes := path.stat().st_size) != size_bytes:
+                    return f"{path} has {found_bytes:,} bytes, and had {size_bytes:,}"
+    except FileNotFoundError:
+        return f"{looked_at} is missing"
+    except ValueError:
+        return f"{looked_at} is empty or damaged"
+    return ""
+
+
+def _lists(counted: Path) -> Iterator[Path]:
+    """Yield the lists that name the files that count: the newest one of all before it, and each one since."""
+    batches = _batches(counted)
+    whole = max((batch for batch in batches if (counted / f"{batch}.compact").exists()), default=-1)
+    if whole >= 0:
+        yield counted / f"{whole}.compact"
+    yield from (counted / str(batch) for batch in range(whole + 1, max(batches, default=-1) + 1))
+
+
+def _noted(kept: Path) -> list[tuple[Path, int]]:
+    """Return the files that one of Spark's lists names, with their sizes.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        return [(path_of(one["path"]), int(one["size"])) for one in _recorded(kept)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError from error
+
+
+def _recorded(kept: Path) -> list[Any]:
+    """Return what Spark has recorded in a file: lines of JSON below one with their version.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    version, *lines = kept.read_bytes().splitlines() or [b""]
+    if not version.startswith(b"v"):
+        raise ValueError
+    return [json.loads(line) for line in lines]
 
 
 def path_of(uri: str) -> Path:

@@ -244,7 +244,7 @@ def test_an_archive_whose_checkpoint_is_of_another_time_is_refused(tmp_path, off
         if names is not None:
             (out / place).mkdir(parents=True)
             for name in names.split():
-                (out / place / name).write_text("v1")
+                (out / place / name).write_text("v1" if place == COUNTED else "v1\n{}")
     found = Archive(str(tmp_path / "spool"), Contents("plants"), str(out))
     if sentence is None:
         with found:
@@ -252,6 +252,47 @@ def test_an_archive_whose_checkpoint_is_of_another_time_is_refused(tmp_path, off
     for _ in range(2):  # it is let go of, too
         with pytest.raises(qflow.InvalidArgument, match=f"cannot go on: {sentence}.*begin anew in another directory"):
             found.__enter__()
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "sentence"),
+    [
+        (f"{COUNTED}/11", "", f"{COUNTED}/11 is empty or damaged"),
+        (f"{COUNTED}/11", 'v1\n{{"path":"file:{out}/part-2.parquet","si', f"{COUNTED}/11 is empty or damaged"),
+        (f"{COUNTED}/11", "v1\n{{}}", f"{COUNTED}/11 is empty or damaged"),
+        (f"{COUNTED}/11", "\0" * 100, f"{COUNTED}/11 is empty or damaged"),
+        (f"{COUNTED}/9.compact", "v1\n\xff", f"{COUNTED}/9.compact is empty or damaged"),
+        (f"{COUNTED}/10", None, f"{COUNTED}/10 is missing"),
+        (f"{COUNTED}/8", None, None),  # the compact one says what is in it
+        ("part-0.parquet", "", "part-0.parquet has 0 bytes, and had 5"),
+        ("part-2.parquet", None, "part-2.parquet is missing"),
+        (f"{CHECKPOINT}/offsets/11", "", "offsets/11 is empty or damaged"),
+        (f"{CHECKPOINT}/commits/11", "v1", "commits/11 is cut short"),
+        (f"{CHECKPOINT}/commits/11", None, None),  # it was killed before that
+    ],
+)
+def test_an_archive_that_cannot_be_read_any_more_is_not_gone_on_with(tmp_path, path, content, sentence):
+    """Spark looks at the names of its lists when it starts, and at what is in them much later."""
+    out = tmp_path / "out"
+    found = Archive(str(tmp_path / "spool"), Contents("plants"), str(out))
+    with found:
+        for place in (COUNTED, f"{CHECKPOINT}/offsets", f"{CHECKPOINT}/commits"):
+            (out / place).mkdir(parents=True)
+            for number in range(8, 12):
+                (out / place / str(number)).write_text("v1\n{}")
+        for number, name in enumerate(("9.compact", "10", "11")):
+            (out / f"part-{number}.parquet").write_text("12345")
+            noted = json.dumps({"path": f"file:{out}/part-{number}.parquet", "size": 5})
+            (out / COUNTED / name).write_text(f"v1\n{noted}")
+    if content is None:
+        (out / path).unlink()
+    else:
+        (out / path).write_text(content.format(out=out), "latin-1")
+    if sentence is None:
+        with found:
+            return
+    with pytest.raises(qflow.InvalidArgument, match=f"cannot go on: {out}/.*{sentence} .*begin anew in another dir"):
+        found.__enter__()
 
 
 @pytest.mark.parametrize(
