@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from click.testing import CliRunner, Result
 import qflow
 from qflow import inspect
 from qflow.cli.main import app
-from qflow.cli.portable import restoring
+from qflow.cli.portable import parquet, restoring
 from qflow.cli.portable.items import line_of, parsed
 from qflow.cli.portable.reading import contents
 from qflow.restoring import Item
@@ -165,16 +166,37 @@ def test_an_export_takes_no_file_that_is_there(spool: Path, tmp_path: Path) -> N
     assert run("import", tmp_path / "new", file).exit_code == 2
 
 
+def test_parquet_is_read_as_it_was_written_a_few_messages_at_once(tmp_path: Path) -> None:
+    """Large bodies of many batches are not in memory together: neither as Arrow has them nor as Python does."""
+    arrow = pytest.importorskip("pyarrow")
+    file = tmp_path / "file.parquet"
+    item = Item(kind="queue", name="jobs", body=b"x" * 2**20)
+    small = [Item(kind="queue", name="jobs", number=number) for number in range(2500)]
+    parquet.write(file, [], [*([item] * 4 for _ in range(16)), small])
+    held = arrow.total_allocated_bytes()
+    most, numbers = 0, []
+    tracemalloc.start()
+    try:
+        for one in parquet.read(file):
+            assert isinstance(one, Item)
+            numbers.append(one.number)
+            most = max(most, arrow.total_allocated_bytes() - held)
+        assert (most < 8 * 2**20, tracemalloc.get_traced_memory()[1] < 8 * 2**20) == (True, True)
+    finally:
+        tracemalloc.stop()
+    assert numbers == [*[0] * 64, *range(2500)]
+
+
 def test_headers_that_are_nested_too_deeply_are_a_bad_file(tmp_path: Path) -> None:
     """Like any others that are no JSON."""
-    parquet = pytest.importorskip("pyarrow.parquet")
+    pq = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "file.parquet"
     with qflow.open(tmp_path / "spool") as broker:
         broker.declare_queue("jobs").put(b"x")
     assert run("export", tmp_path / "spool", "-o", file).exit_code == 0
-    table = parquet.read_table(file)
+    table = pq.read_table(file)
     place = table.schema.get_field_index("headers")
-    parquet.write_table(table.set_column(place, table.schema.field(place), [["[" * 100_000]]), file)
+    pq.write_table(table.set_column(place, table.schema.field(place), [["[" * 100_000]]), file)
     result = run("import", tmp_path / "new", file)
     assert (result.exit_code, "is no Parquet file of qflow export, or is damaged" in result.stderr) == (2, True)
 

@@ -14,6 +14,8 @@ from qflow.errors import InvalidArgument, NotFound
 from qflow.restoring import Item
 
 MAGIC = b"PAR1"
+READ_ROWS, READ_BYTES = 1000, 2**20
+"""About so much is read at once; of a group of rows, which an export writes for each batch, all may be decoded."""
 _DECLARED = b"qflow.declared"
 _NUMBERS = ("number", "time_ms", "expires_ms", "due_ms")
 _SMALL = ("partition", "priority")
@@ -52,8 +54,11 @@ def read(path: Path) -> Iterator[Declared | Item]:
             if _DECLARED not in metadata:
                 raise InvalidArgument(f"{path} was not written by qflow export")
             yield from (Declared(**one) for one in json.loads(metadata[_DECLARED]))
-            for batch in file.iter_batches(1000):
-                yield from map(_item, batch.to_pylist())
+            for number in range(file.num_row_groups):
+                group = file.metadata.row_group(number)
+                rows = group.num_rows * READ_BYTES // max(1, group.total_byte_size)
+                for batch in file.iter_batches(min(max(1, rows), READ_ROWS), row_groups=[number]):
+                    yield from map(_item, batch.to_pylist())
     except (arrow.ArrowException, ValueError, TypeError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no Parquet file of qflow export, or is damaged: {error}") from error
 
