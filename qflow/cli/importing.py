@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,10 +13,10 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.exits import Exit
 from qflow.cli.progress import counting
-from qflow.cli.spool import reached
+from qflow.cli.spool import largest_message, reached
 from qflow.cli.standard import stdin_bytes
 from qflow.cli.stop import Stop, Stopped
-from qflow.errors import InvalidArgument, QflowError
+from qflow.errors import InvalidArgument, MessageTooLarge, QflowError
 
 if TYPE_CHECKING:
     from qflow.cli.portable.items import Declared
@@ -53,7 +53,7 @@ def import_(spool: Path, file: Path, to: str | None, skip: int, capacity: int, a
     with Stop() as stop:
         try:
             with counting("importing", total) as advance, reached(spool, capacity) as broker:
-                source = _Source(file, advance)
+                source = _Source(file, advance, largest_message(broker))
                 run.run(broker, source, skip, stop)
         except Stopped:
             return stop.exit_code
@@ -62,12 +62,18 @@ def import_(spool: Path, file: Path, to: str | None, skip: int, capacity: int, a
     return Exit.FINE
 
 
+_ESCAPED, _BESIDE_BYTES = 6, 2**20
+"""In a line of JSON a byte of a message takes six, at most: `\\u0001`. Beside it are names and a topic."""
+
+
 @attrs.define
 class _Source:
     """What a file holds, and where in it one is."""
 
     file: Path
     advance: Callable[[int], None]
+    largest: int
+    """How many bytes a message may have, which bounds a line."""
     where: str = ""
 
     def __iter__(self) -> Iterator[Declared | Item]:
@@ -82,8 +88,17 @@ class _Source:
                         yield one
                     return
         with stdin_bytes() if str(self.file) == "-" else self.file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+            for number in count(1):
+                most = _ESCAPED * self.largest + _BESIDE_BYTES
+                line = lines.readline(most + 1)
+                if not line:
+                    return
                 self.where = f"line {number:,} of {facts.readable(str(self.file))}"
+                if len(line) > most:
+                    raise MessageTooLarge(
+                        f"it is longer than {most:,} bytes, the most that a message may take here as JSON; was it "
+                        "written by qflow export?"
+                    )
                 self.advance(len(line))
                 if line.strip():
                     yield parsed(line)
@@ -129,7 +144,7 @@ class _Run:
                     raise InvalidArgument("--to is for a file with one queue or one stream; this is another one")
                 one = attrs.evolve(one, name=self.to)
             if isinstance(one, Declared):
-                restoring.declare(broker, one)
+                source.largest = max(source.largest, restoring.declare(broker, one))
             else:
                 yield one
 

@@ -13,7 +13,7 @@ import click
 from qflow.cli import options
 from qflow.cli.lines import Lines
 from qflow.cli.published import Tally
-from qflow.cli.spool import is_owner, reached
+from qflow.cli.spool import is_owner, largest_message, reached
 from qflow.cli.stop import Stop, Stopped
 from qflow.config import QueueSettings
 from qflow.errors import InvalidArgument, MessageTooLarge, QflowError, TransactionTooLarge
@@ -237,7 +237,4 @@ def _publish(spool: Path, capacity: int, body: str | None, delimiter: bytes, pub
 
 def _settings(broker: AnyBroker) -> QueueSettings:
     """Return settings with the largest message that any stream or queue takes, topic included: the bound of a line."""
-    sizes = [broker.stream(name).settings.max_message_bytes for name in broker.streams()]
-    sizes += [broker.queue(name).settings.max_message_bytes for name in broker.queues()]
-    largest = max(sizes, default=QueueSettings().max_message_bytes)
-    return QueueSettings(max_message_bytes=min(largest + MAX_TOPIC_BYTES, 2**31))
+    return QueueSettings(max_message_bytes=min(largest_message(broker) + MAX_TOPIC_BYTES, 2**31))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, overload
 
 from qflow.cli import damage
 from qflow.cli.stop import Stop
+from qflow.config import QueueSettings
 from qflow.errors import NotFound, QflowError, SpoolInUse
 
 if TYPE_CHECKING:
@@ -156,6 +157,13 @@ def _opened(spool: Path, capacity: int, stop: Stop | None, spill: Spill, door: b
             if stop is None:
                 raise
             stop.sleep(Stop.PATIENCE_S)
+
+
+def largest_message(broker: AnyBroker) -> int:
+    """Return how many bytes the largest message may have that any stream or queue takes. Cost: a call for each."""
+    sizes = [broker.stream(name).settings.max_message_bytes for name in broker.streams()]
+    sizes += [broker.queue(name).settings.max_message_bytes for name in broker.queues()]
+    return max(sizes, default=QueueSettings().max_message_bytes)
 
 
 @overload

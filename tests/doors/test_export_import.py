@@ -16,7 +16,7 @@ import qflow
 from qflow import inspect
 from qflow.cli.main import app
 from qflow.cli.portable import parquet, restoring
-from qflow.cli.portable.items import line_of, parsed
+from qflow.cli.portable.items import Declared, line_of, parsed
 from qflow.cli.portable.reading import contents
 from qflow.restoring import Item
 
@@ -132,6 +132,31 @@ def test_a_bad_line_ends_it_after_whole_batches(
     assert run("import", tmp_path / "spool", file, "--skip", 4).exit_code == 0
     page = inspect.read_page(tmp_path / "spool", "q")
     assert [message.body for message in page.messages] == [b"%d" % number for number in range(5)]
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_line_is_as_long_as_a_message_may_be_and_no_longer(tmp_path: Path, owned: bool) -> None:
+    """A file without line ends is not read into memory; the largest message, in JSON, is."""
+    file = tmp_path / "file"
+    item = Item(kind="queue", name="q", body=b"\x01" * 2**20)
+    settings = {"max_message_bytes": 2**20}
+    declared = line_of(Declared(kind="queue", name="q", settings=settings))
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queue("small", max_message_bytes=100)
+    with file.open("w") as lines:
+        lines.write(f"{declared}\n{line_of(item)}\n")
+        lines.truncate(2**35)  # of nothing, which takes no disk
+    with owner_of(tmp_path / "spool", owned):
+        tracemalloc.start()
+        try:
+            done = run("import", tmp_path / "spool", file)
+            assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+        finally:
+            tracemalloc.stop()
+    assert (done.exit_code, done.stdout) == (2, "messages imported: 0\n")
+    assert f"line 3 of {file}: it is longer than {7 * 2**20:,} bytes, the most that a message may take" in done.stderr
+    file.write_text(f"{declared}\n{line_of(item)}\n")
+    assert run("import", tmp_path / "spool", file).stdout == "messages imported: 1\n"
 
 
 @pytest.mark.parametrize("owned", [False, True])

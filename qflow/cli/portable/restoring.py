@@ -21,12 +21,17 @@ BATCH_MESSAGES, BATCH_BYTES = 500, 4 * 2**20
 """A batch, which is one commit, ends with the message that reaches one of these."""
 
 
-def declare(broker: AnyBroker, one: Declared) -> None:
-    """Make a queue or stream as it was, a queue with its bindings, unless there is one of that name."""
+def declare(broker: AnyBroker, one: Declared) -> int:
+    """Make a queue or stream as it was, a queue with its bindings, unless there is one of that name.
+
+    Returns:
+        How many bytes its largest message may have.
+    """
     if one.kind == "stream":
         if one.name not in broker.streams():
             broker.declare_stream(one.name, **StreamSettings.from_dict(one.settings).to_dict())
-    elif one.name not in broker.queues():
+        return broker.stream(one.name).settings.max_message_bytes
+    if one.name not in broker.queues():
         settings = QueueSettings.from_dict(one.settings)
         broker.declare_queue(one.name, **{**settings.to_dict(), "on_overflow": settings.on_overflow})
         bindings = one.settings.get("bindings") or []
@@ -34,6 +39,7 @@ def declare(broker: AnyBroker, one: Declared) -> None:
             raise InvalidArgument(f"bindings are a list of topic filters, not {bindings!r:.40}")
         for topic_filter in bindings:
             broker.bind(one.name, topic_filter)
+    return broker.queue(one.name).settings.max_message_bytes
 
 
 @attrs.define
