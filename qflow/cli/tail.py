@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 STDOUT = 1
 LOOK_S = 0.25
 """Between two looks for what is new."""
+FIRST_BYTES = 16 * 2**20
+"""Of all bodies together, as the last messages are looked for: what is larger is read as it is shown."""
 
 
 @click.command(short_help="Show the last messages of a queue, and those that come.")
@@ -54,9 +56,11 @@ def tail(
         writer = Writer(STDOUT, b"\n", stop)
         show = _shower(writer, as_json, cells)
         try:
-            page = inspect.read_newest(spool, queue_name, most, keep=keep, body_bytes=body_bytes)
+            first_bytes = FIRST_BYTES // most if body_bytes is None else body_bytes
+            page = inspect.read_newest(spool, queue_name, most, keep=keep, body_bytes=first_bytes)
             damaged |= _tell(spool, page)
-            show(page.messages)
+            for found in [page.messages] if body_bytes else inspect.read_whole(spool, queue_name, page.messages):
+                show(found)
             while follow:
                 if not page.more:
                     writer.check()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qflow.inspect.live import read_live
     from qflow.inspect.logs import check_there
     from qflow.inspect.messages import read_message
-    from qflow.inspect.pages import Page, read_newest, read_page
+    from qflow.inspect.pages import Page, read_newest, read_page, read_whole
     from qflow.inspect.repair import Loss, Repair, repair_spool
     from qflow.inspect.rooms import Rooms, read_rooms
     from qflow.inspect.spills import spilled
@@ -71,6 +71,7 @@ __all__ = [
     "read_spool",
     "read_stream",
     "read_usage",
+    "read_whole",
     "repair_spool",
     "spilled",
 ]
@@ -85,7 +86,7 @@ _MODULES = {
     "live": ("read_live",),
     "logs": ("check_there",),
     "messages": ("read_message",),
-    "pages": ("Page", "read_newest", "read_page"),
+    "pages": ("Page", "read_newest", "read_page", "read_whole"),
     "repair": ("Loss", "Repair", "repair_spool"),
     "rooms": ("Rooms", "read_rooms"),
     "spills": ("spilled",),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import attrs
@@ -104,12 +105,55 @@ def _newest(txn: Any, record: QueueRecord, count: int, keep: Keep | None, body_b
     span = count
     while True:
         starts = {lane: max(row.floor, row.next - span) for lane, row in rows.items()}
-        page = _Reading(txn, record, Page(dict(starts)), keep, None, body_bytes, whole=True).run()
-        if len(page.messages) >= count or all(starts[lane] <= row.floor for lane, row in rows.items()):
-            page.messages.sort(key=lambda one: (one.time_ms, one.sequence))
-            page.messages = page.messages[-count:]
-            return page
+        found = Page(dict(starts), more=True)
+        while found.more:
+            page = _Reading(txn, record, Page(found.positions), keep, None, body_bytes).run()
+            page.messages = sorted([*found.messages, *page.messages], key=lambda one: (one.time_ms, one.sequence))
+            del page.messages[:-count]
+            page.looked_at += found.looked_at
+            page.problems = found.problems + page.problems
+            found = page
+        if len(found.messages) >= count or all(starts[lane] <= row.floor for lane, row in rows.items()):
+            return found
         span *= 4
+
+
+def read_whole(
+    path: str | os.PathLike[str], queue: str, found: Sequence[MessageFacts]
+) -> Iterator[Sequence[MessageFacts]]:
+    """Yield messages with whole bodies where `found` has them cut, about `PAGE_BYTES` at once.
+
+    What was settled since then is left out.
+    """
+    spool = spool_path(path)
+    part: list[MessageFacts] = []
+    size = 0
+    for one in found:
+        part.append(one)
+        size += one.size_bytes
+        if size >= PAGE_BYTES:
+            yield _whole(spool, queue, part)
+            part, size = [], 0
+    yield _whole(spool, queue, part)
+
+
+def _whole(spool: str, queue: str, part: list[MessageFacts]) -> list[MessageFacts]:
+    cut = sorted(one.sequence for one in part if len(one.body) < one.size_bytes)
+    if not cut:
+        return part
+
+    def read() -> list[MessageFacts]:
+        with opened_log(spool) as (env, found):
+            record = queue_of(found, queue)
+            with env.reading() as txn:
+                reading = _Reading(txn, as_now(txn, record), Page({}), None)
+                for _, run in groupby(enumerate(cut), lambda one: one[1] - one[0]):
+                    sequences = [sequence for _, sequence in run]
+                    reading.read_range(sequences[0], sequences[-1] + 1)
+                return reading.page.messages
+
+    whole = {one.sequence: one for one in in_child(spool, read)}
+    return [whole.get(one.sequence, one) for one in part if len(one.body) == one.size_bytes or one.sequence in whole]
 
 
 class _Reading:
@@ -123,21 +167,18 @@ class _Reading:
         keep: Keep | None,
         most: int | None = None,
         body_bytes: int | None = None,
-        *,
-        whole: bool = False,
     ) -> None:
         self._txn = txn
         self._record = record
-        self._page = page
+        self.page = page
         self._keep = keep
         self._most = most
         self._body_bytes = body_bytes
-        self._whole = whole
         self._left_bytes = PAGE_BYTES
 
     def run(self) -> Page:
         """Fill the page."""
-        page = self._page
+        page = self.page
         if self._record.rows is None:
             page.problems.append(f"the row of queue {self._record.name!r} is damaged")
             return page
@@ -146,17 +187,26 @@ class _Reading:
             if not row.floor <= position <= row.next:  # settled meanwhile; or another queue of that name
                 position = row.floor
             page.positions[lane] = position
-            if not self._read(lane, row):
+            if not self._read(lane, row, row.next):
                 page.more = True
                 break
         return page
 
-    def _read(self, lane: int, row: Row) -> bool:
-        """Read on in a lane; return whether its end was reached."""
-        page, expected = self._page, None
+    def read_range(self, first: int, end: int) -> None:
+        """Add the messages of a lane in [first, end), however many bytes they have."""
+        lane = lane_of(first)
+        row = (self._record.rows or {}).get(lane)
+        if row is not None:
+            self.page.positions[lane] = max(first, row.floor)
+            while not self._read(lane, row, min(end, row.next)):
+                pass
+
+    def _read(self, lane: int, row: Row, end: int) -> bool:
+        """Read on in a lane; return whether `end` was reached."""
+        page, expected = self.page, None
         times = _Times(self._txn, self._record.owner)
-        while (position := page.positions[lane]) < row.next:
-            read = read_unsettled(self._txn, self._record.owner, lane, row, position, row.next, READ_BYTES, expected)
+        while (position := page.positions[lane]) < end:
+            read = read_unsettled(self._txn, self._record.owner, lane, row, position, end, READ_BYTES, expected)
             page.problems += [text for text, _count in in_words(read)]
             for first, records in read.pieces:
                 for sequence, record in enumerate(records, first):
@@ -165,18 +215,18 @@ class _Reading:
                         page.positions[lane] = sequence + 1
                         return False
             page.positions[lane], expected = read.position, read.last_block
-            if self._left_bytes <= 0 and not self._whole:
-                return read.position >= row.next
+            if self._left_bytes <= 0:
+                return read.position >= end
         return True
 
     def _note(self, sequence: int, record: Record, times: _Times) -> None:
         self._left_bytes -= len(record)
-        self._page.looked_at += 1
+        self.page.looked_at += 1
         message = _facts(self._record.name, sequence, record, times.of(sequence))
         if self._keep is None or self._keep(message):
             if self._body_bytes is not None:
                 message = attrs.evolve(message, body=message.body[: self._body_bytes])
-            self._page.messages.append(message)
+            self.page.messages.append(message)
             self._left_bytes -= MESSAGE_BYTES
 
 

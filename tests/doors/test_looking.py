@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 
 import qflow
 from doors.command_line import CommandLine, numbers, text
-from qflow.cli import messages
+from qflow.cli import messages, tail
 from qflow.cli.main import app
 from qflow.errors import NotFound
-from qflow.inspect import Page, pages, read_newest, read_page
+from qflow.inspect import Page, pages, read_newest, read_page, read_whole
 from unit.clocks import Clock, open_still
 
 
@@ -152,6 +152,47 @@ def test_tail_looks_further_back_where_much_is_settled(spool: Path) -> None:
         held = queue.get_many(500)
         queue.ack_many(list(held)[3:], wait=True)
     assert [message.body for message in read_newest(spool, "holes", 2).messages] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_tail_has_a_few_large_messages_in_memory_at_once(
+    spool: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    """However many it shows, whole and in order; neither it nor the process that reads the log has more."""
+    clock = Clock()
+    with open_still(spool, clock) as broker:
+        large = broker.declare_queue("large", priorities=2)
+        for number in range(32):
+            large.put(b"%d" % number + b"x" * 2**20, priority=number % 3 // 2)
+            clock.advance(1)
+            large.put(b"%d" % number)
+            clock.advance(1)
+        large.put_many([b"small"] * 100)
+        large.put_many([b"a bit more" * 100] * 100)
+    monkeypatch.setattr(pages, "PAGE_BYTES", 2**21)
+    monkeypatch.setattr(tail, "FIRST_BYTES", 2**17)
+    monkeypatch.setattr(pages, "in_child", lambda _spool, work: work())
+    options = ["--json"] if as_json else []
+    tracemalloc.start()
+    try:
+        assert run("tail", spool, "large", "-n", 264 - 2, *options).exit_code == 0
+        assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+    finally:
+        tracemalloc.stop()
+    lines = capfd.readouterr().out.splitlines()
+    bodies = [json.loads(line)["body"] if as_json else line.split("  ", 2)[2] for line in lines]
+    pairs = [body for number in range(1, 32) for body in (f"{number}{'x' * 2**20}", f"{number}")]
+    assert bodies == [*pairs, *["small"] * 100, *["a bit more" * 100] * 100]
+
+
+def test_what_is_settled_before_it_is_read_whole_is_left_out(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What had been read whole by then is there."""
+    page = read_newest(spool, "jobs", 4, body_bytes=6)
+    assert [message.body for message in page.messages] == [b"mail 1", b"urgent", b"\xff\x00\x1b[31", b"tomorr"]
+    with qflow.open(spool) as broker:
+        broker.queue("jobs").delete(page.messages[2].sequence)
+    (whole,) = read_whole(spool, "jobs", page.messages)
+    assert [message.body for message in whole] == [b"mail 19", b"urgent", b"tomorrow"]
 
 
 def test_tail_follows_what_comes(cli: CommandLine) -> None:
