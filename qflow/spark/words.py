@@ -16,6 +16,11 @@ INSTALL = "pip install -U '.[spark]' in a clone of qflow"
 class Away(StorageError):
     """A broker could not be reached for as long as a query waits. To the user it is a StorageError."""
 
+    def __init__(self, text: str, *, is_silent: bool = False) -> None:
+        super().__init__(text)
+        self.is_silent = is_silent
+        """It has said nothing since it was asked."""
+
 
 @contextmanager
 def plainly() -> Iterator[None]:

@@ -13,6 +13,7 @@ import qflow
 from qflow.errors import NotFound
 from spark import reader_process as there
 from spark.reader_process import ReaderProcess
+from spark.task_doors import At, Time
 from spark.trees import Trees
 from unit.clocks import Clock, open_still
 
@@ -99,3 +100,31 @@ def process() -> Iterator[ReaderProcess]:
 def reader(process: ReaderProcess, spool: Path) -> Iterator[ReaderProcess]:
     yield process
     process(there.let_go, str(spool))
+
+
+@pytest.fixture
+def at() -> Iterator[At]:
+    """Opens doors: returns the place behind one."""
+    from qflow.flight import serve
+    from qflow.spark.places.calls import Door
+    from qflow.spark.places.flight import FlightPlace
+
+    servers = []
+
+    def open_door(broker: qflow.Broker, **options: Any) -> FlightPlace:
+        servers.append(serve(broker, port=0))
+        return FlightPlace(Door(f"grpc://127.0.0.1:{servers[-1].port}", **options))
+
+    yield open_door
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    """A time that waits for doors go by."""
+    from qflow.spark.places import calls
+
+    found = Time()
+    monkeypatch.setattr(calls, "time", found)
+    return found

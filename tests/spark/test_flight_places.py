@@ -19,7 +19,7 @@ from spark.trees import left_in_inbox
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
 
-QUICK = {"brokerTimeout": "1"}
+QUICK = {"brokerTimeout": "2"}
 
 
 class Served:

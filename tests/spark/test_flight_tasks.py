@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,10 +14,10 @@ import pytest
 
 import qflow
 from faults.test_full_disk import disk_of
-from qflow.arrow.ranges import Span
 from qflow.arrow.schema import Column
 from qflow.storage.inbox.stages import Batch, Manifest
 from spark.reader_process import publish
+from spark.task_doors import At, Time, asked, values
 from spark.test_readers import damage
 from spark.trees import left_in_inbox
 from unit.clocks import Clock, open_still
@@ -29,15 +28,13 @@ pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip
 from qflow.flight import serve
 from qflow.spark import spools
 from qflow.spark.options import parse
-from qflow.spark.places import calls, flight, sent
+from qflow.spark.places import flight, sent
 from qflow.spark.places.calls import Door
 from qflow.spark.places.flight import FlightPlace
 from qflow.spark.places.local import LocalPlace
-from qflow.spark.places.place import Place, Reading, Staging, Written
+from qflow.spark.places.place import Reading, Staging, Written
 from qflow.spark.ranges import cut
 from qflow.spark.words import Away
-
-At = Callable[..., FlightPlace]
 
 
 @pytest.fixture(autouse=True)
@@ -45,32 +42,6 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Spark has files that do not last."""
     (tmp_path / "local").mkdir()
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "local"))
-
-
-@pytest.fixture
-def at() -> Iterator[At]:
-    """Opens doors: returns the place behind one."""
-    servers = []
-
-    def open_door(broker: qflow.Broker, **options: Any) -> FlightPlace:
-        servers.append(serve(broker, port=0))
-        return FlightPlace(Door(f"grpc://127.0.0.1:{servers[-1].port}", **options))
-
-    yield open_door
-    for server in servers:
-        server.close()
-
-
-def asked(place: FlightPlace, start: int, end: int, *, fail: bool = False, wanted: str = "#") -> Reading:
-    """Return what a task reads of stream `plants`."""
-    seen = place.look()
-    span = Span("plants", seen.streams["plants"].owner, 0, start, end)
-    return Reading(seen.uuid, span, wanted, (Column("value"),), fail)
-
-
-def values(place: Place, reading: Reading) -> list[int]:
-    """Return the numbers that a task reads."""
-    return [int(value) for batch in place.read(reading) for value in batch.column("value").to_pylist()]
 
 
 # What is lost ---------------------------------------------------------------------------------------------------------
@@ -180,111 +151,6 @@ def test_an_older_copy_that_is_put_in_place_before_a_task_reads_is_refused(tmp_p
     with pytest.raises(qflow.StorageError, match="planned .* it is an older copy"):
         values(LocalPlace(str(older)), reading)
     spools.let_go(str(older))
-
-
-# A door that is away --------------------------------------------------------------------------------------------------
-
-
-class Time:
-    """What waits go by: it passes where somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-        self.slept.append(seconds)
-
-
-@pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    """A time that waits for doors go by."""
-    found = Time()
-    monkeypatch.setattr(calls, "time", found)
-    return found
-
-
-class Dying:
-    """A connection of which each read dies before its batch of a number, counted from 0."""
-
-    def __init__(self, door: Door, before: int) -> None:
-        self._client = door.client()
-        self._before = before
-        self.reads = 0
-
-    def do_get(self, *asked: Any) -> Iterator[Any]:
-        import pyarrow.flight as pf
-
-        self.reads += 1
-        for number, chunk in enumerate(self._client.do_get(*asked)):
-            if number == self._before:
-                raise pf.FlightUnavailableError("the connection was cut")
-            yield chunk
-
-
-@pytest.mark.parametrize("before", [0, 1])
-def test_a_task_goes_on_as_long_as_rows_come(
-    at: At, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch, before: int
-) -> None:
-    """However often connections die; where none brings a row, it ends when its patience does, with pauses."""
-    with qflow.open(tmp_path / "spool") as broker:
-        broker.declare_stream("plants", topics=["plant/#"])
-        for number in range(8):
-            broker.publish("plant/1", b"%d" % number + b" " * 2**20)
-        place = at(broker, patience_s=20.0)
-        reading = asked(place, 0, 8)
-        dying = Dying(place.door, before)
-        monkeypatch.setattr(Door, "client", lambda _: dying)
-        if before:
-            assert values(place, reading) == list(range(8))
-            assert set(time.slept) == {min(time.slept)}, "none came of a broker that was away for long"
-            return
-        with pytest.raises(Away, match="the connection was cut.*it was waited for 2[01] s .*brokerTimeout"):
-            values(place, reading)
-        assert dying.reads < 30
-        with pytest.raises(Away, match="has been waited for before"):
-            values(place, reading)
-        monkeypatch.undo()
-        assert values(place, reading) == list(range(8))
-
-
-def test_what_is_answered_slowly_uses_up_no_patience(time: Time) -> None:
-    """It counts from when the broker went away; and again from when it has answered."""
-    import pyarrow.flight as pf
-
-    door = Door("grpc://127.0.0.1:4", patience_s=10.0)
-    fails = iter([300.0, 0.0, 0.0])
-
-    def call(_client: object) -> str:
-        for taken_s in fails:
-            time.now_s += taken_s
-            raise pf.FlightUnavailableError("the owner was killed")
-        return "an answer"
-
-    assert door.wait_for(call) == "an answer"
-    assert len(time.slept) == 3
-    waiting = door.waiting()
-    for _ in range(3):
-        time.now_s += 300  # what came was worked on
-        waiting.go_on(Away("it is away"))
-        waiting.answered()
-    with pytest.raises(Away, match="it was waited for 1[01] s"):
-        for _ in range(100):
-            waiting.go_on(Away("it is away"))
-
-
-def test_a_broker_that_cancels_its_calls_as_it_ends_is_away(time: Time) -> None:
-    """So is one that cannot be reached, or says that it is closing."""
-    import pyarrow.flight as pf
-
-    for kind in (pf.FlightCancelledError, pf.FlightUnavailableError, pf.FlightTimedOutError):
-        call = Mock(side_effect=[kind("CANCELLED"), "an answer"])
-        assert Door("grpc://127.0.0.1:5").wait_for(call) == "an answer"
-    assert len(time.slept) == 3
 
 
 # Leases ---------------------------------------------------------------------------------------------------------------

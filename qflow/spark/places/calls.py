@@ -23,13 +23,16 @@ T = TypeVar("T")
 CALL_S = 30.0
 """What a call takes at most that waits for nothing."""
 _PAUSE_S, _LONGEST_PAUSE_S, _SAY_EVERY_S = 0.05, 1.0, 10.0
-_OPTIONS = [("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000)]
+_CONNECT_S, _CONNECT_AGAIN_S = 5.0, 2.0
+"""What connecting takes at most, which no work of the broker holds up; and at a door that has been waited for."""
+_LONG_S, _PEACE_S = 0.5, 10.0
+"""How long a door that has been waited for is left in peace after a try that took long."""
 _logger = logging.getLogger("qflow.spark")
 
 _clients: dict[tuple[int, Door], Any] = {}
 """By process and door: Spark's workers live on from task to task."""
-_away: set[str] = set()
-"""Doors at which nobody answered: they are waited for once."""
+_away: dict[str, float] = {}
+"""Doors at which nobody answered, which are waited for once; until when each is left in peace."""
 _met: set[Door] = set()
 """Doors that have answered: what was given for them is right."""
 
@@ -45,9 +48,15 @@ class Door:
     ca: bytes | None = attrs.field(default=None, repr=False)
     patience_s: float = 60.0
 
-    def action(self, name: str, body: Mapping[str, Any], *, within_s: float = CALL_S) -> Any:
-        """Return the answer to an action, which may be repeated: it is, where the broker is away."""
+    def action(self, name: str, body: Mapping[str, Any], *, within_s: float | None = None) -> Any:
+        """Return the answer to an action, which may be repeated: it is, where the broker is away.
+
+        Args:
+            within_s: how long one is waited for that takes its time; None = it does not.
+        """
         import pyarrow.flight as pf
+
+        within_s = min(CALL_S, self.patience_s) if within_s is None else within_s
 
         def call(client: pf.FlightClient) -> Any:
             asked = pf.Action(name, json.dumps(body).encode())
@@ -90,7 +99,7 @@ class Door:
 
     def answered(self) -> None:
         """It is there, and what was given for it is right."""
-        _away.discard(self.url)
+        _away.pop(self.url, None)
         _met.add(self)
 
     def what_is_wrong(self, before: str | None) -> str | None:
@@ -107,14 +116,29 @@ class Door:
         return found
 
     def client(self) -> pf.FlightClient:
-        """Return the connection of this process."""
+        """Return the connection of this process. Raises Away: the door is left in peace for now."""
         import pyarrow.flight as pf
 
+        if time.monotonic() < _away.get(self.url, 0.0):
+            raise Away(f"the broker at {self.url} is away")
         key = os.getpid(), self
         if key not in _clients:
             tls = {} if self.ca is None else {"tls_root_certs": self.ca}
-            _clients[key] = pf.FlightClient(self.url, generic_options=_OPTIONS, **tls)
+            _clients[key] = pf.FlightClient(self.url, generic_options=self._limits(), **tls)
         return _clients[key]
+
+    def _limits(self) -> list[tuple[str, int]]:
+        """Return the options of gRPC by which a broker is noticed that says nothing any more."""
+        connect_s = min(_CONNECT_AGAIN_S if self.url in _away else _CONNECT_S, max(_LONG_S, self.patience_s / 4))
+        answer_s = min(10.0, max(1.0, self.patience_s / 4))
+        seconds = {
+            "grpc.min_reconnect_backoff_ms": connect_s,  # which is how long a connection may take
+            "grpc.keepalive_time_ms": min(30.0, max(1.0, self.patience_s / 2)),
+            "grpc.keepalive_timeout_ms": answer_s,
+            "grpc.http2.ping_timeout_ms": answer_s,  # of all pings: one that is on its way keeps others back
+        }
+        alone = ("grpc.use_local_subchannel_pool", 1)  # else it may be the connection that was let go
+        return [alone, *((name, int(1000 * value)) for name, value in seconds.items())]
 
     def errors(self) -> Errors:
         """Return a context that raises errors of Flight as those of the broker."""
@@ -130,6 +154,8 @@ class Waiting:
 
     def __init__(self, door: Door) -> None:
         self._door = door
+        self._tried = time.monotonic()
+        """When it was tried last, or answered."""
         self._begun: float | None = None
         self._said: float | None = None
         self._pause_s = _PAUSE_S
@@ -138,7 +164,7 @@ class Waiting:
     def answered(self) -> None:
         """Something came: whoever goes away from now on is waited for anew."""
         self._door.answered()
-        self._begun = None
+        self._tried, self._begun = time.monotonic(), None
         self._pause_s = _PAUSE_S
 
     def go_on(self, error: Away) -> None:
@@ -148,10 +174,13 @@ class Waiting:
             Away: there is no more patience. InvalidArgument: nobody will answer, by what was given of TLS.
         """
         door, now = self._door, time.monotonic()
-        self._begun = begun = now if self._begun is None else self._begun
-        if now - begun > door.patience_s or door.url in _away:
-            how = "has been waited for before" if door.url in _away else f"was waited for {now - begun:.0f} s"
-            _away.add(door.url)
+        if self._begun is None:
+            self._begun = self._tried if error.is_silent else now
+        waited_s, known = now - self._begun, _away.get(door.url)
+        if waited_s >= door.patience_s or known is not None:
+            how = f"was waited for {waited_s:.0f} s" if known is None else "has been waited for before"
+            is_long = known is not None and now - self._tried >= _LONG_S
+            _away[door.url] = now + _PEACE_S if is_long else known or 0.0
             raise Away(f"{error}; it {how} (see option brokerTimeout)") from error
         if self._said is None or now - self._said > _SAY_EVERY_S:
             self._said = now
@@ -159,6 +188,7 @@ class Waiting:
         if door not in _met and (self._wrong is not None or self._said == now):
             self._wrong = door.what_is_wrong(self._wrong)
         time.sleep(self._pause_s)
+        self._tried = time.monotonic()
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
 
@@ -182,7 +212,8 @@ class Errors:
         away = pf.FlightUnavailableError | pf.FlightTimedOutError | pf.FlightCancelledError
         if isinstance(error, away):  # a server that ends cancels its calls; nobody here does
             self._door.let_go()
-            raise Away(f"the broker at {url} is away ({_short(error)})") from error
+            is_silent = isinstance(error, pf.FlightTimedOutError)
+            raise Away(f"the broker at {url} is away ({_short(error)})", is_silent=is_silent) from error
         known = error_of(error)
         if known is not None:
             raise known from error
