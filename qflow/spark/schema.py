@@ -16,11 +16,13 @@ TYPES = {
     "topic": "string",
     "partition": "int",
     "offset": "bigint",
-    "timestamp": "timestamp",
+    "timestamp": "timestamp_ltz",
     "timestampType": "int",
     "headers": "array<struct<key:string,value:binary>>",
 }
-"""Spark's type of each column."""
+"""Spark's type of each column. (What `timestamp` means is for the session to say.)"""
+_SHOWN = {"timestamp_ltz": "timestamp"}
+"""What Spark calls a type that it has."""
 
 
 def whole_schema(*, include_headers: bool) -> str:
@@ -42,7 +44,7 @@ def columns_of(schema: StructType) -> tuple[Column, ...]:
                 f"there is no column {field.name!r} in format qflow; there are: {', '.join(TYPES)}. What is in a value "
                 "is yours to take apart, for example with from_json(value.cast('string'), ...)"
             )
-        if found != expected:
+        if found != _SHOWN.get(expected, expected):
             raise InvalidArgument(
                 f"column {field.name!r} of format qflow is {expected}, the schema says {found}: read it as it is, and "
                 "cast it afterwards"

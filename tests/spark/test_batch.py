@@ -104,6 +104,28 @@ def test_a_column_that_is_not_null_has_no_nulls(broker: qflow.Broker, plants: An
         read(subscribe="plants", schema="key binary not null").collect()
 
 
+def test_a_session_whose_timestamps_have_no_zone_reads_those_that_have(
+    spark: Any, broker: qflow.Broker, plants: Any, spool: Path, read: Read, tmp_path: Path
+) -> None:
+    """The word `timestamp` in a schema means another type there: the one that is meant has a name of its own."""
+    publish(broker, 3)
+    there = read(subscribe="plants").schema
+    spark.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        assert read(subscribe="plants").schema == there
+        assert read(subscribe="plants").count() == 3
+        assert read(subscribe="plants", schema="timestamp timestamp_ltz").count() == 3
+        with pytest.raises(Exception, match="'timestamp' of format qflow is timestamp_ltz, .* says timestamp_ntz"):
+            read(subscribe="plants", schema="timestamp timestamp").collect()
+        frame = spark.readStream.format("qflow").options(subscribe="plants", startingOffsets="earliest")
+        writer = frame.load(str(spool)).writeStream.format("noop").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        query.awaitTermination()
+        assert query.lastProgress["numInputRows"] == 3
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+
+
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [("offset int", "is bigint, the schema says int"), ("body binary", "there is no column 'body'")],
