@@ -101,7 +101,7 @@ async def _let_in(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await slept(server)
             raw = await client(server, "c", clean=False, SessionExpiryInterval=1000)
         assert list(server.house.hub.sessions["c"].state.subscriptions) == ["x"]
-        assert not server.house.leaving.is_overdue("c")
+        assert not server.house.leaving.is_due("c")
 
 
 def test_a_session_ends_in_time_after_the_clock_was_set_back(spool: Path) -> None:

@@ -13,7 +13,7 @@ from inside import copy_as_killed
 from mqtt_loop import DISCONNECT, Raw, SetClock, client, serving, serving_at, slept, unconnected
 from qflow.mqtt import Server
 from qflow.mqtt.model.sessions import left_ms_of
-from qflow.mqtt.server import session
+from qflow.mqtt.server import connecting, session
 from qflow.mqtt.server.leaving import STALE
 from qflow.mqtt.server.storing import RECEIVED, SESSIONS, WILLS
 from qflow.mqtt.server.terms import Terms
@@ -168,6 +168,99 @@ async def _killed(delay_s: int, spool: Path) -> None:
         server.tick()
         await raw.nothing()
         assert server.broker.broker.engine.log.facts(WILLS) == {}
+
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["when it is due", "in time"])
+@pytest.mark.parametrize("end", ["none", "kill", "close"])
+def test_a_will_that_is_due_is_not_lost_by_a_client_that_is_back_first(is_late: bool, end: str, spool: Path) -> None:
+    """Before it was looked whether it is due; one that is not due is never published then."""
+    run(_back_first(is_late, end, spool))
+
+
+async def _back_first(is_late: bool, end: str, spool: Path) -> None:
+    clock = SetClock()
+    killed = spool.with_name("killed")
+    given = {"will": will(properties={"WillDelayInterval": 100}), "SessionExpiryInterval": 1000}
+    async with serving_at(clock, spool) as server:
+        raw = await watcher(server)
+        await (await client(server, "c", **given)).cut()
+        await slept(server, 1)
+        copy_as_killed(server.broker.broker, killed)
+        if end == "none":
+            clock.now_s += 100 if is_late else 99
+            await comes_back(server, raw, "c", is_late)
+    if end != "none":
+        clock.now_s += 100 if is_late else 99
+        async with serving_at(clock, killed if end == "kill" else spool) as server:
+            await comes_back(server, await watcher(server), "c", is_late)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("delay_s", [0, 100])
+def test_a_will_of_who_was_there_at_a_kill_is_not_lost_by_its_client(version: int, delay_s: int, spool: Path) -> None:
+    """That is back first; its delay begins with the restart."""
+    run(_there_at_a_kill(version, delay_s, spool))
+
+
+async def _there_at_a_kill(version: int, delay_s: int, spool: Path) -> None:
+    clock = SetClock()
+    killed = spool.with_name("killed")
+    properties = {"WillDelayInterval": delay_s} if version == 5 else {}
+    lasts = {"SessionExpiryInterval": 1000} if version == 5 else {}
+    async with serving_at(clock, spool) as server:
+        await client(server, "c", version=version, clean=False, will=will(properties=properties), **lasts)
+        copy_as_killed(server.broker.broker, killed)
+    async with serving_at(clock, killed) as server:
+        await comes_back(server, await watcher(server), "c", version == 4 or not delay_s, version=version)
+
+
+async def comes_back(server: Server, raw: Raw, client_id: str, is_published: bool, **given: Any) -> None:
+    """Connect again to a session, and check whether its will was published, once."""
+    assert (await (await unconnected(server, **given)).connect(client_id, clean=False)).present
+    if is_published:
+        assert await raw.messages(1) == [b"gone"]
+    server.tick()
+    await raw.nothing()
+    assert server.broker.broker.engine.log.facts(WILLS) == {}
+    assert not server.house.leaving.is_due(client_id)
+
+
+def test_a_will_waits_on_for_who_is_not_let_in(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since the log does not take the session."""
+    run(_not_let_in(spool, monkeypatch))
+
+
+async def _not_let_in(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SetClock()
+    async with serving_at(clock, spool) as server:
+        raw = await watcher(server)
+        given: dict[str, Any] = {
+            "will": will(properties={"WillDelayInterval": 100}),
+            "SessionExpiryInterval": 1000,
+        }
+        await (await client(server, "c", **given)).cut()
+        await slept(server, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(connecting, "keep", refuse)
+            assert (await (await unconnected(server)).connect("c", clean=False, **given)).code == 0x97
+        clock.now_s += 100
+        server.tick()
+        assert await raw.messages(1) == [b"gone"]
+
+
+def test_a_will_is_published_at_its_moment(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the next of the ticks that come each second, whichever of two is due first."""
+    run(_at_its_moment(spool, monkeypatch))
+
+
+async def _at_its_moment(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(spool) as server:
+        monkeypatch.setattr(server.house, "tick", lambda: None)
+        raw = await watcher(server)
+        for delay_s in (2, 1):
+            given = will(payload=b"%d s" % delay_s, properties={"WillDelayInterval": delay_s})
+            await (await client(server, f"c{delay_s}", will=given, SessionExpiryInterval=1000)).cut()
+        assert await raw.messages(2) == [b"1 s", b"2 s"]
 
 
 @pytest.mark.parametrize("topic", ["$SYS/x"])

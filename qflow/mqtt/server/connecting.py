@@ -92,11 +92,10 @@ class Reception:
         state = None if connect.clean_start else kept.state
         rooms: Rooms = {}
         is_present = state is not None
-        if kept.will is not None and self._house.leaving.is_overdue(client_id):
+        if kept.will is not None and self._house.leaving.is_due(client_id):
             with suppress(*NO_ROOM):  # it is told of; the client is back, and is not kept out for that
                 await self._house.leaving.publish_now(client_id, kept.will, {WILLS: {client_id: None}})
                 kept = kept._replace(will=None)
-        self._house.leaving.is_back(client_id)
         if is_present:
             rooms = {} if kept.will is None else {WILLS: {client_id: None}}
         else:
@@ -124,6 +123,7 @@ class Reception:
             state.is_kept = False
         if rooms:
             await keep(hub.broker, self._house.groups.as_they_are(rooms))
+        self._house.leaving.is_back(client_id)
         if client.is_gone:
             await session.leave()
             return

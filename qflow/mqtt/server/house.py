@@ -67,6 +67,7 @@ class House:
         if not self._users:
             if _HOUSES.get(self.hub.broker.broker) is self:
                 del _HOUSES[self.hub.broker.broker]
+            self.leaving.end()
             await self.hub.tasks.close()
             self.hub.together.end()
             self.hub.telling.end()

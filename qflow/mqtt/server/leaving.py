@@ -38,13 +38,13 @@ class Leaving:
         self._hub = hub
         self._groups = groups
         self._due: dict[str, int] = {}
-        """When the wills of clients are due, the latest of each; the log has the wills themselves."""
+        """When the wills of clients that are gone are due, the latest of each; the log has the wills themselves."""
         self._heap: list[tuple[int, str]] = []
-        """The same by time, with some that are not the latest."""
+        """When they are looked at: as they are due, and later those for which there was no room; some in vain."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Of the first of those."""
         self._next_look_s = 0.0
         """On the monotonic clock: the other one may be set back."""
-        self._overdue: set[str] = set()
-        """Clients whose wills were to be published, and had no room."""
         self._next_end_ms: int | None = 0
         """When the next session ends, or before, milliseconds since the epoch; None: none does, as far as is known."""
         self.is_looking = False
@@ -62,25 +62,42 @@ class Leaving:
             page = await in_thread(self._hub.broker, partial(log.facts_page, WILLS, "", position, report=_warn))
             for client_id, data in page.facts:
                 will = Will.unpack(data)
-                self.wait_for(will.due_ms or self._hub.started_ms + will.delay_s * 1000, client_id)
+                self._note(will.due_ms or self._hub.started_ms + will.delay_s * 1000, client_id)
             if not (position := page.position):
                 return
 
     def wait_for(self, due_ms: int, client_id: str) -> None:
         """Have a will published then, unless its client is back."""
+        self._note(due_ms, client_id)
+        if self._heap[0][0] == due_ms:
+            self._set_timer()
+
+    def _note(self, due_ms: int, client_id: str, later_ms: int = 0) -> None:
         self._due[client_id] = due_ms
-        heapq.heappush(self._heap, (due_ms, client_id))
+        heapq.heappush(self._heap, (due_ms + later_ms, client_id))
         if len(self._heap) > 2 * len(self._due) + STALE:
             self._heap = [(due, client) for client, due in self._due.items()]
             heapq.heapify(self._heap)
 
-    def is_overdue(self, client_id: str) -> bool:
-        """Tell whether a client's will was to be published, and was not for want of room."""
-        return client_id in self._overdue
+    def _set_timer(self) -> None:
+        self.end()
+        if self._heap:
+            delay_s = max(0, self._heap[0][0] - self._hub.now_ms()) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._begin_due)
+
+    def end(self) -> None:
+        """Publish nothing more by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def is_due(self, client_id: str) -> bool:
+        """Tell whether the will of a client that is gone was to be published by now; the log may have none."""
+        due_ms = self._due.get(client_id)
+        return due_ms is not None and due_ms <= self._hub.now_ms()
 
     def is_back(self, client_id: str) -> None:
         """A client has come again: what was to be published for it is no more."""
-        self._overdue.discard(client_id)
+        self._due.pop(client_id, None)
 
     async def publish_now(self, client_id: str, will: Will, rooms: Rooms) -> None:
         """`publish` for a client that is gone; a will that has no room now is published later.
@@ -90,11 +107,10 @@ class Leaving:
         try:
             await self.publish(will, rooms)
         except NO_ROOM as error:
-            self._overdue.add(client_id)
-            self.wait_for(self._hub.now_ms() + LATER_MS, client_id)
+            self._note(self._hub.now_ms(), client_id, LATER_MS)
             _logger.warning("the will of %r is published later: %s", client_id, error)
             raise
-        self._overdue.discard(client_id)
+        self._due.pop(client_id, None)
 
     async def publish(self, will: Will, rooms: Rooms) -> None:
         """Publish a will, and keep facts with it in one commit. Raises NO_ROOM."""
@@ -123,15 +139,10 @@ class Leaving:
 
     def tick(self) -> None:
         """Have done what is due. Once a second."""
-        now_ms = self._hub.now_ms()
-        while self._heap and self._heap[0][0] <= now_ms:
-            due_ms, client_id = heapq.heappop(self._heap)
-            if self._due.get(client_id) == due_ms:
-                del self._due[client_id]
-                self._hub.tasks.spawn(self._publish_due(client_id))
+        self._begin_due()
         if (
             self._next_end_ms is not None
-            and now_ms >= self._next_end_ms
+            and self._hub.now_ms() >= self._next_end_ms
             and self._hub.monotonic() >= self._next_look_s
             and not self.is_looking
         ):
@@ -139,17 +150,26 @@ class Leaving:
             self.is_looking = True
             self._hub.tasks.spawn(self._look())
 
+    def _begin_due(self) -> None:
+        """Publish the wills that are due; the clock may have been set, so it is looked each second, too."""
+        now_ms = self._hub.now_ms()
+        while self._heap and self._heap[0][0] <= now_ms:
+            _, client_id = heapq.heappop(self._heap)
+            if self.is_due(client_id):
+                self._hub.tasks.spawn(self._publish_due(client_id))
+        self._set_timer()
+
     async def _publish_due(self, client_id: str) -> None:
         hub = self._hub
         async with hub.turns.turn(client_id):
-            kept = await hub.records.load(client_id, hub.now_ms())
-            will = kept.will
-            if will is None or client_id in hub.sessions:
+            if not self.is_due(client_id):  # it is back, and goes again
                 return
-            due_ms = will.due_ms or hub.started_ms + will.delay_s * 1000
-            if due_ms <= hub.now_ms() or client_id in self._overdue:
-                with suppress(*NO_ROOM):
-                    await self.publish_now(client_id, will, {WILLS: {client_id: None}})
+            kept = await hub.records.load(client_id, hub.now_ms())
+            if kept.will is None:
+                self.is_back(client_id)
+                return
+            with suppress(*NO_ROOM):
+                await self.publish_now(client_id, kept.will, {WILLS: {client_id: None}})
 
     async def _look(self) -> None:
         """Look through all sessions that are kept: end what has expired, note when those left that a kill cut off."""
@@ -207,7 +227,7 @@ class Leaving:
             await keep(hub.broker, rooms)
         else:
             await self.publish(kept.will, {**rooms, WILLS: {client_id: None}})
-            self._overdue.discard(client_id)
+            self._due.pop(client_id, None)
 
 
 def _warn(problem: str) -> None:
