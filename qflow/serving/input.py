@@ -18,6 +18,11 @@ class Input:
         self._start = bytearray()
         self._missing_bytes = 0
 
+    @property
+    def kept(self) -> int:
+        """How many bytes there are of a frame that is not whole."""
+        return len(self._start)
+
     def take(self, data: bytes) -> None:
         """Add what came."""
         if self._start:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mqtt_loop import SUBACK, client, serving, unconnected
+from doors.event_loop import until
+from mqtt_loop import DISCONNECT, SUBACK, client, serving, unconnected
 from mqtt_wire import packet, string
 from qflow.mqtt.server import hub as hub_module
 
@@ -169,6 +170,39 @@ async def _again(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         again.writer.transport.resume_reading()
         got = [await again.message() for _ in range(60)]
         assert [int(one.payload[:2].rstrip(b"x")) for one in got] == list(range(60))
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_packets_that_are_not_whole_are_bounded_for_all_clients(version: int, spool: Path) -> None:
+    """Whoever holds more than an equal share is ended; what it held is there for others then."""
+    run(_incomplete(version, spool))
+
+
+async def _incomplete(version: int, spool: Path) -> None:
+    async with serving(spool) as server:
+        budget = server.house.budget
+        budget.most_bytes = 300_000
+        small, large = await client(server, version=version), await client(server, version=version)
+        whole = packet(0x30, string("a") + (b"" if version == 4 else b"\0") + bytes(250_000))
+        small.send(whole[:1_000])
+        large.send(whole[:-1])
+        await until(lambda: budget._total == 1_000 + len(whole) - 1)
+        small.send(whole[1_000:60_000])
+        await until(lambda: budget._total > 300_000)
+        large.send(whole[-1:] + whole[:-2])
+        told = await large.gone()
+        assert [(one.kind, one.code) for one in told] == ([] if version == 4 else [(DISCONNECT, 0x97)])
+        await until(lambda: budget._total == 60_000)
+        small.send(whole[60_000:])
+        await small.nothing()
+        assert not budget._held
+        await small.cut()
+        waits = await unconnected(server)
+        waits.send(packet(0x10, bytes(100_000))[:50_000])
+        await until(lambda: budget._total == 50_000)
+        await waits.cut()
+        await until(lambda: not budget._held)
+        assert budget._total == 0
 
 
 def test_recent_messages_are_kept_without_their_encodings(spool: Path) -> None:

@@ -7,6 +7,7 @@ import base64
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -16,7 +17,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, NegotiationError
 from websockets.frames import Frame, Opcode
 
+import qflow.aio
 from doors.event_loop import run, turns, until
+from qflow.mqtt import serve
 from qflow.mqtt.server import websockets
 from qflow.mqtt.server.websockets import MOST_FRAME_BYTES, MOST_REQUEST_BYTES, WebSockets
 from thorough import examples
@@ -29,6 +32,7 @@ class Echo(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.got = b""
+        self.incomplete = 0
         self.heard: list[str] = []
         self.transport: Any = None
 
@@ -48,6 +52,9 @@ class Echo(asyncio.Protocol):
             self.transport.abort()
         else:
             self.transport.write(data)
+
+    def coming(self, size: int) -> None:
+        self.incomplete = size
 
     def pause_writing(self) -> None:
         self.heard.append("pause")
@@ -245,6 +252,28 @@ def test_frames_that_may_not_be_end_the_connection(sent: bytes, code: int) -> No
             assert int.from_bytes(closed[2:4], "big") == code
             await until(lambda: server.made[0].heard == ["made", "lost"])
             assert server.made[0].got == b""
+
+    run(scenario())
+
+
+def test_frames_that_are_not_whole_count_for_their_client(tmp_path: Path) -> None:
+    """Among what all clients may hold of packets; it is told so before the connection ends."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker, await serve(broker, port=0, websockets=True) as server:
+            budget = server.house.budget
+            budget.most_bytes = 100_000
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            connect = b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x01c"
+            whole = frame(Opcode.BINARY, b"\x30\x80\x80\x0c" + bytes(150_000))
+            writer.write(request() + frame(Opcode.BINARY, connect) + whole[:90_000])
+            await until(lambda: budget._total > 80_000)
+            writer.write(whole[90_000:120_000])
+            answer = await reader.read(-1)
+            assert b"\xe0" in answer
+            assert b"this one" in answer
+            writer.close()
+            await until(lambda: not budget._held)
 
     run(scenario())
 

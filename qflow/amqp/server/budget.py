@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 from qflow.amqp.errors import AmqpError, ReplyCode
-
-MOST_BYTES = 256 * 1024**2
-"""Of all connections: above, those that hold more than an equal share of it are ended. So twice of it at most."""
-
-
-class Budget:
-    """See the module. In one event loop."""
-
-    def __init__(self) -> None:
-        self.most_bytes = MOST_BYTES
-        self._held: dict[Share, int] = {}
-        """Of those that hold any."""
-        self._total = 0
-
-    def allows(self, share: Share, size: int) -> bool:
-        """Note how many bytes a connection holds now; tell whether it may. Cost: O(1)."""
-        self._total += size - self._held.pop(share, 0)
-        if size:
-            self._held[share] = size
-        return self._total <= self.most_bytes or size * len(self._held) <= self.most_bytes
+from qflow.serving.budget import Budget
 
 
 class Share:
-    """What one connection holds of it."""
+    """What one connection holds of it; see the module."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget

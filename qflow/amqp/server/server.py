@@ -14,7 +14,6 @@ from pamqp.common import FieldTable
 from qflow import __version__
 from qflow.aio.broker import AsyncBroker
 from qflow.amqp.errors import AmqpError, ReplyCode
-from qflow.amqp.server.budget import Budget
 from qflow.amqp.server.host import Host, Hosts
 from qflow.amqp.server.logging_in import AMQPLAIN, EXTERNAL, PLAIN, credentials
 from qflow.amqp.server.permissions import Permissions
@@ -26,6 +25,7 @@ from qflow.amqp.wire.limits import Limits
 from qflow.broker import Broker
 from qflow.serving import presence
 from qflow.serving.addresses import check_port
+from qflow.serving.budget import Budget
 from qflow.serving.certificates import Renewable
 from qflow.serving.logins import Logins
 from qflow.serving.tasks import Tasks

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pamqp import commands
 
 from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
-from qflow.amqp.server.budget import Budget, Share
+from qflow.amqp.server.budget import Share
 from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.permissions import Permissions
@@ -22,6 +22,7 @@ from qflow.amqp.wire import events
 from qflow.amqp.wire.connection import Connection
 from qflow.amqp.wire.states import State
 from qflow.errors import QflowError
+from qflow.serving.budget import Budget
 from qflow.serving.sockets import has_hung_up
 from qflow.serving.users import User
 

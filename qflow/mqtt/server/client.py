@@ -26,6 +26,7 @@ from qflow.mqtt.wire.packets import (
     Subscribe,
     Unsubscribe,
 )
+from qflow.serving.budget import Budget
 from qflow.serving.presence import Connected
 
 LOGIN_S = 10.0
@@ -66,6 +67,10 @@ class Pipe(Protocol):
 class Office(Protocol):
     """The server, as far as a client needs it."""
 
+    @property
+    def budget(self) -> Budget:
+        """What clients may hold together of packets and frames that are not whole."""
+
     def monotonic(self) -> float:
         """Return seconds from some beginning."""
 
@@ -92,9 +97,9 @@ class Client:
     """See the module. In the loop alone."""
 
     __slots__ = (
-        "_closing_s", "_handlers", "_heard_s", "_in_turn", "_is_busy", "_is_held", "_office", "_opened_s", "access",
-        "disconnect", "is_flushing", "is_gone", "is_paused", "keep_alive_s", "machine", "pipe", "session",
-        "session_expiry_of", "will_is_due",
+        "_closing_s", "_handlers", "_heard_s", "_in_frame", "_in_turn", "_incomplete", "_is_busy", "_is_held",
+        "_office", "_opened_s", "access", "disconnect", "is_flushing", "is_gone", "is_paused", "keep_alive_s",
+        "machine", "pipe", "session", "session_expiry_of", "will_is_due",
     )  # fmt: skip
 
     def __init__(self, office: Office, pipe: Pipe, machine: Connection) -> None:
@@ -121,6 +126,10 @@ class Client:
         self._is_held = False
         self._in_turn = 0
         """Packets since the last flush."""
+        self._in_frame = 0
+        """Bytes of a frame that is not whole."""
+        self._incomplete = 0
+        """The same, and of a packet, as noted last."""
         self._handlers: dict[type, Callable[[Any], object]] = {}
 
     @property
@@ -140,6 +149,26 @@ class Client:
         self._heard_s = self._office.monotonic()
         self._take(data)
 
+    def coming(self, size: int) -> None:
+        """So many bytes have come of a frame of a WebSocket that is not whole."""
+        self._heard_s = self._office.monotonic()
+        self._in_frame = size
+        self._note_incomplete()
+
+    def _note_incomplete(self) -> None:
+        size = self._in_frame + self.machine.incomplete_bytes
+        if size == self._incomplete or self.is_gone:
+            return
+        self._incomplete = size
+        budget = self._office.budget
+        if not budget.allows(self, size) and self.machine.state is not State.CLOSED:
+            most = f"{budget.most_bytes:,} bytes of packets that are not whole"
+            error = MqttError(
+                ReasonCode.QUOTA_EXCEEDED, f"clients hold more than {most}, and this one {size:,} of them"
+            )
+            self._office.tell("%s, client %r: closed, %s", self.pipe.peer, self.client_id, error.text)
+            self.fail(error)
+
     def _take(self, data: bytes) -> None:
         machine = self.machine
         events = machine.receive(data)
@@ -151,6 +180,7 @@ class Client:
                     break
         if self._must_wait():
             self._hold()
+        self._note_incomplete()
         if self._is_held or machine.pending_bytes or machine.state is State.CLOSED:
             self.flush_soon()
 
@@ -301,6 +331,7 @@ class Client:
         """The network connection is closed."""
         self.is_gone = True
         self.machine.close()
+        self._office.budget.allows(self, 0)
         if not self._is_busy:
             self._office.spawn(self._office.dismiss(self))
 

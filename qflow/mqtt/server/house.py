@@ -12,6 +12,7 @@ from qflow.mqtt.server.clock import Clock
 from qflow.mqtt.server.groups import Groups
 from qflow.mqtt.server.hub import Hub
 from qflow.mqtt.server.leaving import Leaving
+from qflow.serving.budget import Budget
 
 
 class House:
@@ -21,6 +22,8 @@ class House:
         self.hub = Hub(broker, clock)
         self.groups = Groups(self.hub)
         self.leaving = Leaving(self.hub, self.groups)
+        self.budget = Budget()
+        """Of packets and frames that are not whole."""
         self.loop = asyncio.get_running_loop()
         """In which all of it is used."""
         self._users = 0

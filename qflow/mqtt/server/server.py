@@ -24,6 +24,7 @@ from qflow.mqtt.wire import Connection
 from qflow.mqtt.wire.packets import Connect
 from qflow.serving import presence
 from qflow.serving.addresses import check_port
+from qflow.serving.budget import Budget
 from qflow.serving.certificates import Renewable
 from qflow.serving.extras import load
 from qflow.serving.tasks import Tasks
@@ -75,7 +76,7 @@ class Server:
         """
         make: Callable[[], asyncio.Protocol] = self._pipe
         if websockets:
-            make = self._websockets = load_websockets().WebSockets(make, lambda: self._gate.is_open)
+            make = self._websockets = load_websockets().WebSockets(self._pipe, lambda: self._gate.is_open)
         await self.house.enter(stream)
         context = None if self._tls is None else self._tls.listening
         try:
@@ -98,7 +99,7 @@ class Server:
         now_s = self._clock.monotonic()
         return [client.present(now_s) for client in self._clients]
 
-    def _pipe(self) -> asyncio.Protocol:
+    def _pipe(self) -> TcpPipe:
         return TcpPipe(self.connected)
 
     @property
@@ -159,6 +160,11 @@ class Server:
                 client.fail(MqttError(ReasonCode.NOT_AUTHORIZED, "a subscription is not permitted any more"))
 
     # What a client needs; see `Office` -------------------------------------------------------------------------------
+
+    @property
+    def budget(self) -> Budget:
+        """What clients may hold together of packets and frames that are not whole."""
+        return self.house.budget
 
     def monotonic(self) -> float:
         """Return seconds from some beginning."""

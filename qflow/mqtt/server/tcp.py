@@ -47,6 +47,11 @@ class TcpPipe(asyncio.Protocol):
         if self._client is not None:
             self._client.received(data)
 
+    def coming(self, size: int) -> None:
+        """So many bytes have come of a frame of a WebSocket that is not whole."""
+        if self._client is not None:
+            self._client.coming(size)
+
     def eof_received(self) -> bool:
         return False
 

@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 from websockets.frames import CloseCode, Opcode
@@ -38,6 +38,23 @@ _END = b"\r\n\r\n"
 _logger = logging.getLogger("qflow.mqtt")
 
 
+class Carried(Protocol):
+    """What is carried: an `asyncio.Protocol` that is told of what it cannot be given yet."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None: ...
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def coming(self, size: int) -> None:
+        """So many bytes have come of a frame that is not whole."""
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+    def connection_lost(self, error: Exception | None) -> None: ...
+
+
 class WebSockets:
     """Makes the protocols of connections to one address.
 
@@ -46,7 +63,7 @@ class WebSockets:
         is_open: tells whether clients may come in without a password.
     """
 
-    def __init__(self, make: Callable[[], asyncio.Protocol], is_open: Callable[[], bool]) -> None:
+    def __init__(self, make: Callable[[], Carried], is_open: Callable[[], bool]) -> None:
         self._make = make
         self._is_open = is_open
         self._asking: set[WebSocket] = set()
@@ -60,7 +77,7 @@ class WebSockets:
         for one in list(self._asking):
             one.abort()
 
-    def _begun(self, origin: str | None, host: str | None, has_certificate: bool) -> asyncio.Protocol | None:
+    def _begun(self, origin: str | None, host: str | None, has_certificate: bool) -> Carried | None:
         """Return what is carried; None if a page from there may not connect."""
         if origin is None:
             return self._make()
@@ -72,7 +89,7 @@ class WebSockets:
         return self._make()
 
 
-Begin = Callable[[str | None, str | None, bool], asyncio.Protocol | None]
+Begin = Callable[[str | None, str | None, bool], Carried | None]
 
 
 class WebSocket(asyncio.Protocol):
@@ -85,7 +102,7 @@ class WebSocket(asyncio.Protocol):
         self._request = b""
         """What has come of the request."""
         self._transport: asyncio.Transport | None = None
-        self._carried: asyncio.Protocol | None = None
+        self._carried: Carried | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
 
@@ -112,6 +129,8 @@ class WebSocket(asyncio.Protocol):
             self._machine.receive_data(data)
             for frame in self._machine.events_received():
                 self._take(frame)
+            if self._carried is not None:
+                self._carried.coming(len(self._machine.reader.buffer))
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -97,6 +97,11 @@ class Connection:
         return self._reader.version
 
     @property
+    def incomplete_bytes(self) -> int:
+        """What has come of a packet that is not whole."""
+        return self._input.kept
+
+    @property
     def unacknowledged(self) -> int:
         """How many publishes of the client with QoS 1 or 2 wait for PUBACK or PUBCOMP."""
         return self._unacknowledged_qos_1 + len(self._unreleased)
