@@ -48,14 +48,19 @@ class QueueWork(InMemory):
 
     async def wait_for_one(self, timeout_s: Duration | None, taker: Noted) -> Delivery:
         """Acquire the first available message, waiting for one; see `AsyncQueue.get`."""
+        getting = await self.get_one(timeout_s, taker)
+        if getting.delivery is None:
+            raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
+        return getting.delivery
+
+    async def get_one(self, timeout_s: Duration | None, taker: Noted) -> Getting:
+        """Return a get of one message that is done: it has its `delivery`, or says whether it `is_short`."""
         home = self._homes.here()
         getting = self._gets.begin(1, timeout_s, taker, single=True)
         await attend(home, self._worker, getting)
         if self._gets.context.settings.max_deliveries is not None:
             await self.log_attempts(home, getting)
-        if getting.delivery is None:
-            raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
-        return getting.delivery
+        return getting
 
     async def log_attempts(self, home: Home, getting: Getting) -> None:
         """Have it in the log that messages are delivered a second time, before they are; see `Gets`."""

@@ -44,13 +44,14 @@ class Lack(enum.Enum):
     ROOM = "room in memory"
     MOVE = "what another thread is moving"
     """It is there, so no time-out makes the queue an empty one: a get waits for it as for a read of its own."""
+    EXIT = "room where dead letters go, which lie before it"
     WORK = "work on the disk"
     """Which it was told not to do."""
     TURN = "another turn"
     """It has let go of as many expired messages as go at once: it lets go of the lock before the next ones."""
 
 
-SHORT = (Lack.ROOM, Lack.MOVE)
+SHORT = (Lack.ROOM, Lack.EXIT, Lack.MOVE)
 """A get that lacks these is woken when memory is given back, or something was moved."""
 
 
@@ -80,7 +81,8 @@ class Getting:
 
     __slots__ = (
         "_deadline", "_done", "_given_up", "_is_over", "_keeps_time", "_looks", "_most", "_passed", "_queue", "_single",
-        "_starved", "_turn", "_turns", "_watcher", "collected", "delivery", "stopped", "taker",
+        "_starved", "_turn", "_turns", "_watcher", "collected", "delivery", "is_short", "stopped",
+        "taker",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +97,8 @@ class Getting:
         self.delivery: Delivery | None = None
         self.stopped: Callable[[], bool] | None = None
         """Asked, before it waits, whether it is to end."""
+        self.is_short = False
+        """It got nothing though a message waits: what consumers hold leaves no room in memory for it."""
         self._passed: Deliveries | None = None  # what it goes past: back in its place at the end of each step
         self._done = False
         self._given_up = False
@@ -158,6 +162,7 @@ class Getting:
                 wait_s = self._patience_s(lack)
             if wait_s is None:
                 self._done = True
+                self.is_short = lack is Lack.ROOM and not has_some
                 queue.waiting.pop(self, None)
                 self._finish()
                 if lack in SHORT and not has_some:
@@ -304,7 +309,7 @@ class Getting:
         return self._queue.context.monotonic() >= self._deadline and not self._queue.source.waits_for_unread()
 
     def _weed(self, taken: list[Segment], wanted: int, may_work: bool) -> Lack:
-        """Have what was taken and is wanted, but what is not to be delivered; ROOM if too much of it cannot leave now.
+        """Have what was taken and is wanted, but what is not to be delivered; EXIT if too much of it cannot leave now.
 
         Called with the lock held; lets go of it where dead letters are carried away. That may take work on the disk:
         where it may not be done, all is back in its place.
@@ -349,26 +354,26 @@ class Getting:
         return Lack.NOTHING
 
     def _go_past(self, segments: list[Segment]) -> Lack:
-        """Leave out messages that cannot leave now; ROOM if there are too many of them."""
+        """Leave out messages that cannot leave now; EXIT if there are too many of them."""
         queue, count = self._queue, weigh(segments)[0]
         if self._passed is None:
             self._passed = Deliveries(queue.claims, [], self.taker)
             queue.held.batches[self._passed] = None
         if self._passed.total + count > MOST_PASSED:
             queue.source.give_back(segments, gained=False)
-            return Lack.ROOM
+            return Lack.EXIT
         self._passed.segments += segments
         self._passed.total += count
         return Lack.NOTHING
 
     def _give_back_passed(self, lack: Lack) -> Lack:
-        """Put what it went past back in its place; return what it lacks: where nothing else is there, room for that."""
+        """Put what it went past back in its place; return what it lacks: where nothing else is there, an exit."""
         queue, passed = self._queue, self._passed
         self._passed = None
         if passed in queue.held.batches:  # else it was purged
             del queue.held.batches[passed]
             queue.source.give_back(passed.segments, gained=False)
-        return Lack.ROOM if lack is Lack.MESSAGE else lack
+        return Lack.EXIT if lack is Lack.MESSAGE else lack
 
     def _patience_s(self, lack: Lack) -> float | None:
         """Return how long to wait for a message or for room, at most; None when the deadline has passed."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote
 
-from qflow.aio.delivery import AsyncDeliveries, AsyncStreamDelivery
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, AsyncStreamDelivery
 from qflow.aio.queue import check_put, nack_all, submit_many, work_of
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import seconds_of
@@ -25,6 +25,7 @@ from qflow.errors import (
     MessageTooLarge,
     QflowError,
     QueueDeleted,
+    QueueEmpty,
     StreamDeleted,
 )
 from qflow.memory.waiting import in_place
@@ -36,7 +37,6 @@ from qflow.takers import Taker, cut_name
 
 if TYPE_CHECKING:
     from qflow.aio.broker import AsyncBroker
-    from qflow.aio.delivery import AsyncDelivery
     from qflow.aio.queue import AsyncQueue
     from qflow.aio.stream import AsyncStream
     from qflow.aio.subscription import AsyncSubscription
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 DEAD_LETTERS = "amqp:dead-letters"
 """The queue of qflow in which they are on their way."""
 PURGED_AT_ONCE = 1000
+ROOM_S = 1.0
+"""A get waits for so long for room in memory: other clients may be about to ack."""
 FILTER_VALUE = "x-stream-filter-value"
 DELIVERY_COUNT = "x-delivery-count"
 OFFSET, FILTER, UNFILTERED = "x-stream-offset", "x-stream-filter", "x-stream-match-unfiltered"
@@ -167,9 +169,22 @@ class QueueStore:
         """Refuse a consumer that cannot be served."""
 
     async def get(self) -> tuple[AsyncDelivery, Content]:
-        """Return a message; raises `QueueEmpty`."""
-        delivery = await self.queue.get(0, consumer="basic.get")
-        return delivery, self.content_of(delivery)
+        """Return a message.
+
+        Raises:
+            QueueEmpty: there is none.
+            AmqpError: RESOURCE_ERROR, what clients hold has left no room for it for a while.
+        """
+        work = work_of(self.queue)
+        for timeout_s in (0, ROOM_S):
+            getting = await work.get_one(timeout_s, "basic.get")
+            if getting.delivery is not None:
+                delivery = AsyncDelivery(getting.delivery, work)
+                return delivery, self.content_of(delivery)
+            if not getting.is_short:
+                raise QueueEmpty(f"no message in queue {self._name!r}")
+        text = f"queue '{self._name}' has messages, but no room in memory for one beside what clients hold: "
+        raise AmqpError(ReplyCode.RESOURCE_ERROR, text + "ack, or raise --capacity", hard=False)
 
     def content_of(self, delivery: AsyncDelivery) -> Content:
         """Return a message as it is delivered, with how often it was before, if that is to be told."""
