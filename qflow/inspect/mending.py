@@ -16,7 +16,7 @@ from qflow.inspect.log_check import check_log
 from qflow.message import offset_of
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS, TOPICS, Header
-from qflow.storage.environment import Environment
+from qflow.storage.environment import Environment, LmdbError, full_or_failed
 from qflow.storage.files import Files
 from qflow.storage.log import recovery, table
 from qflow.storage.log.keys import BLOCKS, QUEUES, key_of, parts_of, queue_key
@@ -53,19 +53,17 @@ class Mended(NamedTuple):
 
 
 def mend(log: str, files: Files) -> Mended:
-    """Bring the rows of a log into line. Raises StorageError: it could not be written."""
+    """Bring the rows of a log into line. Raises DiskFull, StorageError: it could not be written."""
     holes: list[Hole] = []
     env = Environment(log, files)
     try:
-        txn = env.begin(write=True)
         try:
-            records = dict(_adopted(txn, holes))
-            messages = sum(_mend_record(txn, owner, fields, holes) for owner, fields in records.items())
-            _mend_cursors(txn, records)
-            txn.commit()
-        except BaseException:
-            txn.abort()
-            raise
+            with env.begin(write=True) as txn:
+                records = dict(_adopted(txn, holes))
+                messages = sum(_mend_record(txn, owner, fields, holes) for owner, fields in records.items())
+                _mend_cursors(txn, records)
+        except LmdbError as error:
+            raise full_or_failed(error, log) from error
         found = recovery.read_log(env)
         problems = list(check_log(env, found, Counter()))
         return Mended(len(found.queues), len(found.streams), messages, holes, problems)

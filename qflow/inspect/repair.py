@@ -18,20 +18,21 @@ from uuid import UUID, uuid4
 import attrs
 
 from qflow.config import spool_path
-from qflow.errors import CorruptionError, InvalidArgument, SpoolInUse
+from qflow.errors import CorruptionError, SpoolInUse
 from qflow.inspect.child import in_child
 from qflow.inspect.logs import check_there, opened_environment
 from qflow.inspect.mending import Hole, mend
 from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey
 from qflow.storage.environment import BROKEN, Environment, put_pairs
-from qflow.storage.files import Files, check_filesystem, make_place
-from qflow.storage.lock import acquire_lock, owner_pid, process_in_words
+from qflow.storage.files import Files
+from qflow.storage.lock import owner_pid, process_in_words
 from qflow.storage.log import recovery, table
 from qflow.storage.log.bodies import BODIES
 from qflow.storage.log.directory import put_in_place, staging
 from qflow.storage.log.keys import BLOCKS, DAMAGED, META, QUEUES, parts_of
 from qflow.storage.log.sealing import unseal
+from qflow.storage.log.snapshots import making
 from qflow.storage.topics.records import TABLES
 
 PART_BYTES = 32 * 2**20
@@ -91,36 +92,23 @@ def repair_spool(
 
     Raises:
         NotFound: there is no spool. SpoolInUse: somebody owns it. InvalidArgument: `to` is not empty, or inside it.
-        CorruptionError: nothing of it can be read. DiskFull, StorageError: the new one could not be written.
+        CorruptionError: nothing of it can be read. DiskFull, StorageError: the new one could not be written; what was
+            begun there was removed.
     Cost: reads the log once and writes what is whole.
     """
-    spool, target = spool_path(path), spool_path(to)
+    spool = spool_path(path)
     check_there(spool)
     if (owner := owner_pid(spool)) is not None:
         raise SpoolInUse(
             f"the spool {spool} is in use by {process_in_words(owner)}: a repair reads it when it is closed"
         )
-    _check_target(spool, target)
-    check_filesystem(target, unsafe_filesystem)
-    begun = in_child(spool, lambda: _begun(spool))
     files = Files()
-    make_place(files, target, "the directory of the new spool")
-    lock = acquire_lock(target)
-    try:
+    with making(spool, to, files, "new spool", unsafe_filesystem=unsafe_filesystem) as target:
+        begun = in_child(spool, lambda: _begun(spool))
         done = _repair(spool, target, files, begun)
-    finally:
-        lock.release()
     if begun.journal is None:
         return done
     return attrs.evolve(done, lost=[*done.lost, _unknown("the journal", begun.journal)])
-
-
-def _check_target(spool: str, target: str) -> None:
-    inside = os.path.realpath(spool)
-    if os.path.commonpath([os.path.realpath(target), inside]) == inside:
-        raise InvalidArgument(f"{target} is inside the spool {spool}: name a directory elsewhere")
-    if os.path.lexists(target) and (not os.path.isdir(target) or os.listdir(target)):
-        raise InvalidArgument(f"{target} is there and not empty: name a new or an empty directory")
 
 
 def _repair(spool: str, target: str, files: Files, begun: _Begun) -> Repair:

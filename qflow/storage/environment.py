@@ -409,7 +409,7 @@ class Environment:
             raise storage_error(error, "write a copy of the log", data) from error
         except (*DAMAGE, lmdb.Error) as error:
             ours = log_error(error, self.path, "copied")
-            raise ours if isinstance(ours, BrokerFailed | CorruptionError) else _full_or_failed(error, data) from error
+            raise ours if isinstance(ours, BrokerFailed | CorruptionError) else full_or_failed(error, data) from error
 
     def exchange(self, other: Environment) -> None:
         """Go on with what another environment has open, and it with what this one had; no transaction is open."""
@@ -438,12 +438,12 @@ def put_pairs(directory: str, pairs: dict[bytes, bytes]) -> None:
                 txn.put(key, value)
         env.sync(True)
     except lmdb.Error as error:
-        raise _full_or_failed(error, directory) from error
+        raise full_or_failed(error, directory) from error
     finally:
         env.close()
 
 
-def _full_or_failed(error: Exception, path: str) -> StorageError:
+def full_or_failed(error: Exception, path: str) -> StorageError:
     if "No space left" in str(error) or "Input/output" in str(error):
-        return DiskFull(f"there is no room for a new log at {path}: {error}; free some space and try again")
+        return DiskFull(f"there is no room for a new log at {path}: free some space and try again ({error})")
     return StorageError(f"a new log at {path} could not be written: {error}")

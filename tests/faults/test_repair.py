@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +17,9 @@ from click.testing import CliRunner
 
 import inside
 import qflow
+from faults.test_full_disk import disk_of, fill
 from qflow.cli.main import app
-from qflow.inspect import check_spool, compare, repair_spool
+from qflow.inspect import check_spool, compare, repair, repair_spool
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import table
@@ -186,6 +189,53 @@ def test_bad_targets_and_owners_are_refused(spool: Path, tmp_path: Path) -> None
         assert (done.exit_code, str(owner.pid) in done.stderr) == (3, True)
         owner.communicate()
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("existed", [False, True], ids=["new", "empty"])
+@pytest.mark.parametrize("place", ["_copy_part", "mend"])
+def test_a_repair_for_which_the_disk_has_no_room_leaves_nothing_on_it(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, existed: bool
+) -> None:
+    """It says so, wherever in it the disk is full; and it may be given again, once there is room."""
+    with disk_of("8m", tmp_path / "disk") as disk:
+        new, found = disk / "new", getattr(repair, place)
+        if existed:
+            new.mkdir()
+
+        def full(*given: Any) -> Any:
+            fill(disk)
+            return found(*given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(repair, place, full)
+            with pytest.raises(qflow.DiskFull, match="free some space"):
+                repair_spool(spool, new)
+        assert {path.name for path in disk.rglob("*") if path.is_file()} == {"ballast", *["lock"] * existed}
+        assert new.exists() == existed
+        (disk / "ballast").unlink()
+        assert (repair_spool(spool, new).messages, check_spool(new)) == (610, [])
+
+
+@pytest.mark.parametrize("place", ["_copy_part", "mend"])
+def test_a_repair_goes_on_where_one_was_killed(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """What that has left is removed; another file is not."""
+    new = tmp_path / "new"
+    pid = os.fork()
+    if not pid:
+        repairing = os.getpid()
+        monkeypatch.setattr(repair, place, lambda *_: os.kill(repairing, signal.SIGKILL))
+        repair_spool(spool, new)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert (new / "log.new").exists()
+    (new / "file").touch()
+    with pytest.raises(qflow.InvalidArgument, match="not empty .it holds 'file'."):
+        repair_spool(spool, new)
+    (new / "file").unlink()
+    assert repair_spool(spool, new).messages == 610
+    assert check_spool(new) == []
 
 
 def test_what_cannot_be_read_at_all_is_told(tmp_path: Path, spool: Path) -> None:

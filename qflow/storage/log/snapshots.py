@@ -18,7 +18,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from uuid import UUID, uuid4
 
 from qflow.config import spool_path
@@ -61,17 +62,29 @@ def make_snapshot(
         DiskFull, StorageError: it could not be written; what was begun there was removed.
     Cost: reads and writes what the log holds; three syncs.
     """
-    target = _checked_target(spool, path)
+    with making(spool, path, files, "snapshot", unsafe_filesystem=unsafe_filesystem) as target:
+        return _copy(source, target, files)
+
+
+@contextmanager
+def making(
+    spool: str, path: str | os.PathLike[str], files: Files, what: str, *, unsafe_filesystem: bool
+) -> Iterator[str]:
+    """Make and lock a directory in which the context makes a log; if that fails, remove what was begun there.
+
+    Raises: as `make_snapshot`.
+    """
+    target = _checked_target(spool, path, what)
     check_filesystem(target, unsafe_filesystem)
     existed = os.path.lexists(target)
     try:
         if existed:
             _check_empty(target, files)
         else:
-            make_place(files, target, "the directory of a snapshot")
+            make_place(files, target, f"the directory of a {what}")
         lock = acquire_lock(target)
     except OSError as error:
-        raise storage_error(error, "make the directory of a snapshot", target) from error
+        raise storage_error(error, f"make the directory of a {what}", target) from error
     except StorageError:
         if not existed:
             _forget(target, files)
@@ -79,7 +92,7 @@ def make_snapshot(
     try:
         _check_empty(target, files)  # nobody else writes there from here on
         try:
-            return _copy(source, target, files)
+            yield target
         except BaseException:
             with suppress(OSError):
                 _remove_begun(target, files)
@@ -87,7 +100,7 @@ def make_snapshot(
                 _forget(target, files)
             raise
     except OSError as error:
-        raise storage_error(error, "make a snapshot", target) from error
+        raise storage_error(error, f"make a {what}", target) from error
     finally:
         lock.release()
 
@@ -112,8 +125,8 @@ def remove_snapshot(target: str, files: Files, *, existed: bool) -> None:
         lock.release()
 
 
-def _checked_target(spool: str, path: str | os.PathLike[str]) -> str:
-    target = spool_path(path, "snapshot")
+def _checked_target(spool: str, path: str | os.PathLike[str], what: str) -> str:
+    target = spool_path(path, what)
     inside = os.path.realpath(spool)
     if os.path.commonpath([os.path.realpath(target), inside]) == inside:
         raise InvalidArgument(f"{target} is inside the spool {spool}: name a directory elsewhere")
