@@ -13,6 +13,7 @@ from qflow.doctor.spools import judge_spool
 KINDS = (
     "newer-format",
     "removed",
+    "obstacle",
     "damage",
     "lost-messages",
     "disk-full",

@@ -45,6 +45,10 @@ class Look:
     """Why its log could not be read."""
     has_log: bool = True
     """False: there is none any more."""
+    has_pages: bool = True
+    """False: its file is none of LMDB, or was cut short, and nothing in it can be read."""
+    obstacle: QflowError | None = None
+    """What keeps anybody from opening it, beside its log; where nobody owns it."""
     letters: Mapping[str, Letters] = {}
     """The queues that others name as `dead_letter`."""
     log_bytes: int = 0

@@ -13,6 +13,7 @@ from qflow.config import spool_path
 from qflow.doctor.look import Letters, Look
 from qflow.errors import CorruptionError, FormatTooNew, QflowError
 from qflow.inspect import Health, LettersFacts, check_there, owner_of, read_health, read_live
+from qflow.inspect.logs import can_be_opened, check_openable
 
 ANSWERS_S = 5.0
 """How long an owner may take to answer."""
@@ -28,7 +29,9 @@ def look_at(path: str | os.PathLike[str]) -> Look:
     """
     spool = spool_path(path)
     look, owner = look_inside(spool, READ_BYTES), owner_of(spool)
-    if owner is None or isinstance(look.failure, FormatTooNew):
+    if owner is None:
+        return attrs.evolve(look, obstacle=_obstacle(spool))
+    if isinstance(look.failure, FormatTooNew):
         return attrs.evolve(look, owner_pid=owner)
     return attrs.evolve(look, owner_pid=owner, **_told(spool, owner))
 
@@ -50,8 +53,10 @@ def look_inside(path: str | os.PathLike[str], read_bytes: int = 0) -> Look:
         return attrs.evolve(seen_in(spool), failure=error, has_log=False)
     try:
         return seen_in(spool, read_health(spool, read_bytes))
-    except (CorruptionError, FormatTooNew) as error:
+    except FormatTooNew as error:
         return attrs.evolve(seen_in(spool), failure=error)
+    except CorruptionError as error:
+        return attrs.evolve(seen_in(spool), failure=error, has_pages=can_be_opened(spool))
 
 
 def seen_in(spool: str, health: Health | None = None) -> Look:
@@ -83,6 +88,14 @@ def seen_in(spool: str, health: Health | None = None) -> Look:
 
 def _letters(found: LettersFacts) -> Letters:
     return Letters(messages=found.messages, reasons=found.reasons, looked_at=found.looked_at)
+
+
+def _obstacle(spool: str) -> QflowError | None:
+    try:
+        check_openable(spool)
+    except QflowError as error:
+        return error
+    return None
 
 
 def _told(spool: str, owner: int) -> dict[str, Any]:

@@ -19,11 +19,13 @@ SCARCE, SCARCE_BYTES = 0.10, 10 * 2**30
 OUT, OUT_BYTES = 0.02, 2**30
 PINNING = 1000
 """A read of the log that began so many commits ago pins what has been freed since."""
+_LOAD = "`qflow snapshot load SNAPSHOT NEW`"
 
 
 def judge_spool(look: Look) -> Iterator[Finding]:
     """Yield what is wrong with the spool itself."""
     yield from _failure(look)
+    yield from _obstacle(look)
     yield from _removed(look)
     yield from _problems(look)
     yield from _disk(look)
@@ -47,8 +49,16 @@ def _failure(look: Look) -> Iterator[Finding]:
             severity=Severity.URGENT,
             kind="damage",
             sentence="the log is gone, and all durable messages with it; other files of the spool are still there",
-            remedy="put the directory `log` back if it was moved; else bring back a snapshot: `qflow snapshot load "
-            f"SNAPSHOT NEW`, for nothing but that can be done with {path}",
+            remedy=f"put the directory `log` back if it was moved; else bring back a snapshot: {_LOAD}, for nothing "
+            f"but that can be done with {path}",
+        )
+    elif not look.has_pages:
+        yield Finding(
+            severity=Severity.URGENT,
+            kind="damage",
+            sentence=f"the log cannot be opened, and nothing in it can be read: {error}",
+            remedy=f"copy the directory before anything else; then bring back a snapshot: {_LOAD}, for nothing but "
+            f"that can be done with {path}",
         )
     elif error is not None:
         yield Finding(
@@ -57,6 +67,17 @@ def _failure(look: Look) -> Iterator[Finding]:
             sentence=f"the log is damaged, and cannot be read as a whole: {error}",
             remedy=f"copy the directory before anything else; then `qflow check {path} --repair NEW` brings what can "
             "be read into a new spool, or bring back a snapshot",
+        )
+
+
+def _obstacle(look: Look) -> Iterator[Finding]:
+    if look.obstacle is not None:
+        yield Finding(
+            severity=Severity.URGENT,
+            kind="obstacle",
+            sentence=f"nobody can open the spool: {look.obstacle}",
+            remedy="see what stands there, and move it away, or give it the rights it had; the log, with what waits, "
+            "is beside it",
         )
 
 

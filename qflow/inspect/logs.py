@@ -9,15 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from qflow.config import spool_path
-from qflow.errors import NotFound
+from qflow.errors import NotFound, QflowError
+from qflow.inspect.child import in_child
 from qflow.names import choices
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, storage_error
+from qflow.storage.lock import check_lock_file
 from qflow.storage.log import recovery
 from qflow.storage.log.directory import LOG
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import read_rows
 from qflow.storage.log.shared_reading import OLD, open_to_read
+from qflow.storage.spill.wiper import check_directories
 
 _NO_LOG = " is not a spool: it holds no log. Give the directory that `qflow.open` was given"
 
@@ -41,6 +44,29 @@ def check_there(path: str | os.PathLike[str]) -> None:
         raise NotFound(f"there is no spool at {spool}: no such directory") from error
     except OSError as error:
         raise storage_error(error, "look into the spool", spool) from error
+
+
+def check_openable(path: str) -> None:
+    """Raise what would keep anybody from opening a spool that nobody owns, of what lies beside its log."""
+    try:
+        check_lock_file(path)
+        check_directories(Files(), path)
+    except OSError as error:
+        raise storage_error(error, "look into the spool", path) from error
+
+
+def can_be_opened(path: str) -> bool:
+    """Tell whether the file of a log is one, of which some may be read. Cost: a child process."""
+
+    def opened() -> None:
+        with opened_environment(path):
+            pass
+
+    try:
+        in_child(path, opened)
+    except QflowError:
+        return False
+    return True
 
 
 def _lies(path: str) -> bool:

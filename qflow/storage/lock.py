@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -124,6 +125,16 @@ def acquire_lock(spool_path: str | os.PathLike[str], what: str = "lock the spool
             raise storage_error(error, what, os.path.join(spool, LOCK_NAME)) from error
         raise
     return SpoolLock(spool, *descriptors)
+
+
+def check_lock_file(spool: str) -> None:
+    """Raise what `acquire_lock` would of what stands in the place of the lock file; that of another user is one."""
+    path = os.path.join(spool, LOCK_NAME)
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise storage_error(error, "lock the spool", path) from error
 
 
 def _locked_file(spool: str) -> int:

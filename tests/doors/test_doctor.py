@@ -114,13 +114,43 @@ def test_a_newer_format_is_told(spool: Path) -> None:
     assert f"format {FORMAT + 1}" in found["sentence"]
 
 
-def test_a_log_that_is_no_log_is_told(spool: Path) -> None:
-    """By what is urgent, with a remedy, and no traceback."""
+@pytest.mark.parametrize("content", [b"\xff", b"\xff" * 2**16, b"", None], ids=["short", "long", "empty", "cut"])
+def test_a_log_that_is_no_log_is_told(spool: Path, content: bytes | None) -> None:
+    """By what is urgent, with a remedy that is one, and no traceback: a repair could not read anything either."""
     data = spool / "log" / "data.mdb"
-    data.write_bytes(b"\xff" * data.stat().st_size)
+    data.write_bytes(data.read_bytes()[:8192] if content is None else content)
     code, found = doctor(spool)
     assert (code, [one["kind"] for one in found]) == (6, ["damage"])
+    assert ("--repair" in found[0]["remedy"], "qflow snapshot load" in found[0]["remedy"]) == (False, True)
+    assert CliRunner().invoke(app, ["check", str(spool), "--repair", str(spool.parent / "new")]).exit_code == 1
+
+
+def test_a_log_of_which_some_can_be_read_may_be_repaired(spool: Path) -> None:
+    """Its file can be opened, and the tree in it not be followed from the top: other pages are read."""
+    data = spool / "log" / "data.mdb"
+    data.write_bytes(data.read_bytes()[:8192] + b"\xff" * (data.stat().st_size - 8192))
+    code, found = doctor(spool)
+    assert (code, {one["kind"] for one in found}) == (6, {"damage"})
     assert "--repair" in found[0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("lock", "directory"), ("spill", "file"), ("wiping", "link"), ("spill", "0")]
+)
+def test_what_keeps_everybody_from_opening_is_told(spool: Path, name: str, kind: str) -> None:
+    """In the words of the error that an opening has; while somebody owns it, it was opened before."""
+    place = spool / name
+    place.chmod(0o700)
+    if kind == "0":
+        place.chmod(0)
+    else:
+        place.unlink() if name == "lock" else place.rmdir()
+        {"directory": place.mkdir, "file": place.touch, "link": lambda: place.symlink_to("/tmp")}[kind]()
+    code, [found] = doctor(spool)
+    assert (code, found["kind"], found["severity"]) == (6, "obstacle", "urgent")
+    with pytest.raises(qflow.QflowError) as refused:
+        qflow.open(spool)
+    assert found["sentence"] == f"nobody can open the spool: {refused.value}"
 
 
 def test_what_is_no_spool_is_bad_usage(tmp_path: Path) -> None:

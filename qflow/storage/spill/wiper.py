@@ -48,19 +48,31 @@ def wipe_spill(files: Files, spool: str) -> list[str]:
     return found
 
 
+def check_directories(files: Files, spool: str) -> None:
+    """Raise what `wipe_spill` would, whoever calls it, of what lies there; nothing is made."""
+    for name in (SPILL, WIPING):
+        path = os.path.join(spool, name)
+        with suppress(FileNotFoundError):
+            _check_directory(path, files.lstat(path))
+
+
 def _check_own_directory(files: Files, path: str) -> None:
     try:
         status = files.lstat(path)
     except FileNotFoundError:
         files.make_directory(path)
         return
-    if not stat.S_ISDIR(status.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a directory"
-        raise StorageError(f"{path} is {kind}: move it away, and qflow makes a directory there")
+    _check_directory(path, status)
     if status.st_uid != os.geteuid():
         raise PermissionDenied(
             f"{path} belongs to user {status.st_uid}: run as that user, or give the spool to this one"
         )
+
+
+def _check_directory(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISDIR(status.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a directory"
+        raise StorageError(f"{path} is {kind}: move it away, and qflow makes a directory there")
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
         raise PermissionDenied(f"{path} cannot be read and written by its owner: chmod u+rwx it")
 
