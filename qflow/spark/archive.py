@@ -129,7 +129,7 @@ class Archive:
                 )
             self._fd = os.open(kept, os.O_RDWR | os.O_CREAT, FILE_MODE)
             try:
-                self._claim(kept)
+                self._claim(kept, bool(others))
                 check_place(str(self._directory))
                 self._check_whole(bool(others))
             except BaseException:
@@ -156,7 +156,7 @@ class Archive:
         if fd >= 0:
             os.close(fd)
 
-    def _claim(self, kept: Path) -> None:
+    def _claim(self, kept: Path, has_files: bool) -> None:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -166,8 +166,8 @@ class Archive:
             ) from error
         stream, topic_filter, partition_by = self._contents
         asked = {"stream": stream, "filter": topic_filter, "partition-by": ",".join(partition_by)}
-        said = kept.read_text()
-        if not said:
+        said = kept.read_bytes()
+        if not said and not has_files and not (self._directory / CHECKPOINT).exists():
             os.pwrite(self._fd, json.dumps(asked).encode(), 0)
             os.fsync(self._fd)
             Files().sync_directory(str(self._directory))

@@ -210,10 +210,16 @@ def test_a_directory_holds_one_archive_and_one_process_writes_it(tmp_path):
     ):
         with pytest.raises(qflow.InvalidArgument, match=sentence):
             Archive(spool, Contents(stream, **options), out).__enter__()
-    (tmp_path / "out" / KEPT).write_text("x")
-    with pytest.raises(qflow.InvalidArgument, match="is damaged"):
-        Archive(spool, Contents("plants"), out).__enter__()
+    for damaged in (b"x", b"\xff\xfe", b"", b"\0" * 51):
+        (tmp_path / "out" / KEPT).write_bytes(damaged)
+        with pytest.raises(qflow.InvalidArgument, match=f"{KEPT} is damaged, and says no more what this is"):
+            Archive(spool, Contents("others", "a"), out).__enter__()
+    (tmp_path / "out" / CHECKPOINT).rmdir()
     (tmp_path / "out" / KEPT).write_text("")  # a crash came before it was written
+    (tmp_path / "out" / "part-0.parquet").touch()
+    with pytest.raises(qflow.InvalidArgument, match=f"{KEPT} is damaged"):
+        Archive(spool, Contents("plants"), out).__enter__()
+    (tmp_path / "out" / "part-0.parquet").unlink()
     with Archive(spool, Contents("plants"), out):
         assert json.loads((tmp_path / "out" / KEPT).read_text())["stream"] == "plants"
 
@@ -237,7 +243,7 @@ def test_an_archive_whose_checkpoint_is_of_another_time_is_refused(tmp_path, off
     """Spark leaves out a batch whose number it knows among the files, whatever is in it: messages would be lost."""
     out = tmp_path / "out"
     with Archive(str(tmp_path / "spool"), Contents("plants"), str(out)):
-        pass
+        (out / CHECKPOINT).mkdir()  # Spark begins
     (out / "part-0.parquet").write_text("x")
     places = {f"{CHECKPOINT}/offsets": offsets, f"{CHECKPOINT}/commits": commits, COUNTED: counted}
     for place, names in places.items():
