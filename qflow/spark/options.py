@@ -13,7 +13,7 @@ import attrs
 from qflow.arrow.bounds import COMMITTED, EARLIEST, EARLIEST_OFFSET, LATEST, OFFSETS, TIMES, Bound
 from qflow.config import parse_size
 from qflow.errors import InvalidArgument
-from qflow.spark.places.parse import OF_PLACES, SAME, parse_flag, parse_places, where
+from qflow.spark.places.parse import OF_PLACES, SAME, check_no_table, parse_flag, parse_places, where
 from qflow.spark.places.place import Place
 from qflow.streams.topic_filter import check_filter
 
@@ -103,6 +103,7 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
         InvalidArgument: an option makes no sense, or they do not go together.
     """
     given = {name.lower(): value for name, value in options.items()}
+    check_no_table(given)
     known = {name.lower(): name for name in NAMES}
     for name in given:
         if name not in known and not OF_KAFKA.fullmatch(name):

@@ -11,7 +11,7 @@ from xxhash import xxh3_64_hexdigest
 
 from qflow.errors import InvalidArgument
 from qflow.spark.options import OF_KAFKA
-from qflow.spark.places.parse import OF_PLACES, SAME, parse_flag, parse_places, parse_seconds, where
+from qflow.spark.places.parse import OF_PLACES, SAME, check_no_table, parse_flag, parse_places, parse_seconds, where
 from qflow.spark.places.place import Place
 from qflow.storage.inbox.batches import Target
 from qflow.storage.inbox.stages import Batch, check_batch
@@ -53,6 +53,7 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
         InvalidArgument: an option makes no sense.
     """
     given = {name.lower(): value for name, value in options.items()}
+    check_no_table(given)
     known = {name.lower(): name for name in NAMES}
     for name in given:
         if name not in known and name not in _OF_OTHERS and not OF_KAFKA.fullmatch(name):

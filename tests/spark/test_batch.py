@@ -126,6 +126,25 @@ def test_a_session_whose_timestamps_have_no_zone_reads_those_that_have(
         spark.conf.unset("spark.sql.timestampType")
 
 
+def test_a_view_is_made_of_a_spool_and_a_table_is_not(
+    spark: Any, broker: qflow.Broker, plants: Any, spool: Path
+) -> None:
+    """Spark gives the options of a view to the source, and of a table none where it is read."""
+    publish(broker, 3)
+    using = f"USING qflow OPTIONS (path '{spool}', subscribe 'plants')"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW there {using}")
+    assert spark.sql("SELECT * FROM there").count() == 3
+    instead = "a table cannot be made of a spool, .*: use CREATE TEMPORARY VIEW"
+    with pytest.raises(Exception, match=instead):
+        spark.sql(f"CREATE TABLE refused {using}")
+    spark.sql(f"CREATE TABLE unasked (value binary) {using}")  # the source hears nothing of it
+    with pytest.raises(Exception, match=f"no option is given, not even 'path'; .* {instead}"):
+        spark.sql("SELECT * FROM unasked").collect()
+    spark.sql("DROP TABLE unasked")
+    with pytest.raises(Exception, match=instead):
+        spark.sql(f"CREATE TABLE refused {using} AS SELECT 'plant/1' AS topic, 'a' AS value")
+
+
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [("offset int", "is bigint, the schema says int"), ("body binary", "there is no column 'body'")],

@@ -20,6 +20,21 @@ _BEGINS = re.compile(r"\s*(grpc(\+tls|\+tcp)?://|file:|/)", re.IGNORECASE)
 BROKER_TIMEOUT_S = 60.0
 
 
+_A_VIEW = (
+    "a table cannot be made of a spool, for Spark gives none of its options to a source in Python: use CREATE "
+    "TEMPORARY VIEW ... USING qflow OPTIONS (...)"
+)
+
+
+def check_no_table(given: Mapping[str, str]) -> None:
+    """Raises InvalidArgument: these options, by names in small letters, are those with which Spark makes or uses a
+    table."""
+    if "provider" in given:
+        raise InvalidArgument(_A_VIEW)
+    if not given:
+        raise InvalidArgument(f"no option is given, not even 'path'; if a table is read or written, {_A_VIEW}")
+
+
 def parse_places(values: Mapping[str, str]) -> tuple[Place, ...]:
     """Return the places that options name.
 
