@@ -22,6 +22,10 @@ class Away(StorageError):
         """It has said nothing since it was asked."""
 
 
+class Ended(Away):
+    """The token of a call has ended, and there is another one: it can be begun again."""
+
+
 @contextmanager
 def plainly() -> Iterator[None]:
     """Bring a `QflowError` to the user as its sentence, without the stack of the worker that raised it."""

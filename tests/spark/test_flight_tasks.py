@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,6 +28,7 @@ pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[s
 pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
 
 from qflow.flight import serve
+from qflow.flight.access import digest
 from qflow.spark import spools
 from qflow.spark.options import parse
 from qflow.spark.places import flight, sent
@@ -313,3 +316,95 @@ def test_a_task_without_a_disk_for_its_copy_writes_all_the_same(
             patched.setattr(stage, "_end", Mock(side_effect=pf.FlightUnavailableError("the connection was cut")))
             stage.finish()
         stage.discard()
+
+
+# Tokens ---------------------------------------------------------------------------------------------------------------
+
+
+class Tokens:
+    """A door that takes one token at a time, and the file from which tasks have theirs."""
+
+    def __init__(self, broker: qflow.Broker, file: Path) -> None:
+        self.file = file
+        self._count = 0
+        self.file.write_text("token-number-00000000\n")
+        self.server = serve(broker, port=0, token_file=file)
+        self.place = FlightPlace.of(
+            f"grpc://127.0.0.1:{self.server.port}", token=None, token_file=str(file), ca=None, patience_s=60.0
+        )
+
+    def renew(self, *, in_file: bool = True) -> None:
+        """Have the door take another one."""
+        self._count += 1
+        token = f"token-number-{self._count:08}"
+        self.server.access.tokens = {digest(token): float("inf")}
+        if in_file:
+            self.file.write_text(f"{token}\n")
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Iterator[Tokens]:
+    """Those of a broker with messages of 1 MiB."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        for number in range(40):
+            broker.publish("plant/1", b"%d" % number + b" " * 2**20)
+        found = Tokens(broker, tmp_path / "token")
+        yield found
+        found.server.close()
+
+
+def test_a_task_that_reads_goes_on_with_the_token_that_is_in_the_file_by_then(tokens: Tokens) -> None:
+    """Where there is no other one, that which has ended is an error."""
+    place = tokens.place
+    reading = asked(place, 0, 40)
+    found = []
+    for batch in place.read(reading):
+        found += [int(value) for value in batch.column("value").to_pylist()]
+        if len(found) < 4:
+            tokens.renew()
+    assert found == list(range(40))
+    batches = place.read(reading)
+    next(batches)
+    tokens.renew(in_file=False)
+    with pytest.raises(qflow.InvalidArgument, match="refuses this token .* give the right one"):
+        list(batches)
+
+
+@pytest.mark.parametrize("moment", [0, 1, 2, 3])
+def test_a_task_that_writes_sends_its_rows_anew_with_the_token_that_is_in_the_file_by_then(
+    tmp_path: Path, moment: int
+) -> None:
+    """Each is stored once, in order."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        tokens = Tokens(broker, tmp_path / "token")
+        with tokens.server:
+            writing = staging(broker)
+            stage = tokens.place.stage(writing)
+            for number in range(4):
+                if number == moment:
+                    tokens.renew()
+                if number < 3:
+                    stage.add(batch_of(2 * number, 2 * number + 1))
+            adopted(tokens.place, writing, stage.finish())
+            assert bodies(broker) == list(range(6))
+            stage = tokens.place.stage(staging(broker))
+            stage.add(batch_of(6))
+            tokens.renew(in_file=False)
+            with pytest.raises(qflow.InvalidArgument, match="refuses this token .* give the right one"):
+                for _ in range(1000):
+                    stage.add(batch_of(*range(1000)))
+            stage.discard()
+
+
+def test_a_task_on_a_host_without_the_file_has_the_token_of_when_it_was_planned(tokens: Tokens) -> None:
+    """Not that with which the query began; and the connection stays the same."""
+    place = tokens.place
+    tokens.renew()
+    sent_there = pickle.dumps(place)
+    tokens.file.unlink()
+    there = pickle.loads(sent_there)
+    assert there.look().streams.keys() == {"plants"}
+    assert there.door.client() is place.door.client()
+    assert "token-number" not in repr(there)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from qflow.errors import InvalidArgument, NotFound, StorageError
-from qflow.spark.words import Away
+from qflow.spark.words import Away, Ended
 from qflow.tokens import headers_of, token_in
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class Door:
     """Where a broker is, and what it asks for. Hashable; pickled to the tasks."""
 
     url: str
-    token: str | None = attrs.field(default=None, repr=False)
+    token: str | None = attrs.field(default=None, repr=False, eq=False)
     token_file: str | None = None
-    """Read anew for each connection, where it is there."""
+    """Read anew for each call, where it is there."""
     ca: bytes | None = attrs.field(default=None, repr=False)
     patience_s: float = 60.0
 
@@ -69,11 +69,18 @@ class Door:
         """Return the options of a call. Raises InvalidArgument: the token in the file is none."""
         import pyarrow.flight as pf
 
-        token = self.token
+        return pf.FlightCallOptions(timeout=within_s, headers=headers_of(self.token_now()))
+
+    def token_now(self) -> str | None:
+        """Return the token of the file as it is now; where there is none, that which was given."""
         if self.token_file is not None:
             with suppress(OSError), open(self.token_file, encoding="utf-8", errors="replace") as file:
-                token = token_in(file.read()) or token
-        return pf.FlightCallOptions(timeout=within_s, headers=headers_of(token))
+                return token_in(file.read()) or self.token
+        return self.token
+
+    def __reduce__(self) -> tuple[type[Door], tuple[Any, ...]]:
+        """A task may be on a host without the file: it has the token of when it was sent there."""
+        return Door, (self.url, self.token_now(), self.token_file, self.ca, self.patience_s)
 
     def wait_for(self, call: Callable[[Any], T]) -> T:
         """Return what a call returns, once somebody answers it; it may be repeated.
@@ -141,7 +148,7 @@ class Door:
         return [alone, *((name, int(1000 * value)) for name, value in seconds.items())]
 
     def errors(self) -> Errors:
-        """Return a context that raises errors of Flight as those of the broker."""
+        """Return a context that raises errors of Flight as those of the broker, for calls that begin from now on."""
         return Errors(self)
 
     def let_go(self) -> None:
@@ -168,11 +175,13 @@ class Waiting:
         self._pause_s = _PAUSE_S
 
     def go_on(self, error: Away) -> None:
-        """Pause, before it is tried again; longer each time.
+        """Pause, before it is tried again; longer each time. Not where another token is to be shown.
 
         Raises:
             Away: there is no more patience. InvalidArgument: nobody will answer, by what was given of TLS.
         """
+        if isinstance(error, Ended):
+            return
         door, now = self._door, time.monotonic()
         if self._begun is None:
             self._begun = self._tried if error.is_silent else now
@@ -197,6 +206,7 @@ class Errors:
 
     def __init__(self, door: Door) -> None:
         self._door = door
+        self._token = door.token_now()
 
     def __enter__(self) -> None: ...
 
@@ -218,10 +228,10 @@ class Errors:
         if known is not None:
             raise known from error
         if isinstance(error, pf.FlightUnauthenticatedError | pf.FlightUnauthorizedError):
-            raise InvalidArgument(
-                f"the broker at {url} refuses this token ({_short(error)}): give the right one with option token or "
-                "tokenFile"
-            ) from error
+            text = f"the broker at {url} refuses this token ({_short(error)})"
+            if self._door.token_now() != self._token:
+                raise Ended(f"{text}, and option tokenFile has another one by now") from error
+            raise InvalidArgument(f"{text}: give the right one with option token or tokenFile") from error
         raise StorageError(f"the broker at {url} could not do this ({_short(error)})") from error
 
 

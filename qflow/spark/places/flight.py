@@ -268,6 +268,8 @@ class FlightStage:
         self._files = 0
         """How many were begun."""
         self._ends: Any = None
+        self._errors = door.errors()
+        """Of the file that was begun last."""
         self._sent: Sent | None = None
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -284,8 +286,10 @@ class FlightStage:
         """
         waiting = self._door.waiting()
         while True:
+            if self._ends is None:
+                self._errors = self._door.errors()
             try:
-                with self._door.errors():
+                with self._errors:
                     self._write(rows)
                     return end()
             except Away as error:
