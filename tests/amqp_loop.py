@@ -75,11 +75,13 @@ class Raw:
         self.writer.transport.abort()
 
 
-async def connected(server: Server, *, heartbeat_s: int = 0, channels: int = 1) -> Raw:
+async def connected(
+    server: Server, *, heartbeat_s: int = 0, channels: int = 1, consumer_cancel_notify: bool = True
+) -> Raw:
     """Open a connection with channels 1, 2 ..."""
     client = Raw(*await asyncio.open_connection("127.0.0.1", server.port))
     _CLIENTS.append(client)
-    can = {"capabilities": {"consumer_cancel_notify": True, "connection.blocked": True}}
+    can = {"capabilities": {"consumer_cancel_notify": consumer_cancel_notify, "connection.blocked": True}}
     client.send(PROTOCOL_HEADER)
     await client.ask(Connections.StartOk(can, "PLAIN", "\0guest\0guest"), Connections.Tune, 0)
     client.send(Connections.TuneOk(2047, 131_072, heartbeat_s), channel=0)

@@ -221,8 +221,7 @@ class Channel:
     def qos(self, method: Basic.Qos) -> Handled:
         if method.prefetch_size:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})")
-        if not method.global_:
-            self._prefetch = method.prefetch_count
+        self._prefetch = self._prefetch if method.global_ else method.prefetch_count
         self._shared_prefetch = method.prefetch_count if method.global_ else 0
         self._wake_consumers()
         self._send(Basic.QosOk())
@@ -247,7 +246,9 @@ class Channel:
         hosted.add(consumer)
         try:
             await consumer.open(method.arguments or {}, self.client.machine.client_properties)
+            self.client.may("read", hosted.name)  # still
         except BaseException:
+            await consumer.stop()
             hosted.remove(consumer)
             raise
         if self._is_over:  # another task has ended the channel meanwhile
@@ -397,8 +398,7 @@ class Channel:
 
     def tick(self, now: float) -> None:
         """End the channel if a message has been held for too long."""
-        overdue = self.holding.overdue(now)
-        if overdue is not None:
+        if (overdue := self.holding.overdue(now)) is not None:
             tag, timeout_s = overdue
             text = f"delivery acknowledgement on channel {self.number} timed out: delivery tag {tag}"
             text += f". Timeout value used: {timeout_s * 1000:.0f} ms"

@@ -17,6 +17,7 @@ from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.permissions import Permissions
 from qflow.amqp.server.publishing import PUBLISH
+from qflow.amqp.server.revoking import end_forbidden
 from qflow.amqp.server.tasks import to_its_end
 from qflow.amqp.wire import events
 from qflow.amqp.wire.connection import Connection
@@ -201,10 +202,8 @@ class Session:
     async def _login(self, event: events.Login) -> None:
         user = await self.server.login(event, self.address, self.certificate)
         if user is None:
-            self.machine.refuse_login(
-                "Login was refused using authentication mechanism "
-                f"{event.mechanism}. For details see the broker logfile."
-            )
+            text = f"Login was refused using authentication mechanism {event.mechanism}."
+            self.machine.refuse_login(f"{text} For details see the broker logfile.")
             return
         self.user = user
         self.machine.accept_login()
@@ -226,8 +225,7 @@ class Session:
         self.channels[event.channel] = Channel(self, event.channel)
 
     async def _channel_closed(self, event: events.ChannelClosed | events.ChannelFailed) -> None:
-        channel = self.channels.pop(event.channel, None)
-        if channel is not None:
+        if (channel := self.channels.pop(event.channel, None)) is not None:
             await to_its_end(channel.end())
 
     def _connection_method(self, event: events.Method) -> None:
@@ -368,7 +366,7 @@ class Session:
     # Ending ------------------------------------------------------------------------------------------------------
 
     def reload(self, users: Users | None) -> None:
-        """Have the rights that this connection's user has now; end if there are none."""
+        """Have the rights that this connection's user has now; end consumers that need others, and it without any."""
         if self.user is None or self._host is None:
             return
         user = self.user if users is None else users.get(self.user.name)
@@ -378,6 +376,8 @@ class Session:
             self.end(AmqpError(ReplyCode.CONNECTION_FORCED, f"user '{self.user.name}' has no access any more"))
         else:
             self.user = user
+            for channel in self.channels.values():
+                self.server.spawn(end_forbidden(channel))
 
     def stop(self) -> None:
         """Send no more messages; what the client holds it can still settle."""
