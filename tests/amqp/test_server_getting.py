@@ -115,3 +115,38 @@ def test_a_queue_without_a_message_for_now_is_empty_all_the_same(kind: str, tmp_
             await holder.ask(Basic.Get(0, "other"), Basic.GetEmpty)
 
     run(scenario())
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x-max-priority": 5}, {"x-queue-type": "quorum"}], ids=str)
+def test_a_queue_whose_last_message_was_handed_out_above_the_capacity_is_empty(
+    arguments: dict[str, Any], tmp_path: Path
+) -> None:
+    """Another queue has all the memory."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool", capacity_bytes=CAPACITY) as server:
+            client = await connected(server)
+            await client.ask(Queue.Declare(queue="other", durable=True, arguments=arguments), Queue.DeclareOk)
+            await filled(server, client, "q")
+            assert await all_that_fits(server.broker.queue("q"))
+            other = server.broker.queue("other")
+            await other.put(bytes(2 * SIZE))
+            await client.ask(Basic.Get(0, "other"), Basic.GetOk)
+            assert parts_of(other.queue).gate.slack
+            await client.ask(Basic.Get(0, "other"), Basic.GetEmpty)
+
+    run(scenario())
+
+
+def test_a_client_that_has_to_ack_itself_is_not_kept_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its acks lie behind the get."""
+    monkeypatch.setattr(stores, "ROOM_S", 3600.0)
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool", capacity_bytes=CAPACITY) as server:
+            client = await connected(server)
+            await filled(server, client, "q")
+            _, refused = await got_until_refused(client, "q")
+            assert refused.reply_code == 506
+
+    run(scenario())

@@ -48,14 +48,18 @@ async def _later(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert await watcher.messages(1) == [b"gone"]
 
 
-@pytest.mark.parametrize("is_back", [True, False], ids=["its client is back first", "its client stays away"])
+@pytest.mark.parametrize(
+    ("is_back", "set_back_s"),
+    [(True, 0), (True, 3600), (False, 0)],
+    ids=["its client is back first", "and the clock was set back", "its client stays away"],
+)
 def test_a_will_that_was_due_when_the_log_was_full_is_published_later(
-    is_back: bool, spool: Path, monkeypatch: pytest.MonkeyPatch
+    is_back: bool, set_back_s: int, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(_overdue(is_back, spool, monkeypatch))
+    run(_overdue(is_back, set_back_s, spool, monkeypatch))
 
 
-async def _overdue(is_back: bool, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def _overdue(is_back: bool, set_back_s: int, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SetClock()
     async with serving_at(clock, spool) as server:
         watcher = await client(server)
@@ -70,6 +74,7 @@ async def _overdue(is_back: bool, spool: Path, monkeypatch: pytest.MonkeyPatch) 
             patch.setattr(server.house.hub, "store", full)
             await raw.cut()
             await slept(server, 1)
+        clock.wall_s -= set_back_s
         if is_back:
             await client(server, "c", clean=False)
         else:

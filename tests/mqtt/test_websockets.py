@@ -19,6 +19,7 @@ from websockets.frames import Frame, Opcode
 
 import qflow.aio
 from doors.event_loop import run, turns, until
+from mqtt_loop import SetClock
 from qflow.mqtt import serve
 from qflow.mqtt.server import websockets
 from qflow.mqtt.server.websockets import MOST_FRAME_BYTES, MOST_REQUEST_BYTES, WebSockets
@@ -274,6 +275,27 @@ def test_frames_that_are_not_whole_count_for_their_client(tmp_path: Path) -> Non
             assert b"this one" in answer
             writer.close()
             await until(lambda: not budget._held)
+
+    run(scenario())
+
+
+def test_pings_are_no_sign_of_a_client(tmp_path: Path) -> None:
+    """Only packets of MQTT are, and frames that carry them."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool") as broker, await serve(broker, port=0, websockets=True) as server:
+            clock = server._clock = SetClock()
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            connect = b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x05\x00\x00\x01c"  # every 5 s
+            writer.write(request() + frame(Opcode.BINARY, connect))
+            await until(lambda: server._hub.connected == 1)
+            clock.now_s += 8
+            pinged = frame(Opcode.PING, b"there?")
+            writer.write(pinged)
+            await reader.readuntil(b"there?")
+            server.tick()
+            assert b"\xe0" in await reader.read(-1)
+            writer.close()
 
     run(scenario())
 

@@ -281,7 +281,7 @@ class Channel:
         try:
             if self.client.is_draining:
                 raise QueueEmpty("the server ends")
-            delivery, content = await hosted.store.get()
+            delivery, content = await hosted.store.get(not self.client.holds)
         except QueueEmpty:
             self._send(Basic.GetEmpty())
             return

@@ -36,6 +36,10 @@ class Client(Protocol):
         """There is a lot to write already."""
 
     @property
+    def holds(self) -> bool:
+        """The client has messages that it has not settled."""
+
+    @property
     def is_draining(self) -> bool:
         """The server ends: no message is sent any more."""
 

@@ -168,20 +168,23 @@ class QueueStore:
     def check_consumer(self, prefetch: int, no_ack: bool) -> None:
         """Refuse a consumer that cannot be served."""
 
-    async def get(self) -> tuple[AsyncDelivery, Content]:
+    async def get(self, may_wait: bool) -> tuple[AsyncDelivery, Content]:
         """Return a message.
+
+        Args:
+            may_wait: it waits a while for the room that other clients may leave.
 
         Raises:
             QueueEmpty: there is none.
-            AmqpError: RESOURCE_ERROR, what clients hold has left no room for it for a while.
+            AmqpError: RESOURCE_ERROR, what clients hold leaves no room for it.
         """
         work = work_of(self.queue)
-        for timeout_s in (0, ROOM_S):
+        for timeout_s in (0, ROOM_S) if may_wait else (0,):
             getting = await work.get_one(timeout_s, "basic.get")
             if getting.delivery is not None:
                 delivery = AsyncDelivery(getting.delivery, work)
                 return delivery, self.content_of(delivery)
-            if not getting.is_short:
+            if not (getting.is_short and self.ready):
                 raise QueueEmpty(f"no message in queue {self._name!r}")
         text = f"queue '{self._name}' has messages, but no room in memory for one beside what clients hold: "
         raise AmqpError(ReplyCode.RESOURCE_ERROR, text + "ack, or raise --capacity", hard=False)
@@ -353,7 +356,7 @@ class StreamStore:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid {OFFSET} {offset!r} for stream '{self._name}'")
         return datetime.now(UTC) - timedelta(seconds=min(ago_s, int(time.time())))
 
-    async def get(self) -> tuple[AsyncDelivery, Content]:
+    async def get(self, may_wait: bool) -> tuple[AsyncDelivery, Content]:
         """Refused: a stream is consumed."""
         raise AmqpError(ReplyCode.NOT_IMPLEMENTED, f"basic.get is not supported by stream queues: queue '{self._name}'")
 

@@ -151,7 +151,8 @@ class Client:
 
     def coming(self, size: int) -> None:
         """So many bytes have come of a frame of a WebSocket that is not whole."""
-        self._heard_s = self._office.monotonic()
+        if size > self._in_frame:
+            self._heard_s = self._office.monotonic()
         self._in_frame = size
         self._note_incomplete()
 

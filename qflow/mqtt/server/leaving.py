@@ -38,7 +38,10 @@ class Leaving:
         self._hub = hub
         self._groups = groups
         self._due: dict[str, int] = {}
-        """When the wills of clients that are gone are due, the latest of each; the log has the wills themselves."""
+        """When the wills of clients that are gone are due, the latest of each; the log has the wills themselves.
+
+        0 = it was due before, and stays so if the clock is set back.
+        """
         self._heap: list[tuple[int, str]] = []
         """When they are looked at: as they are due, and later those for which there was no room; some in vain."""
         self._timer: asyncio.TimerHandle | None = None
@@ -72,11 +75,15 @@ class Leaving:
         if self._heap[0][0] == due_ms:
             self._set_timer()
 
-    def _note(self, due_ms: int, client_id: str, later_ms: int = 0) -> None:
+    def _note(self, due_ms: int, client_id: str) -> None:
         self._due[client_id] = due_ms
-        heapq.heappush(self._heap, (due_ms + later_ms, client_id))
+        self._try_at(due_ms, client_id)
+
+    def _try_at(self, time_ms: int, client_id: str) -> None:
+        heapq.heappush(self._heap, (time_ms, client_id))
         if len(self._heap) > 2 * len(self._due) + STALE:
-            self._heap = [(due, client) for client, due in self._due.items()]
+            later_ms = self._hub.now_ms() + LATER_MS
+            self._heap = [(due or later_ms, client) for client, due in self._due.items()]
             heapq.heapify(self._heap)
 
     def _set_timer(self) -> None:
@@ -107,7 +114,8 @@ class Leaving:
         try:
             await self.publish(will, rooms)
         except NO_ROOM as error:
-            self._note(self._hub.now_ms(), client_id, LATER_MS)
+            self._due[client_id] = 0
+            self._try_at(self._hub.now_ms() + LATER_MS, client_id)
             _logger.warning("the will of %r is published later: %s", client_id, error)
             raise
         self._due.pop(client_id, None)
@@ -156,6 +164,7 @@ class Leaving:
         while self._heap and self._heap[0][0] <= now_ms:
             _, client_id = heapq.heappop(self._heap)
             if self.is_due(client_id):
+                self._due[client_id] = 0
                 self._hub.tasks.spawn(self._publish_due(client_id))
         self._set_timer()
 

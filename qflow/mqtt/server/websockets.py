@@ -127,10 +127,10 @@ class WebSocket(asyncio.Protocol):
             self._answer()
         if data:
             self._machine.receive_data(data)
-            for frame in self._machine.events_received():
-                self._take(frame)
             if self._carried is not None:
                 self._carried.coming(len(self._machine.reader.buffer))
+            for frame in self._machine.events_received():
+                self._take(frame)
         self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:
