@@ -60,6 +60,8 @@ def look_at(places: Sequence[Place], *, skip_away: bool = False) -> list[Seen]:
     away: Away | None = None
     for place in places:
         try:
+            if skip_away and place.rests:
+                raise Away(f"the broker at {place.where} is away")
             found.append((place, place.look()))
         except Away as error:
             if not skip_away:

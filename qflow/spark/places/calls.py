@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pyarrow.flight as pf
 
 T = TypeVar("T")
-CALL_S = 30.0
-"""What a call takes at most that waits for nothing."""
+CALL_S, _LEAST_S = 30.0, 10.0
+"""What a call takes at most that waits for nothing; and what it may with any patience, for a broker may be busy."""
 _PAUSE_S, _LONGEST_PAUSE_S, _SAY_EVERY_S = 0.05, 1.0, 10.0
 _CONNECT_S, _CONNECT_AGAIN_S = 5.0, 2.0
 """What connecting takes at most, which no work of the broker holds up; and at a door that has been waited for."""
@@ -56,7 +56,7 @@ class Door:
         """
         import pyarrow.flight as pf
 
-        within_s = min(CALL_S, self.patience_s) if within_s is None else within_s
+        within_s = min(CALL_S, max(_LEAST_S, self.patience_s)) if within_s is None else within_s
 
         def call(client: pf.FlightClient) -> Any:
             asked = pf.Action(name, json.dumps(body).encode())
@@ -104,6 +104,11 @@ class Door:
         """Return how long it has been waited for, for something that is begun again until it is done."""
         return Waiting(self)
 
+    @property
+    def rests(self) -> bool:
+        """See `Place`."""
+        return time.monotonic() < _away.get(self.url, 0.0)
+
     def answered(self) -> None:
         """It is there, and what was given for it is right."""
         _away.pop(self.url, None)
@@ -123,11 +128,9 @@ class Door:
         return found
 
     def client(self) -> pf.FlightClient:
-        """Return the connection of this process. Raises Away: the door is left in peace for now."""
+        """Return the connection of this process."""
         import pyarrow.flight as pf
 
-        if time.monotonic() < _away.get(self.url, 0.0):
-            raise Away(f"the broker at {self.url} is away")
         key = os.getpid(), self
         if key not in _clients:
             tls = {} if self.ca is None else {"tls_root_certs": self.ca}
@@ -137,12 +140,11 @@ class Door:
     def _limits(self) -> list[tuple[str, int]]:
         """Return the options of gRPC by which a broker is noticed that says nothing any more."""
         connect_s = min(_CONNECT_AGAIN_S if self.url in _away else _CONNECT_S, max(_LONG_S, self.patience_s / 4))
-        answer_s = min(10.0, max(1.0, self.patience_s / 4))
         seconds = {
             "grpc.min_reconnect_backoff_ms": connect_s,  # which is how long a connection may take
-            "grpc.keepalive_time_ms": min(30.0, max(1.0, self.patience_s / 2)),
-            "grpc.keepalive_timeout_ms": answer_s,
-            "grpc.http2.ping_timeout_ms": answer_s,  # of all pings: one that is on its way keeps others back
+            "grpc.keepalive_time_ms": 30.0,  # a server that has nothing to send ends connections that ask more often
+            "grpc.keepalive_timeout_ms": 10.0,
+            "grpc.http2.ping_timeout_ms": 10.0,  # of all pings: one that is on its way keeps others back
         }
         alone = ("grpc.use_local_subchannel_pool", 1)  # else it may be the connection that was let go
         return [alone, *((name, int(1000 * value)) for name, value in seconds.items())]

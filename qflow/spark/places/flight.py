@@ -75,6 +75,11 @@ class FlightPlace:
     def where(self) -> str:
         return self.door.url
 
+    @property
+    def rests(self) -> bool:
+        """See `Place`."""
+        return self.door.rests
+
     def look(self, uuid: str | None = None) -> SpoolState:
         """Return the streams and queues there are."""
         found = self.door.action("describe", {})

@@ -36,6 +36,11 @@ class LocalPlace:
 
     where: str
 
+    @property
+    def rests(self) -> bool:
+        """Never."""
+        return False
+
     def look(self, uuid: str | None = None) -> SpoolState:
         """Return the streams and queues there are."""
         return look(self.where, uuid)

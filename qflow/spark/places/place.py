@@ -94,6 +94,10 @@ class Place(Protocol):
     def where(self) -> str:
         """The path or URL."""
 
+    @property
+    def rests(self) -> bool:
+        """Nobody answered a short time ago, for long: whoever can goes on without it for now."""
+
     def look(self, uuid: str | None = None) -> SpoolState:
         """Return the streams and queues there are."""
 
