@@ -18,6 +18,8 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 """Seconds between two looks at what the owner has done: at first, and after a while."""
 _AGAIN_S = 0.5
 """Seconds before a spool without an owner is opened again, if the batch could not be adopted."""
+LONGEST_S = 3600.0
+"""What may be asked of the owner at a door."""
 
 
 class Handing(ABC):

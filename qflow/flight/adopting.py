@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from qflow.arrow.handover import Handing
+from qflow.arrow.handover import LONGEST_S, Handing
 from qflow.errors import InvalidArgument
 from qflow.flight.owner import Owner
 from qflow.flight.words import Command
@@ -15,8 +15,6 @@ from qflow.storage.inbox import stages
 from qflow.storage.inbox.batches import Target
 from qflow.storage.inbox.stage_files import StageFile
 from qflow.storage.inbox.stages import Batch, Manifest, check_batch
-
-LONGEST_S = 3600.0
 
 
 class _Handing(Handing):

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 import attrs
 from xxhash import xxh3_64_hexdigest
 
+from qflow.arrow.handover import LONGEST_S
 from qflow.errors import InvalidArgument
 from qflow.spark.options import OF_KAFKA
+from qflow.spark.places.local import LocalPlace
 from qflow.spark.places.parse import OF_PLACES, SAME, check_no_table, parse_flag, parse_places, parse_seconds, where
 from qflow.spark.places.place import Place
 from qflow.storage.inbox.batches import Target
@@ -78,11 +80,18 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
         )
     if (app is None) is not (version is None):
         raise InvalidArgument("options 'txnAppId' and 'txnVersion' go together: give both, or neither")
+    places = parse_places(values)
+    timeout_s = parse_seconds(values, "commitTimeout", COMMIT_TIMEOUT_S)
+    if timeout_s > LONGEST_S and not all(isinstance(place, LocalPlace) for place in places):
+        raise InvalidArgument(
+            f"option 'commitTimeout' is {values['commitTimeout']!r}: the owner of a spool behind a URL waits "
+            f"{LONGEST_S:g} s at most"
+        )
     return WriteOptions(
-        places=parse_places(values),
+        places=places,
         topic=topic,
         stream=stream,
-        commit_timeout_s=parse_seconds(values, "commitTimeout", COMMIT_TIMEOUT_S),
+        commit_timeout_s=timeout_s,
         batch=None if app is None or version is None else batch_of(app, version),
         checkpoint=given.get("checkpointlocation"),
         same_on_every_host=parse_flag(values, SAME, default=False),

@@ -18,6 +18,7 @@ from spark.reader_process import EARLIEST, ReaderProcess, Told, publish
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 from qflow.spark.places.local import LocalPlace
 from qflow.spark.places.parse import parse_places
+from qflow.spark.write_options import parse_for_writing
 
 Open = Callable[[str], qflow.Broker]
 
@@ -194,3 +195,11 @@ def test_an_older_copy_on_the_host_of_a_task_is_told_from_a_loss(
     ):
         reader(there.run_at, str(copy), part)
     reader(there.let_go, str(copy))
+
+
+def test_a_commit_is_waited_for_as_long_as_a_door_waits(tmp_path: Path) -> None:
+    """What is longer is refused where it is given; on this host there is no such limit."""
+    for path, timeout in (("grpc://127.0.0.1:7420", "3600"), (str(tmp_path), "7200s")):
+        parse_for_writing({"path": path, "commitTimeout": timeout})
+    with pytest.raises(InvalidArgument, match="option 'commitTimeout' is '3601': the owner .* waits 3600 s at most"):
+        parse_for_writing({"path": f"{tmp_path},grpc://127.0.0.1:7420", "commitTimeout": "3601"})
