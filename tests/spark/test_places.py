@@ -197,6 +197,17 @@ def test_an_older_copy_on_the_host_of_a_task_is_told_from_a_loss(
     reader(there.let_go, str(copy))
 
 
+def test_a_uri_of_a_path_names_it_as_it_is_written_and_as_it_is_meant(tmp_path: Path) -> None:
+    """Percents stand for other characters where there is no directory of that very name."""
+    meant = tmp_path / "a spool"
+    meant.mkdir()
+    assert parse_places({"path": meant.as_uri()}) == parse_places({"path": str(meant)})
+    written = tmp_path / "a%20spool"
+    written.mkdir()
+    assert parse_places({"path": written.as_uri().replace("%25", "%")}) == (LocalPlace(str(written)),)
+    assert parse_places({"path": f"file:{meant}"}) == (LocalPlace(str(meant)),)
+
+
 def test_a_commit_is_waited_for_as_long_as_a_door_waits(tmp_path: Path) -> None:
     """What is longer is refused where it is given; on this host there is no such limit."""
     for path, timeout in (("grpc://127.0.0.1:7420", "3600"), (str(tmp_path), "7200s")):

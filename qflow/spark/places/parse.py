@@ -6,6 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
+from urllib.parse import unquote
 
 from qflow.errors import InvalidArgument
 from qflow.spark.places.local import LocalPlace
@@ -87,6 +88,8 @@ def _place(text: str, values: Mapping[str, str]) -> Place:
             f"{text}: a spool lies on a local disk and cannot be read through {text.partition(':')[0]!r}: give the "
             "path of its directory on the host where Spark runs, or the URL of its broker, grpc+tls://HOST:PORT"
         )
+    if text.lower().startswith("file:") and not os.path.exists(path):
+        path = unquote(path)  # as `Path.as_uri` writes one with spaces
     return LocalPlace(path)
 
 
