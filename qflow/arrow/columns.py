@@ -42,7 +42,7 @@ def found_columns(schema: pa.Schema, names: Sequence[str]) -> dict[str, int]:
 
 
 def _fits(name: str, type_: pa.DataType) -> bool:
-    if pa.types.is_dictionary(type_):
+    if pa.types.is_dictionary(type_) and name != "headers":  # nothing casts to a list
         type_ = type_.value_type
     if pa.types.is_null(type_):
         return name in ("key", "headers")

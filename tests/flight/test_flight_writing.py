@@ -96,6 +96,16 @@ def test_columns_of_nulls_alone_are_no_keys_and_no_headers(broker: qflow.Broker,
     assert "must be binary or string, not null" in str(error)
 
 
+def test_headers_in_a_dictionary_are_refused_by_their_type(broker: qflow.Broker, client: Any) -> None:
+    """Not as a batch that is damaged; a dictionary of nulls is one, too."""
+    for headers in (pa.array([[("unit", b"K")]], HEADERS), pa.nulls(1)):
+        encoded = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), headers)
+        for command in ({"publish": {"topic": "plant/1"}}, {"put": "jobs"}, stage(broker)):
+            error = refused(lambda: put(client, command, rows(value=[b"a"], headers=encoded)))  # noqa: B023
+            assert isinstance(error, qflow.InvalidArgument)
+            assert "column 'headers' must be list<struct<key: string, value: binary>>, not dictionary<" in str(error)
+
+
 def test_columns_that_nobody_uses_are_not_looked_at(broker: qflow.Broker, client: Any) -> None:
     """A text that is none is refused where it is used alone."""
     text = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("<2i", 0, 1)), pa.py_buffer(b"\xff"))
