@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from qflow.arrow.schema import headers_type
 from qflow.errors import InvalidArgument
@@ -16,6 +17,10 @@ _WORDS = {
     "topic": "string",
     "headers": "list<struct<key: string, value: binary>>",
 }
+
+
+Check = Callable[[int, int], None]
+"""Is told how many rows a batch has and how large their bodies are, before one is decoded; it may raise."""
 
 
 def found_columns(schema: pa.Schema, names: Sequence[str]) -> dict[str, int]:
@@ -71,7 +76,7 @@ def _is_binary(type_: pa.DataType) -> bool:
     )
 
 
-def taken(batch: pa.RecordBatch, columns: dict[str, int]) -> pa.RecordBatch:
+def taken(batch: pa.RecordBatch, columns: dict[str, int], check: Check | None = None) -> pa.RecordBatch:
     """Return these columns of a batch in the types of a message, checked: nothing in them points elsewhere.
 
     Raises:
@@ -80,9 +85,20 @@ def taken(batch: pa.RecordBatch, columns: dict[str, int]) -> pa.RecordBatch:
     try:
         chosen = batch.select(list(columns.values()))  # nobody looks at the others
         chosen.validate(full=True)
+        if check is not None:
+            check(chosen.num_rows, _size(chosen.column(list(columns).index("value"))))
         arrays = [column.cast(_TYPES[name]) for name, column in zip(columns, chosen.columns, strict=True)]
         found = pa.RecordBatch.from_arrays(arrays, names=list(columns))
         found.validate(full=True)
     except pa.ArrowException as error:
         raise InvalidArgument(f"the batch of {batch.num_rows} rows is damaged, or not what it says: {error}") from error
     return found
+
+
+def _size(bodies: pa.Array) -> int:
+    """Return how many bytes bodies are, each where it stands."""
+    if pa.types.is_dictionary(bodies.type):
+        lengths = pc.binary_length(bodies.dictionary.cast(pa.binary())).take(bodies.indices)
+    else:
+        lengths = pc.binary_length(bodies.cast(pa.binary()))
+    return int(pc.sum(lengths).as_py() or 0)

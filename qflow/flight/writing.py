@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.flight as pf
 
-from qflow.arrow.columns import found_columns, taken
+from qflow.arrow.columns import Check, found_columns, taken
 from qflow.arrow.outgoing import Outgoing, header_values
 from qflow.arrow.schema import NULL_HEADER
 from qflow.arrow.takers import Takers
-from qflow.errors import InvalidArgument, TransactionTooLarge
+from qflow.broker import Broker
+from qflow.errors import InvalidArgument, MessageTooLarge, QflowError, TransactionTooLarge
 from qflow.flight.owner import Owner
 from qflow.flight.room import Share
 from qflow.flight.words import Command, as_json
@@ -54,29 +55,60 @@ class Batches:
         self._batches = batches
         self._share = share
 
-    def taken(self, columns: dict[str, int], most_bytes: int | None = None) -> Iterator[pa.RecordBatch]:
+    def taken(
+        self, columns: dict[str, int], check: Callable[[int, int], None] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yield these columns of each batch; nothing may keep one of them.
 
         Args:
             columns: as of `found_columns`.
-            most_bytes: of the bodies of a batch, where there are several; None = any.
+            check: see `columns.taken`.
 
         Raises:
-            InvalidArgument: a batch makes no sense. TransactionTooLarge: one has more bytes.
+            InvalidArgument: a batch makes no sense. What `check` raises.
         """
         for batch in self._batches:
-            rows = taken(batch, columns)
+            rows = taken(batch, columns, check)
             del batch
-            size = pc.sum(pc.binary_length(rows.column("value"))).as_py() or 0
-            if most_bytes is not None and size > most_bytes and rows.num_rows > 1:
-                raise TransactionTooLarge(
-                    f"{rows.num_rows} messages of {size} bytes together are more than max_transaction_bytes="
-                    f"{most_bytes}: send them in smaller batches"
-                )
             self._share.wait(rows.nbytes + ROW_BYTES * rows.num_rows)
             yield rows
             del rows
             self._share.free()
+
+
+def _check_size(owner: Owner, largest: Callable[[], int]) -> Check:
+    """Return what checks that a batch can be stored at all, by its rows and bytes.
+
+    Args:
+        largest: returns the size of the largest message that is admitted.
+    """
+    most = owner.broker.settings.max_transaction_bytes
+
+    def check(rows: int, size: int) -> None:
+        if size <= most:
+            return
+        if rows > 1:
+            raise TransactionTooLarge(
+                f"{rows} messages of {size} bytes together are more than max_transaction_bytes={most}: send them in "
+                "smaller batches"
+            )
+        admitted = largest()
+        if size > admitted:
+            raise MessageTooLarge(
+                f"a message of {size} bytes is more than max_message_bytes={admitted} of whoever may take it: split it"
+            )
+
+    return check
+
+
+def _largest(broker: Broker) -> int:
+    """Return the size of the largest message that a stream or queue admits. Cost: looks at each."""
+    found = [0]
+    for find, names in ((broker.stream, broker.streams()), (broker.queue, broker.queues())):
+        for name in names:
+            with suppress(QflowError):  # it was deleted just now, or is damaged
+                found.append(find(name).settings.max_message_bytes)
+    return max(found)
 
 
 def write(owner: Owner, command: Command, batches: Batches, answer: Answer) -> None:
@@ -122,7 +154,7 @@ def _publish(owner: Owner, command: Command, batches: Batches, answer: Answer) -
             results = transaction.result
         return {"messages": len(rows), **_places(results)}
 
-    for batch in batches.taken(columns, owner.broker.settings.max_transaction_bytes):
+    for batch in batches.taken(columns, _check_size(owner, lambda: _largest(owner.broker))):
         answered = publish(batch)
         del batch
         answer(answered)
@@ -173,7 +205,7 @@ def _put(owner: Owner, command: Command, batches: Batches, answer: Answer) -> No
         return {"messages": len(bodies), "first": first}
 
     columns = found_columns(batches.schema, ("value", "headers"))
-    for batch in batches.taken(columns, owner.broker.settings.max_transaction_bytes):
+    for batch in batches.taken(columns, _check_size(owner, lambda: queue.settings.max_message_bytes)):
         answered = put(batch)
         del batch
         answer(answered)

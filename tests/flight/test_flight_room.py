@@ -257,6 +257,41 @@ def test_a_batch_that_is_too_large_is_refused_before_it_is_decoded(
     assert "2 messages of 1200000 bytes together are more than max_transaction_bytes=1048576" in str(error)
 
 
+@pytest.mark.parametrize("command", [{"publish": {"topic": "plant/1"}}, {"put": "jobs"}])
+@pytest.mark.parametrize("kind", [pa.binary(), pa.binary_view(), pa.dictionary(pa.int8(), pa.binary())])
+def test_a_message_that_nobody_admits_is_refused_before_it_is_decoded(
+    command: dict[str, Any], kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is as large as any may be is stored, also above what a transaction has."""
+    with qflow.open(tmp_path / "small", max_transaction_bytes="1MiB") as broker:
+        broker.declare_stream("plants", topics=["plant/#"], max_message_bytes="2MiB")
+        broker.declare_queue("jobs", max_message_bytes="2MiB", durable=False)
+        with qflow.flight.serve(broker, port=0) as server, pf.connect(f"grpc://127.0.0.1:{server.port}") as client:
+            assert put(client, command, one_of(kind, 2**21 - 100))[0]["messages"] == 1
+            monkeypatch.setattr(writing, "_rows", None)
+            error = refused(lambda: put(client, command, one_of(kind, 2**21 + 1)))
+    assert isinstance(error, qflow.MessageTooLarge)
+    assert "a message of 2097153 bytes is more than max_message_bytes=2097152 of whoever may take it" in str(error)
+
+
+def one_of(kind: Any, size: int) -> Any:
+    """Return a batch of one message."""
+    body = pa.array([bytes(size)])
+    return rows(value=body.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else body.cast(kind))
+
+
+def test_bodies_that_stand_for_one_another_are_counted_each(owner: Owner) -> None:
+    """A dictionary of one body is small, and what it stands for is not."""
+    bodies = pa.DictionaryArray.from_arrays(pa.array([0] * 3000, pa.int16()), pa.array([bytes(2**20)]))
+    with (
+        qflow.flight.serve(owner.broker, port=0) as server,
+        pf.connect(f"grpc://127.0.0.1:{server.port}") as client,
+    ):
+        error = refused(lambda: put(client, {"put": "jobs"}, rows(value=bodies)))
+    assert isinstance(error, qflow.TransactionTooLarge)
+    assert "3000 messages of 3145728000 bytes together" in str(error)
+
+
 def test_batches_wait_for_room_before_they_are_decoded(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gives it back when it is stored."""
     decoded = []
