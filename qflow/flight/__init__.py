@@ -6,11 +6,16 @@ with qflow.open("spool") as broker, qflow.flight.serve(broker, port=7420) as ser
 
 from __future__ import annotations
 
+import os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from qflow.flight.server import Server, serve
 
 __all__ = ["Server", "serve"]
+
+# Else gRPC writes lines of its own to stderr, as for a failed handshake. It reads this at its first call.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def __getattr__(name: str) -> object:

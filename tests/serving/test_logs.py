@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
+import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -84,6 +87,41 @@ def test_a_server_logs_json(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=120)
     lines = [json.loads(line) for line in errors.splitlines()]
     assert any(line["event"] == "service" and "SIGTERM" in line["message"] for line in lines)
+
+
+def test_grpc_writes_no_lines_of_its_own(tmp_path: Path) -> None:
+    """Whoever knocks without TLS at a door that speaks it: what a server says on stderr is JSON, all of it."""
+    pytest.importorskip("pyarrow.flight")
+    (tmp_path / "tokens").write_text("0123456789abcdef\n")
+    pem = Path(__file__).parent / "certificates"
+    options = ("--cert", pem / "server.pem", "--key", pem / "server.key", "--token-file", tmp_path / "tokens")
+    command = ("serve", tmp_path / "spool", "--flight", "localhost:0", *options, "--log-format", "json")
+    with subprocess.Popen(
+        [sys.executable, "-m", "qflow", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rsplit(":", 1)[1])
+        with socket.create_connection(("localhost", port)) as knocking:
+            knocking.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            while knocking.recv(1024):
+                pass
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+    assert [json.loads(line)["event"] for line in errors.splitlines()] == ["service"]
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "NONE"), ("DEBUG", "DEBUG")])
+def test_what_grpc_is_to_say_may_be_set(given: str | None, kept: str) -> None:
+    """By its own variable, also for clients, from what first imports the room on."""
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    told = subprocess.run(
+        [sys.executable, "-c", "import os, qflow.flight; print(os.environ['GRPC_VERBOSITY'])"],
+        env=environment | ({} if given is None else {"GRPC_VERBOSITY": given}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == f"{kept}\n"
 
 
 def test_the_page_lists_every_event() -> None:
