@@ -84,15 +84,15 @@ def _alter_stream(broker: AnyBroker, stream_name: str, changes: tuple[str, ...],
 
 
 def _foresee(spool: Path, name: str, changes: tuple[str, ...], is_stream: bool) -> None:
-    """Print what would change. A value that makes no sense is found when it is set."""
+    """Print what would change, unless it would be refused."""
     before: QueueSettings | StreamSettings
     if is_stream:
         wanted = dict(parse_change(change, StreamSettings) for change in changes)
-        before = foreseen.stream_settings(spool, name)
+        before = foreseen.altered_stream(spool, name, wanted)
         drops = "would drop what is beyond that" if keeps_less(before, wanted) else ""
     else:
         wanted = dict(map(parse_change, changes))
-        before, messages, size_bytes = foreseen.queue_settings(spool, name)
+        before, messages, size_bytes = foreseen.altered_queue(spool, name, wanted)
         dropped = dropped_by(before, wanted, messages, size_bytes)
         drops = f"the next put would drop {dropped}" if dropped else ""
     now = before.to_dict()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -115,21 +115,59 @@ def waiting(spool: Path, name: str, sequences: Iterable[int]) -> set[int]:
             return there
 
 
-def queue_settings(spool: Path, name: str) -> tuple[QueueSettings, int, int]:
-    """Return the settings of a queue, how many messages it has, and their bytes."""
+def altered_queue(spool: Path, name: str, changes: dict[str, Any]) -> tuple[QueueSettings, int, int]:
+    """Return the settings of a queue as they are, how many messages it has, and their bytes.
+
+    Raises:
+        NotFound: there is no such queue. InvalidArgument: they cannot be changed so.
+    """
     from qflow import inspect
 
     with asked_if_there(spool) as owner:
         if owner is not None:
             queue = existing_queue(owner, name)
+            names = set(owner.queues())
+            _alter(name, queue.settings, changes, lambda other: owner.queue(other).settings if other in names else None)
             stats = queue.stats()
             return queue.settings, stats.messages, stats.bytes
-    found = _named(spool, name, "queue", {queue.name: queue for queue in inspect.read_spool(spool).queues})
-    return QueueSettings.from_dict(found.settings), found.messages, found.bytes
+    queues = {queue.name: queue for queue in inspect.read_spool(spool).queues}
+    found = _named(spool, name, "queue", queues)
+    before = QueueSettings.from_dict(found.settings)
+    _alter(
+        name,
+        before,
+        changes,
+        lambda other: QueueSettings.from_dict(queues[other].settings) if other in queues else None,
+    )
+    return before, found.messages, found.bytes
 
 
-def stream_settings(spool: Path, name: str) -> StreamSettings:
-    """Return the settings of a stream."""
+def _alter(
+    name: str, before: QueueSettings, changes: dict[str, Any], settings_of: Callable[[str], QueueSettings | None]
+) -> None:
+    from qflow.queues.dead_letters import check_durable, check_no_cycle
+    from qflow.queues.registry import altered
+
+    def target_of(queue: str) -> str | None:
+        found = settings_of(queue)
+        return None if found is None else found.dead_letter
+
+    after = altered(before, changes)
+    check_no_cycle(name, after.dead_letter, target_of)
+    if after.dead_letter is not None and (target := settings_of(after.dead_letter)) is not None:
+        check_durable(name, after, target)
+
+
+def altered_stream(spool: Path, name: str, changes: dict[str, Any]) -> StreamSettings:
+    """Return the settings of a stream as they are. Raises InvalidArgument: they cannot be changed so."""
+    from qflow.streams.registry import altered
+
+    before = _stream_settings(spool, name)
+    altered(before, changes)
+    return before
+
+
+def _stream_settings(spool: Path, name: str) -> StreamSettings:
     from qflow import inspect
 
     with asked_if_there(spool) as owner:

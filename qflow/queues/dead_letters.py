@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from qflow.config import QueueSettings
 from qflow.delivery import Raised, Segment
 from qflow.errors import InvalidArgument
 from qflow.message import HeaderValue, Message, Record, body_of, decode_headers, encode_headers
@@ -102,3 +103,12 @@ def check_no_cycle(queue: str, dead_letter: str | None, target_of: Callable[[str
         if following in chain[:-1]:
             return
         following = target_of(following)
+
+
+def check_durable(source: str, settings: QueueSettings, target: QueueSettings) -> None:
+    """Refuse a durable queue whose dead letters a restart would lose."""
+    if settings.durable and not target.durable:
+        raise InvalidArgument(
+            f"queue {source!r} is durable and its dead-letter queue {settings.dead_letter!r} is not: dead letters "
+            "would be lost at a restart; declare both durable, or neither"
+        )

@@ -30,7 +30,7 @@ from qflow.memory.waiting import StraightLock
 from qflow.queues.checking import problems
 from qflow.queues.context import Context, Shared, Tick
 from qflow.queues.dead_letter_router import DeadLetterRouter
-from qflow.queues.dead_letters import check_no_cycle
+from qflow.queues.dead_letters import check_durable, check_no_cycle
 from qflow.queues.dedupe import Keys
 from qflow.queues.parts import Parts
 from qflow.queues.queue import Queue, disown, parts_of, queue_of
@@ -215,14 +215,10 @@ class Queues:
         """Refuse cycles, and a durable queue whose dead letters a restart would lose. Holding `changing`."""
         check_no_cycle(name, settings.dead_letter, self._target_of)
         target = self._queues.get(settings.dead_letter) if settings.dead_letter is not None else None
-        pairs = [(name, settings, settings.dead_letter, target.settings)] if target is not None else []
-        pairs += [(other, self._queues[other].settings, name, settings) for other in self._sources.get(name, ())]
-        for source, of_source, dead, of_dead in pairs:
-            if of_source.durable and not of_dead.durable:
-                raise InvalidArgument(
-                    f"queue {source!r} is durable and its dead-letter queue {dead!r} is not: dead letters would be "
-                    "lost at a restart; declare both durable, or neither"
-                )
+        if target is not None:
+            check_durable(name, settings, target.settings)
+        for other in self._sources.get(name, ()):
+            check_durable(other, self._queues[other].settings, settings)
 
     def _for_dead_letters(self, name: str) -> Queue:
         """Return a queue that others name for their dead letters, declaring it if it is missing."""
@@ -243,15 +239,11 @@ class Queues:
 
     def alter(self, name: Queue | str, changes: dict[str, Any]) -> Queue:
         """Change settings of a queue; see `Broker.alter_queue`."""
-        fixed = {"durable", "priorities"} & changes.keys()
-        if fixed:
-            raise InvalidArgument(f"{fixed.pop()} of a queue cannot be changed: declare another queue and move over")
-        config.check_changes(QueueSettings, changes, "queue")
         with self._spool.changing:
             self._spool.check_open()
             self._spool.records.make_sure()
             queue = self.own(name)
-            settings = attrs.evolve(queue.settings, **changes)
+            settings = altered(queue.settings, changes)
             self._check_dead_letters(queue.name, settings)
             self._alter(queue, settings)
             return queue
@@ -402,6 +394,15 @@ class Queues:
         self._lock = stub
         for queue in self._queues.values():
             disown(queue, stub)
+
+
+def altered(settings: QueueSettings, changes: dict[str, Any]) -> QueueSettings:
+    """Return changed settings of a queue. Raises InvalidArgument: they cannot be changed so."""
+    fixed = {"durable", "priorities"} & changes.keys()
+    if fixed:
+        raise InvalidArgument(f"{fixed.pop()} of a queue cannot be changed: declare another queue and move over")
+    config.check_changes(QueueSettings, changes, "queue")
+    return attrs.evolve(settings, **changes)
 
 
 def _owner(queue: Queue) -> int:

@@ -188,12 +188,7 @@ class Streams:
         """Change the settings of a stream; see `Broker.alter_stream`."""
         stream = self.own(of)
         name = stream.name
-        check_changes(StreamSettings, changes, "stream")
-        if "partitions" in changes:
-            raise InvalidArgument("partitions of a stream cannot be changed: its keys would lose their order")
-        settings = attrs.evolve(stream.settings, **changes)
-        for topic_filter in settings.topics:
-            check_filter(topic_filter)
+        settings = altered(stream.settings, changes)
         value = recovery.queue_value(name, 0, settings.to_dict(), kind=STREAM)
         self._records.replace(stream.owner, value, partial(self._apply, stream, settings))
         return stream
@@ -386,6 +381,17 @@ class Streams:
     def endings(self) -> Iterator[Piece]:
         """Yield what a clean close writes; see `Sessions.endings`."""
         return self._sessions.endings()
+
+
+def altered(settings: StreamSettings, changes: dict[str, Any]) -> StreamSettings:
+    """Return changed settings of a stream. Raises InvalidArgument: they cannot be changed so."""
+    check_changes(StreamSettings, changes, "stream")
+    if "partitions" in changes:
+        raise InvalidArgument("partitions of a stream cannot be changed: its keys would lose their order")
+    found = attrs.evolve(settings, **changes)
+    for topic_filter in found.topics:
+        check_filter(topic_filter)
+    return found
 
 
 def _settings_of(record: QueueRecord) -> StreamSettings:

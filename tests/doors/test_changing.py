@@ -338,6 +338,48 @@ def test_what_is_done_at_a_limit_is_named_as_it_is_typed(spool: Path, options: l
 
 
 @pytest.mark.parametrize("live", [False, True], ids=["dead", "live"])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("a dead_letter=a", "in a cycle: 'a' -> 'a'"),
+        ("c dead_letter=a", "in a cycle: 'c' -> 'a' -> 'b' -> 'c'"),
+        ("a dead_letter=", "this one takes 0"),
+        ("a dead_letter=nobody", None),
+        ("c on_overflow=dead_letter", "needs dead_letter"),
+        ("a limit_messages=-1", "at least 1, got -1"),
+        ("a durable=false", "cannot be changed"),
+        ("plant topics= --stream", "'' takes 0"),
+        ("plant topics=a//#b --stream", "wildcard"),
+        ("plant partitions=3 --stream", "cannot be changed"),
+        ("plant retention_s=-1 --stream", "retention_s must be"),
+    ],
+)
+def test_a_dry_run_refuses_what_would_be_refused(tmp_path: Path, change: str, sentence: str | None, live: bool) -> None:
+    """In the same words."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queue("a", dead_letter="b")
+        broker.declare_queue("b", dead_letter="c")
+        broker.declare_queue("c")
+        broker.declare_stream("plant", topics=["plant/#"])
+        if not live:
+            broker.close()
+        foreseen, done = (
+            run("alter", tmp_path / "spool", *change.split(), option) for option in ("--dry-run", "--yes")
+        )
+    assert (foreseen.exit_code, foreseen.stderr) == (done.exit_code, done.stderr)
+    assert (done.exit_code == 0) if sentence is None else (sentence in done.stderr)
+
+
+def test_a_dry_run_knows_what_the_log_does_not(tmp_path: Path) -> None:
+    """A queue that is not durable, which its owner tells of."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queue("a")
+        broker.declare_queue("transient", durable=False)
+        done = run("alter", tmp_path / "spool", "a", "dead_letter=transient", "--dry-run")
+    assert (done.exit_code, "is durable and its dead-letter queue 'transient' is not" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["dead", "live"])
 def test_settings_of_a_stream_are_changed(tmp_path: Path, live: bool) -> None:
     """What is to keep less is asked about first, for it drops messages at once; the rest is not."""
     path = tmp_path / "plants"
