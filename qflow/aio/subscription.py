@@ -112,6 +112,7 @@ class AsyncSubscription:
         Cost: 2 µs a message in a replay.
         """
         claims, home = self._member.cursor.claims, self._homes.here()
+        returned = claims.returned
         most = self._member.ahead_at_once
         for turn in count(1):
             if turn % TURNS == 0:
@@ -119,12 +120,14 @@ class AsyncSubscription:
             batch = await self._collect(most, None, ahead=True)
             if batch is None:
                 return
-            give_up = partial(claims.release, batch)
+            give_up, came = partial(claims.release, batch), claims.ahead.get(batch)
             try:
                 home.unfinished.add(give_up)
                 for index, delivery in enumerate(iter(batch)):
                     if batch.settled is None:
                         break
+                    if (returned.later or returned.came != came) and returned.overtakes(came):
+                        break  # what came back comes before what is new
                     if index in batch.settled:  # went back, or a seek took it back
                         continue
                     batch.shown = index + 1
@@ -235,12 +238,16 @@ Taker = tuple[Hashable, int]
 async def acquire(
     subscription: AsyncSubscription, most: int | None, timeout_s: Duration | None, taker: Taker
 ) -> AsyncStreamDeliveries | None:
-    """Return messages for a taker; without `most`, for a loop of its, which returns one after the other; see `show`."""
+    """Return messages for a taker; without `most`, for a loop of its, which returns one after the other; see `show`.
+
+    A loop gets one at a time while some are to come back later: it does not hear when they are due.
+    """
     member = subscription._member
     key, loop = taker
-    getting = member.begin_get(
-        member.ahead_at_once if most is None else most, timeout_s, (key, loop) if loop else key, ahead=most is None
-    )
+    ahead = most is None
+    if most is None:
+        most = 1 if member.cursor.claims.returned.later else member.ahead_at_once
+    getting = member.begin_get(most, timeout_s, (key, loop) if loop else key, ahead=ahead)
     await subscription._attend(getting)
     return None if getting.batch is None else AsyncStreamDeliveries(getting.batch, subscription._settling)
 

@@ -39,10 +39,10 @@ class Claims:
         self.ended: type[QflowError] | None = None
         self.held: dict[StreamDeliveries, float | None] = {}
         """Batches that are held, and when their lease ends on the monotonic clock; None = without end."""
-        self.ahead: dict[StreamDeliveries, None] = {}
-        """Batches that an iteration returns one message at a time."""
+        self.ahead: dict[StreamDeliveries, int] = {}
+        """Batches that an iteration returns one message at a time, with `returned.came` as it got them."""
         self.unsettled = 0
-        self.returned = Returned()
+        self.returned = Returned(shared.monotonic)
         self.starved = False
         """A get found no memory for its messages; it is woken when there is some."""
         self.delivered_total = self.acked_total = self.redelivered_total = 0
@@ -289,7 +289,6 @@ class Claims:
         batch.note_settled([index])
         if not batch.unsettled:
             self._drop(batch, 0)
-        self.give_back_unshown(root_of(batch.taker))  # what comes back comes before what is new
         self.line.notify_first()
 
     @sheltered
@@ -440,6 +439,7 @@ class Claims:
             else:
                 self.delivered_total -= count
             self.returned.add(share, self._monotonic() + delay_s if delay_s else None)
+            self.returned.came += repeated and not delay_s
 
     def expire(self, now: float) -> None:
         """Put back messages whose lease has ended, and make those available whose delay has ended."""

@@ -319,7 +319,7 @@ class Cursor:
         batch = StreamDeliveries(claims, shares, getting.member, charged, getting.taker)
         if getting.ahead:
             batch.shown = 0
-            claims.ahead[batch] = None
+            claims.ahead[batch] = claims.returned.came
         claims.give(batch, now)
         return batch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections.abc import Callable
 
 from qflow.streams.deliveries import Share
 from qflow.streams.part import Part
@@ -12,7 +13,10 @@ from qflow.streams.part import Part
 class Returned:
     """See the module. Called under the cursor's lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self.came = 0
+        """How often messages became available that had been delivered: they come before what is read ahead."""
         self.messages = 0
         """Messages that can be delivered now."""
         self.later: list[tuple[float, int, Share]] = []  # (due time, number, share)
@@ -32,6 +36,11 @@ class Returned:
         """Make the shares available whose delay has ended."""
         while self.later and self.later[0][0] <= now:
             self.add(self.later.pop(0)[2])
+            self.came += 1
+
+    def overtakes(self, came: int | None) -> bool:
+        """Tell whether more became available than `came`, or is due. Takes no lock."""
+        return came != self.came or any(due <= self._monotonic() for due, _, _ in self.later[:1])
 
     @property
     def due(self) -> float:

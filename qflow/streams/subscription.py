@@ -206,6 +206,8 @@ class Iteration(Iterator[StreamDelivery]):
         self._claims = member.cursor.claims
         self._taker = (threading.get_ident(), object())
         self._batch: StreamDeliveries | None = None
+        self._came: int | None = 0
+        """What had come back when it got the batch; see `Returned.came`."""
         self._index = -1
         """Index in the batch of the message that was returned last."""
         self._share = self._passed = 0
@@ -222,6 +224,9 @@ class Iteration(Iterator[StreamDelivery]):
                     self._claims.settle_part(batch, index, False)
                 index += 1
                 share, passed = self._share, self._passed
+                returned, came = self._claims.returned, self._came
+                if (returned.later or returned.came != came) and returned.overtakes(came):
+                    index = batch.total  # the next get gives back what is not shown, and begins with what came back
                 while index < batch.total and (settled := batch.settled) is not None:
                     _, piece, marks = batch.shares[share]
                     if index - passed >= len(piece.records):
@@ -236,6 +241,7 @@ class Iteration(Iterator[StreamDelivery]):
                         return delivery
                     index += 1
             batch = self._member.get_ahead(self._taker)
-            self._batch, self._index, self._share, self._passed = batch, -1, 0, 0
+            came = None if batch is None else self._claims.ahead.get(batch)
+            self._batch, self._came, self._index, self._share, self._passed = batch, came, -1, 0, 0
             if batch is None:
                 raise StopIteration

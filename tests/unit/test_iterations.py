@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import qflow
+from doors.event_loop import run, told
+from drivers import opening, opening_tasks
+from faults.seams import in_thread
+from unit.clocks import Clock, open_still
 
 pytestmark = pytest.mark.two_drivers
 
@@ -54,6 +61,81 @@ def test_what_is_returned_in_a_loop_comes_before_what_is_new(subscription: qflow
         if delivery.offset == 4 and delivery.delivery_count == 1:
             delivery.nack()
     assert seen == [0, 1, 2, 3, 4, *range(4, COUNT)]
+
+
+@pytest.mark.parametrize("name", [None, "n"])
+def test_what_comes_back_after_a_delay_in_a_loop_comes_before_what_is_new(
+    spool: Path, access: str, name: str | None
+) -> None:
+    """With the next message after the delay, whether it was read ahead or not; for threads and for tasks."""
+    clock = Clock()
+    bodies = [("a/1", b"%d" % number) for number in range(COUNT)]
+    expected = [*range(7), 4, *range(7, COUNT)]
+    seen: list[int] = []
+    with opening(access, lambda: open_still(spool, clock)) as open_it:
+        broker = open_it()
+        broker.declare_stream("s", topics=["a/#"])
+        broker.publish_many(bodies)
+        with broker.subscribe("s", name=name, start="earliest", follow=False) as subscription:
+            for delivery in subscription:
+                seen.append(delivery.offset)
+                if seen == [*range(5)]:
+                    delivery.nack(delay_s=10)
+                if seen == [*range(7)]:
+                    assert subscription.lag == COUNT - 6  # asked for: the owner has what was given back
+                    clock.advance(10)
+        assert seen == expected
+        broker.close()
+
+    async def main() -> None:
+        seen.clear()
+        async with (
+            opening_tasks(access, partial(open_still, spool, clock)) as broker,
+            broker.subscribe("s", name=name and "t", start="earliest", follow=False) as subscription,
+        ):
+            async for delivery in subscription:
+                seen.append(delivery.offset)
+                if seen == [*range(5)]:
+                    await delivery.nack(delay_s=10)
+                if seen == [*range(7)]:
+                    assert await told(subscription.lag) == COUNT - 6
+                    clock.advance(10)
+
+    run(main())
+    assert seen == expected
+
+
+@pytest.mark.parametrize("delay_s", [0, 10])
+def test_a_batch_that_is_returned_in_a_loop_comes_before_what_is_new(spool: Path, access: str, delay_s: int) -> None:
+    """As each of its messages would."""
+    clock = Clock()
+    seen: list[int] = []
+    with opening(access, lambda: open_still(spool, clock)) as open_it:
+        broker: Any = open_it()
+        broker.declare_stream("s", topics=["a/#"])
+        broker.publish_many([("a/1", b"%d" % number) for number in range(COUNT)])
+        with broker.subscribe("s", name="n", start="earliest", follow=False) as subscription:
+            held = subscription.get_many(3)
+            for delivery in subscription:
+                seen.append(delivery.offset)
+                if seen == [3, 4]:
+                    held.nack(delay_s=delay_s)
+                    assert subscription.lag == COUNT - 2  # asked for: the owner has what was given back
+                    clock.advance(delay_s)
+        assert seen == [3, 4, 0, 1, 2, *range(5, COUNT)]
+
+
+@pytest.mark.owner_only
+def test_what_another_thread_returns_comes_before_what_a_loop_has_ahead(broker: qflow.Broker) -> None:
+    """The loop goes on with it, as it would after a return of its own."""
+    seen: list[int] = []
+    with broker.subscribe("s", name="n", start="earliest", follow=False) as subscription:
+        held = in_thread(subscription.get)
+        for delivery in subscription:
+            seen.append(delivery.offset)
+            if seen == [1, 2]:
+                in_thread(held.nack)
+    assert seen == [1, 2, 0, *range(3, COUNT)]
 
 
 def test_a_loop_that_is_left_holds_the_last_message(broker: qflow.Broker) -> None:
