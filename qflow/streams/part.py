@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from itertools import compress, takewhile
+from itertools import compress
 from typing import Any
 
 from qflow.delivery import MAY_BE_REPEATED
@@ -85,7 +85,7 @@ class Part:
         """Messages that are gone, which no get has reported yet."""
         self.fetching: object | None = None
         self.skips: list[tuple[int, int]] = []
-        """Ranges above the floor that were settled when the cursor was opened."""
+        """Ranges that were settled out of order when the cursor was opened, and around which others may come back."""
         self.doubtful = 0
         """Sequences below may have been delivered before."""
         self.seen = 0
@@ -173,6 +173,7 @@ class Part:
     def restart(self, position: int) -> None:
         """Read on from another sequence and forget what was read ahead; the caller gives `charged` of it back."""
         self.fetching = None
+        self.skips = []
         self.buffer.clear()
         self.head = self.ready = self.charged = 0
         self.behind = None
@@ -199,8 +200,8 @@ class Part:
         self.covered, self.position, self.behind = covered, position, hole
         self.ready, self.charged = ready, self.charged + charged
         self.buffer += shares
-        if self.skips:
-            del self.skips[: bisect_right(self.skips, self.covered, key=_end_of)]
+        if self.skips and self.lane is not None:
+            del self.skips[: bisect_right(self.skips, min(covered, self.lane.row.floor), key=_end_of)]
         return charged
 
     def take(self, most: int) -> Share:
@@ -221,26 +222,34 @@ class Part:
 
     def settled_in(self, start: int, end: int) -> int:
         """Return how many messages in [start, end) were settled when the cursor was opened."""
-        return sum(max(0, min(end, high) - max(start, low)) for low, high in self.skips)
+        return sum(min(end, high) - max(start, low) for low, high in touching(self.skips, start, end))
 
     def first_ready(self) -> int | None:
         """Return the sequence of the first message in the buffer; None if it is empty."""
         return self.buffer[0].piece.sequences[self.head] if self.buffer else None
 
 
+def _first_of(skip: tuple[int, int]) -> int:
+    return skip[0]
+
+
 def _end_of(skip: tuple[int, int]) -> int:
     return skip[1]
 
 
+def touching(skips: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Return the ranges of which some is in [start, end)."""
+    return skips[bisect_right(skips, start, key=_end_of) : bisect_left(skips, end, key=_first_of)]
+
+
 def without_settled(piece: Piece, skips: list[tuple[int, int]]) -> Piece | None:
     """Return a piece without settled messages, covering the same range; None if all of it was settled."""
-    low = bisect_right(skips, piece.start, key=_end_of)
-    touching = list(takewhile(lambda skip: skip[0] < piece.end, skips[low:]))
-    if not touching:
+    settled = touching(skips, piece.start, piece.end)
+    if not settled:
         return piece
     sequences = piece.sequences
     keep = [True] * len(sequences)
-    for first, end in touching:
+    for first, end in settled:
         start, stop = bisect_left(sequences, first), bisect_left(sequences, end)
         keep[start:stop] = [False] * (stop - start)
     if not any(keep):

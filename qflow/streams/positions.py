@@ -52,9 +52,10 @@ class Positions:
         """Return how many messages it is behind, of all topics; see `Subscription.lag`."""
         with self._claims.line:
             claims = self._claims
-            came_back = sum(share.piece.end - share.piece.sequences[0] for share in claims.returned.shares())
-            unshown = sum(share.piece.end - share.piece.start for share in claims.unshown())
-            return came_back + unshown + sum(map(Part.lag, self._parts))
+            spans = [(share.part, share.piece.sequences[0], share.piece.end) for share in claims.returned.shares()]
+            spans += [(share.part, share.piece.start, share.piece.end) for share in claims.unshown()]
+            not_shown: int = sum(end - start - part.settled_in(start, end) for part, start, end in spans)
+            return not_shown + sum(map(Part.lag, self._parts))
 
     @sheltered
     def matching(self) -> int:
@@ -102,7 +103,7 @@ class Positions:
         """Take back what is held of one partition, and read on there from `place`. Under the lock."""
         charged = part.charged + self._claims.leave_part(part)
         part.restart(place)
-        part.skips, part.doubtful = [], max(part.doubtful, part.seen)
+        part.doubtful = max(part.doubtful, part.seen)
         self._room.let_go(charged)
 
     def _move(self, moved: list[tuple[Lane, int]]) -> None:
@@ -134,9 +135,9 @@ class Positions:
         with self._claims.line:
             for part, ranges in zip(self._parts, skips, strict=True):
                 assert part.lane is not None
-                part.skips = ranges
                 part.doubtful = max(part.doubtful, part.seen)
                 part.restart(part.lane.row.floor)
+                part.skips = ranges
 
     def pass_over(self) -> list[tuple[Lane, list[Settled]]]:
         """Return settles of messages that the filter passed over, if nothing is held or came back. Under the lock."""

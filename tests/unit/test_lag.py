@@ -125,6 +125,39 @@ def test_what_was_settled_out_of_order_or_is_gone_is_not_behind(open_spool: Open
         assert subscription.lag == left
 
 
+def test_what_was_settled_out_of_order_is_never_behind_again(open_spool: Open) -> None:
+    """Not when it has been read, nor where others come back from around it, alone or in a batch."""
+    broker = open_spool()
+    fill(broker)
+    left = (0, 500, COUNT - 2)
+    with broker.subscribe("s", "#", name="d", start="earliest") as subscription:
+        while batch := subscription.get_many(COUNT, timeout_s=0):
+            for index in [index for index, offset in enumerate(batch.offsets) if offset not in left]:
+                batch[index].ack()
+    with broker.subscribe("s", "#", name="d", follow=False) as subscription:
+
+        def behind() -> tuple[int, int | None]:
+            return subscription.lag, matching(subscription)
+
+        assert behind() == (3, 3)
+        first = subscription.get()
+        assert (first.offset, *behind()) == (0, 2, 2)
+        second = subscription.get()
+        assert (second.offset, *behind()) == (500, 1, 1)
+        first.nack()
+        assert behind() == (2, 2)
+        second.nack()
+        assert behind() == (3, 3)
+        batch = subscription.get_many(10)
+        assert (batch.offsets, *behind()) == ([*left], 0, 0)
+        batch.nack()
+        assert behind() == (3, 3)
+        for number, delivery in enumerate(subscription):
+            assert (delivery.offset, *behind()) == (left[number], 2 - number, 2 - number)
+        subscription.seek(0)
+        assert subscription.lag == COUNT
+
+
 def test_tasks_ask_for_it_too(spool: Path, access: str) -> None:
     """`lag` is at hand; what matches is counted without keeping the loop."""
 
