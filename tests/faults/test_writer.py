@@ -369,3 +369,28 @@ def test_a_broker_that_cannot_be_opened_leaves_no_writer(spool, monkeypatch):
     assert logs[0]._writer._over.is_set()
     with qflow.open(spool) as broker:
         assert broker.check() == []
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_a_writer_without_memory_for_a_batch_waits_for_it(
+    spool: Any, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """It goes on as before; nobody is refused, and it ends when it is told."""
+    monkeypatch.setattr(writer, "SHORT_S", 0)
+    short = iter([True] * times)
+
+    class Short(writer.Gate):
+        def __init__(self) -> None:
+            if next(short, False):
+                raise MemoryError
+            super().__init__()
+
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("q")
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "Gate", Short)
+            for _ in range(4):
+                queue.put_many([b"1", b"2"])
+        assert next(short, None) is None
+    with qflow.open(spool) as broker:
+        assert len(broker.queue("q")) == 8

@@ -114,5 +114,6 @@ class Handing:
 
     def refusal(self) -> QflowError:
         if self.failure is not None:
-            return BrokerFailed(f"the log failed earlier ({self.failure}); close the broker and open the spool again")
+            why = str(self.failure) or type(self.failure).__name__
+            return BrokerFailed(f"the log failed earlier ({why}); close the broker and open the spool again")
         return BrokerClosed(f"the log {self._path} is closed: open the spool again")

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -49,6 +50,8 @@ GATHER_EACH_S = 0.00003
 """Or so long for each of them, where that is longer: they come out one after the other."""
 IMPATIENT_BATCHES = 16
 """So many batches wait for nobody after one has waited in vain."""
+SHORT_S = 0.05
+"""Where there is no memory for a batch, it is tried again after so long."""
 RETRY_S = 0.5
 """What a full disk refused, and nobody waits for, is tried again after so long, or with the next batch."""
 
@@ -157,8 +160,10 @@ class Writer:
                 self._confirming.close(failed=self.handing.failure is not None)
                 self._refuse_rest()
             finally:
-                self._open_gates()
-                self._over.set()
+                try:
+                    self._open_gates()
+                finally:
+                    self._over.set()
 
     @property
     def _has_more(self) -> bool:
@@ -262,8 +267,8 @@ class Writer:
         """Write one batch: of what was handed over, or of a part of what is stored ahead."""
         ahead = self._ahead
         is_over = ahead.is_active and part is None and ahead.is_over
-        batch = Batch()
-        batch.gate = self.gate if part is None else Gate()
+        batch, after = _made()
+        batch.gate = self.gate if part is None else after
         self._working = True
         try:
             if part is not None:
@@ -276,7 +281,7 @@ class Writer:
                         batch.requests.append(self.requests.popleft())  # else it would be the first again
                     raise
                 finally:
-                    self.gate = Gate()  # after they joined; see `TransactionLog.wait`
+                    self.gate = after  # after they joined; see `TransactionLog.wait`
             if self.handing.failure is not None:
                 batch.error = self.handing.refusal()
             elif (work := _alone(batch.requests)) is not None:
@@ -383,6 +388,15 @@ class Writer:
             while self.requests:
                 batch.requests.append(self.requests.popleft())
         self._finish(batch)
+
+
+def _made() -> tuple[Batch, Gate]:
+    """Return a batch, and the gate of the one after it, when there is memory for them: nothing has joined it yet."""
+    while True:
+        try:
+            return Batch(), Gate()
+        except MemoryError:
+            time.sleep(SHORT_S)
 
 
 def _alone(requests: Sequence[Request]) -> Work | None:
