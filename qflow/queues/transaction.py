@@ -89,7 +89,10 @@ class Transaction:
         key: bytes | str | None = None,
         headers: Headers | None = None,
     ) -> None:
-        """Publish when the transaction commits, to what the topic leads to now; see `Broker.publish`."""
+        """Publish when the transaction commits, to what the topic leads to now; see `Broker.publish`.
+
+        If some of that is deleted before the commit, the commit fails, also where it was declared again.
+        """
         self._gathering.check_open()
         self._gathering.publish(self._gathering.inserts_of(topic, body, headers, key))
 

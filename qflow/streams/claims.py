@@ -314,7 +314,7 @@ class Claims:
             wanted = list(map(place_of, held))
             for batch, position in wanted:
                 if not self._check_held(batch):
-                    raise AlreadySettled(f"{batch!r} was taken back before: the subscription went elsewhere")
+                    raise AlreadySettled(f"{batch!r} was taken back by a seek, or its stream or subscription deleted")
                 batch.check_free(position)
             wanted.sort(key=lambda place: place[1] is None)  # a batch is what its messages leave
             leaving: Held = [(batch, batch.bind(position)) for batch, position in wanted]

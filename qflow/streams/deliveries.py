@@ -283,7 +283,10 @@ class StreamDeliveries(Deliveries):
         """Refuse a message that was settled, or went back."""
         if self.settled is None or position in self.settled:
             offset = offset_of(self.at(position)[0])
-            raise AlreadySettled(f"message {offset} of stream {self.name!r} was settled, or went back, before")
+            raise AlreadySettled(
+                f"message {offset} of stream {self.name!r} was settled, or went back, before; or its stream or "
+                "subscription was deleted"
+            )
 
     def check_free(self, position: int | None = None) -> None:
         """Refuse one message, or all that is left, if it was settled, or a commit settles it that has begun."""

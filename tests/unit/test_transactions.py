@@ -372,6 +372,39 @@ def test_acks_of_what_was_purged_or_deleted_do_nothing(open_spool: Open, durable
         assert (len(source), source.stats().acked_total, source.stats().purged_total) == (0, 0, 5)
 
 
+@pytest.mark.parametrize("how", ["stream", "subscription"])
+def test_an_ack_of_what_was_deleted_with_its_stream_says_so(open_spool: Open, how: str) -> None:
+    """Or with its subscription: unlike one of a queue it fails, and nothing is done; the stream may be there again."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    broker.declare_stream("s", topics=["t"])
+    broker.publish("t", b"1")
+    delivery = broker.subscribe("s", name="n", start="earliest").get()
+    with pytest.raises(qflow.AlreadySettled, match="stream or subscription"), broker.transaction() as tx:
+        tx.put(queue, b"x")
+        tx.ack(delivery)
+        if how == "subscription":
+            broker.delete_subscription("s", "n")
+        else:
+            broker.delete_stream("s")
+            broker.declare_stream("s", topics=["t"])
+    assert len(queue) == 0
+
+
+@pytest.mark.owner_only
+def test_a_transaction_publishes_to_what_the_topic_led_to(open_spool: Open) -> None:
+    """Not to what was declared in its place: it fails, and nothing is done."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    broker.declare_stream("s", topics=["t"])
+    with pytest.raises(qflow.StreamDeleted), broker.transaction() as tx:
+        tx.put(queue, b"x")
+        tx.publish("t", b"1")
+        broker.delete_stream("s")
+        broker.declare_stream("s", topics=["t"])
+    assert (len(queue), broker.stream("s").stats().messages) == (0, 0)
+
+
 @pytest.mark.owner_only
 @pytest.mark.parametrize("how", ["purge", "delete"])
 def test_a_purge_or_delete_meets_a_commit_on_its_way(open_spool: Open, durable: bool, how: str) -> None:

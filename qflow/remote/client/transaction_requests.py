@@ -171,7 +171,7 @@ def _places(batch: Any, index: int | None) -> requests.Places:
         return [[index, index + 1]]
     places: requests.Places = batch.settler.grant.left(batch)
     if places == []:
-        raise AlreadySettled(f"{batch!r} was taken back before: the subscription went elsewhere")
+        raise AlreadySettled(f"{batch!r} was taken back by a seek, or its stream or subscription deleted")
     return places
 
 
