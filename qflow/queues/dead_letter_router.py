@@ -11,12 +11,16 @@ from qflow.delivery import Segment
 from qflow.errors import NotFound, QflowError
 from qflow.events import EventKind, Teller
 from qflow.memory.waiting import sheltered
-from qflow.queues.dead_letters import Cause, dead_letters
+from qflow.queues.dead_letters import REJECTED, Cause, dead_letters
 from qflow.queues.exits import Leaving, weigh
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Insert, Together
 from qflow.spool import Spool
+
+ROOM_S = 2.0
+"""For so long what was rejected waits for room that dead letters before it are about to leave, unless the disk takes
+nothing: back in its queue, it would be delivered again. What else becomes a dead letter stays in its place."""
 
 _logger = logging.getLogger("qflow")
 
@@ -58,7 +62,8 @@ class DeadLetterRouter:
             target = self.queue_for(source)
             insert = Insert(target, 0, dead_letters(source.name, segments, cause, self._spool.clock()))
             leavings = [] if leaving is None else [leaving]
-            self.together.commit([insert], leavings, timeout=0, wait=leaving is None, dead=True)
+            waits = cause.reason == REJECTED and target.spiller.error is None
+            self.together.commit([insert], leavings, timeout=ROOM_S if waits else 0, wait=leaving is None, dead=True)
         except QflowError as error:
             if leaving is None:
                 raise

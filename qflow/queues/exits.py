@@ -165,6 +165,7 @@ class Exits:
         self.counts = dict.fromkeys(Fate, 0)
         self.purged_total = 0
         self._bury_again_at = 0.0
+        self._reject_again_at = 0.0
         self.come_back: Callable[[list[HeldOne]], object]
         """Returns what is held to the queue: that of `Returns`."""
 
@@ -236,6 +237,8 @@ class Exits:
                 self._give_back(leaving.segments, leaving.cause)
                 if leaving.fate is not Fate.DELETED:
                     self._bury_again_at = self.context.monotonic() + RETRY_S
+                    if leaving.cause is not None and leaving.cause.reason == REJECTED:
+                        self._reject_again_at = self._bury_again_at
             self._hold_again(leaving)
 
     def _hold_again(self, leaving: Leaving) -> None:
@@ -265,6 +268,12 @@ class Exits:
         """Tell whether dead letters are let go of: for a while after some could not leave, none is."""
         return self.context.monotonic() >= self._bury_again_at
 
+    def _may_leave(self, cause: Cause) -> bool:
+        """Tell the same of those with one cause: what is rejected waits for room, and others that had none at once."""
+        if cause.reason != REJECTED:
+            return self.may_bury
+        return self.context.monotonic() >= self._reject_again_at
+
     def let_go_of(self, *parties: tuple[list[Segment], Cause, Fate]) -> bool:
         """Make messages that neither wait nor are acquired dead letters, or settle them without such a queue.
 
@@ -281,7 +290,7 @@ class Exits:
             for segments, _, fate in wanted:
                 self.settle_away(segments, fate)
             return True
-        if wanted and not self.may_bury:  # which is not put off by who asks meanwhile
+        if wanted and not self._may_leave(wanted[0][1]):  # which is not put off by who asks meanwhile
             for segments, cause, _ in wanted:
                 self._give_back(segments, cause, gained=False)
             return False
