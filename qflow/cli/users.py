@@ -12,7 +12,7 @@ import attrs
 import click
 
 from qflow.cli import facts, options
-from qflow.errors import InvalidArgument, NotFound
+from qflow.errors import InvalidArgument, NotFound, PermissionDenied, StorageError
 
 if TYPE_CHECKING:
     from qflow.serving.users import Account, Permission, Users
@@ -214,7 +214,14 @@ def _topics(account: Account) -> list[str | None]:
 def _change(file: Path, changed: Callable[[Users], Users], *, create: bool = False) -> None:
     from qflow.serving.users_file import change
 
-    change(file, changed, create=create)
+    try:
+        change(file, changed, create=create)
+    except OSError as error:
+        kind = PermissionDenied if isinstance(error, PermissionError) else StorageError
+        raise kind(
+            f"cannot change the users file {str(file)!r}: {error.strerror or error}; it is as it was: mend that "
+            "(`df -h` shows where a disk is full) and try again"
+        ) from error
 
 
 def _account(users: Users, name: str) -> Account:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import stat
@@ -156,3 +157,18 @@ def test_a_terminal_is_asked_twice_and_shows_nothing_of_the_password(cli: Comman
     os.close(ours)
     assert b"hidden" not in shown
     assert Users.load(cli.directory / "users.json").accounts["anna"].password.matches("hidden")
+
+
+def test_a_change_that_cannot_be_written_says_what_to_do(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves the file as it is."""
+    assert users("add", file, "anna", stdin="secret").exit_code == 0
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        done = users("add", file, "bob", stdin="other")
+    assert (done.exit_code, done.stderr.count("\n")) == (4, 1)
+    assert f"cannot change the users file {str(file)!r}: No space left on device; it is as it was: mend" in done.stderr
+    assert list(Users.load(file).accounts) == ["anna"]
