@@ -11,6 +11,8 @@ import click
 
 LEAST = 12
 """Columns of text are cut to so many cells before a table is stacked."""
+PADDED = 64
+"""Where nothing is cut, a cell is padded to so many cells at most: one long name would make each line as long."""
 _CUT = "..."
 
 
@@ -30,9 +32,11 @@ def laid_out(headings: Sequence[str], rows: Sequence[Sequence[str]], most: int |
         widths = _narrowed(widths, numeric, most)
         if _total(widths) > most:
             return _stacked(headings, rows, most)
+    else:
+        widths = [min(width, PADDED) for width in widths]
     lines = []
     for row in [headings, *rows]:
-        fitted = [cut(cell, width) for cell, width in zip(row, widths, strict=True)]
+        fitted = row if most is None else [cut(cell, width) for cell, width in zip(row, widths, strict=True)]
         padded = [
             " " * (width - cells(cell)) + cell if right else cell + " " * (width - cells(cell))
             for cell, width, right in zip(fitted, widths, numeric, strict=True)

@@ -15,7 +15,7 @@ import qflow
 from qflow.cli import progress
 from qflow.cli.facts import readable
 from qflow.cli.main import app
-from qflow.cli.tables import cells, laid_out
+from qflow.cli.tables import PADDED, cells, laid_out
 
 HEADINGS = ["queue", "messages", "bytes", "floor", "next"]
 NAMES = ["q", "a name that is rather long, for a queue", readable("\x1b[31mred\n"), "日本語の長い長い長い長い名前"]
@@ -44,6 +44,14 @@ def test_what_is_no_terminal_gets_whole_lines() -> None:
     """A pipe has no width."""
     assert max(map(len, laid_out(HEADINGS, ROWS, None))) > 60
     assert [click.unstyle(line) for line in laid_out(HEADINGS, [], 40)] == ["queue  messages  bytes  floor  next"]
+
+
+def test_one_long_name_does_not_make_every_line_long() -> None:
+    """It is whole where no terminal is, for a program; the other rows are aligned among themselves."""
+    rows = [["x" * 1000, "1", "2"], *([name, "3", "4"] for name in ("a", "b" * PADDED))]
+    long, *lines = map(click.unstyle, laid_out(["queue", "messages", "bytes"], rows, None)[1:])
+    assert long.split() == rows[0]
+    assert lines == [f"{name:{PADDED}}  {'3':>8}  {'4':>5}" for name in ("a", "b" * PADDED)]
 
 
 @pytest.mark.parametrize(
