@@ -35,8 +35,9 @@ def export(spool: Path, names: tuple[str, ...], output: Path | None, form: str |
     """Write the messages of durable queues that nobody has acked, and of streams, with all that `qflow import` needs.
 
     Nothing is taken, also beside an owner; what is put or acked meanwhile may be in it or not. First comes how each
-    queue and stream is declared, then a line or row for each message. A file has its name when it is whole. Exits with
-    1 if something cannot be read; the rest is written.
+    queue and stream is declared, then a line or row for each message. A file has its name when it is whole; until then
+    it is OUTPUT.PID.part, which an export that was killed leaves: remove it. Exits with 1 if something cannot be read;
+    the rest is written.
 
     \b
         qflow export SPOOL > all.jsonl
