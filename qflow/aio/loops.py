@@ -314,7 +314,7 @@ class Worker:
         """Run a job in a thread.
 
         Raises:
-            BrokerClosed: the broker was closed. ForkedProcess: it belongs to a parent process.
+            BrokerClosed: the broker was closed, or the interpreter is ending. ForkedProcess: it belongs to a parent.
         """
         if os.getpid() != self._process:
             raise ForkedProcess(
@@ -326,7 +326,12 @@ class Worker:
                 raise BrokerClosed(f"the broker of {self._name} is closed: open the spool again")
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="qflow-aio")
-            begun = self._executor.submit(job)
+            try:
+                begun = self._executor.submit(job)
+            except RuntimeError as error:
+                if "shutdown" not in str(error):
+                    raise
+                raise BrokerClosed(f"the broker of {self._name} is closed: the interpreter is ending") from error
             self._begun.add(begun)
         begun.add_done_callback(self._begun.discard)
 

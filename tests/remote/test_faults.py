@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 
 import qflow
+import qflow.aio
 from damaging import damaged, torn
 from door_raw import RawDoor, until
 from qflow import InvalidArgument, QueueEmpty, TransactionTooLarge
 from qflow.aio.delivery import AsyncDeliveries
 from qflow.aio.queue_work import QueueWork
 from qflow.remote.server import budget, connection
+from qflow.remote.server.session import Session
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import encode_frame, preamble
 
@@ -426,6 +428,50 @@ def test_a_caller_that_hangs_in_a_large_frame_with_answers_unread_is_ended(
         assert remote.queue("jobs").submit(bytes(3 * 2**20)).result(20) == 0
         until(lambda: not bulk.stats().acquired_messages)
     assert len(jobs) == 1
+
+
+ENDS = """
+import sys
+import qflow
+
+owner = qflow.open(sys.argv[1], capacity_bytes="64KiB")
+queue = owner.declare_queue("q", max_deliveries=5, dead_letter="dl")
+queue.put_many([b"x" * 500] * 200)
+client = qflow.connect(sys.argv[1])
+held = [client.queue("q").get() for _ in range(40)]
+client.close()
+"""
+
+
+def test_an_owner_that_ends_without_a_close_says_nothing_of_what_a_connection_held(spool: Path) -> None:
+    """It is there at the next opening, as all that was held."""
+    child = subprocess.run([sys.executable, "-c", ENDS, spool], capture_output=True, text=True)
+    assert (child.returncode, child.stderr) == (0, "")
+    with qflow.open(spool) as owner:
+        assert len(owner.queue("q")) == 200
+
+
+def test_what_a_connection_held_as_the_interpreter_ends_is_no_line_of_the_log(
+    owner: qflow.Broker, spool: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No thread takes a job any more: calls of tasks raise `BrokerClosed`."""
+    owner.declare_queue("jobs", max_deliveries=5, dead_letter="dead").put(b"held")
+    closed: list[Session] = []
+    close = Session.close
+
+    async def closes(session: Session) -> None:
+        await close(session)
+        with pytest.raises(qflow.BrokerClosed, match="the interpreter is ending"):
+            await qflow.aio.AsyncBroker(owner).stats()
+        closed.append(session)
+
+    monkeypatch.setattr(Session, "close", closes)
+    with RawDoor(spool).greeted() as raw:
+        raw.ask(GET)
+        monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+    until(lambda: closed)
+    monkeypatch.undo()
+    assert caplog.text == ""
 
 
 def test_what_cannot_be_given_back_holds_up_nothing_else(
