@@ -26,7 +26,7 @@ import lmdb
 from qflow.descriptors import close_on_exec, occupy_standard
 from qflow.errors import BrokerFailed, CorruptionError, DiskFull, QflowError, StorageError
 from qflow.storage.encoding import Sections
-from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files, storage_error
+from qflow.storage.files import CREATE, FILE_MODE, FULL, OVERWRITE, Files, storage_error
 from qflow.storage.joining import Value, join
 from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.lock import Place, holders_in_words
@@ -95,7 +95,7 @@ def log_error(error: BaseException, path: str, what: str) -> QflowError:
             f"the log {path} could not be {what}: {READERS} reads are under way in "
             f"{holders_in_words(os.path.join(path, LOCK))}: end some of them"
         )
-    for number in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EACCES):
+    for number in (*FULL, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EACCES):
         if os.strerror(number) in text:
             return storage_error(OSError(number, text), f"have the log {what}", path)
     return StorageError(f"the log {path} could not be {what}: {text}")
@@ -444,6 +444,6 @@ def put_pairs(directory: str, pairs: dict[bytes, bytes]) -> None:
 
 
 def full_or_failed(error: Exception, path: str) -> StorageError:
-    if "No space left" in str(error) or "Input/output" in str(error):
+    if any(os.strerror(number) in str(error) for number in (*FULL, errno.EIO)):
         return DiskFull(f"there is no room for a new log at {path}: free some space and try again ({error})")
     return StorageError(f"a new log at {path} could not be written: {error}")

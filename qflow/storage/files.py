@@ -36,6 +36,8 @@ READ_OWN = READ | getattr(os, "O_NOATIME", 0)
 UNNAMED = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
 """Open a file without a name, in the directory that is given: it is gone when nobody has it open, or mapped."""
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""There is no room."""
 NO_FAULT_OF_THE_FILE = EXHAUSTED | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 """Another file would fail to be written with these, too."""
 
@@ -46,14 +48,14 @@ _NETWORK = frozenset(
     | {"nfs4", "ocfs2", "orangefs", "smb3", "smbfs", "virtiofs"}
 )
 _KINDS: dict[int, type[StorageError]] = {
-    errno.ENOSPC: DiskFull,
-    errno.EDQUOT: DiskFull,
+    **dict.fromkeys(FULL, DiskFull),
     errno.EACCES: PermissionDenied,
     errno.EPERM: PermissionDenied,
 }
 _REMEDIES = {
     errno.ENOSPC: "free some space on that file system (`df -h` and `df -i` show what is short) and try again",
     errno.EDQUOT: "free some space or raise the disk quota of this user, and try again",
+    errno.EFBIG: "no file may be larger: raise `ulimit -f`, or `LimitFSIZE=` of the unit of systemd, and start anew",
     errno.EMFILE: "this process has too many open files: close some, or raise `ulimit -n`",
     errno.ENFILE: "the system has too many open files: close some, or raise fs.file-max",
     errno.EROFS: "the file system is read-only (often after a disk error): look at `dmesg` and mount it for writing",

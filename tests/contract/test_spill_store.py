@@ -250,8 +250,8 @@ def test_any_queue_name_will_do(store, spool, name):
     assert all(file.startswith("spill" + os.sep) for file in all_files(spool))
 
 
-FAULTS = [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.EIO, errno.EROFS, errno.EACCES]
-KINDS = {errno.ENOSPC: DiskFull, errno.EDQUOT: DiskFull, errno.EACCES: PermissionDenied}
+FAULTS = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.EIO, errno.EROFS, errno.EACCES]
+KINDS = {errno.ENOSPC: DiskFull, errno.EDQUOT: DiskFull, errno.EFBIG: DiskFull, errno.EACCES: PermissionDenied}
 
 
 def calls_of(files, operation: str, action: Callable[[], object]) -> int:

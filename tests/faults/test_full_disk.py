@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +102,42 @@ def line_with(stream: IO[bytes], words: bytes) -> bytes:
         if words in line:
             return line
     raise AssertionError(f"no line says {words!r}")
+
+
+LIMITED = """
+import resource, sys
+import qflow
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (6 * 2**20, resource.RLIM_INFINITY))
+with qflow.open(sys.argv[1], door=False, capacity_bytes="16MiB") as broker:
+    queue = broker.declare_queue("q")
+    put = 0
+    try:
+        while put < 1_000:
+            queue.put(b"%06d" % put * 1_000)
+            put += 1
+    except qflow.DiskFull as error:
+        print(error)
+    acked = 0
+    while acked < put - 10:
+        queue.get(timeout_s=0).ack(wait=True)
+        acked += 1
+    queue.put(b"again")
+with qflow.open(sys.argv[1], door=False) as broker:
+    assert broker.recovery.clean
+    assert broker.check() == []
+    bodies = [delivery.body[:6] for delivery in broker.queue("q").get_many(20, timeout_s=0)]
+    assert bodies == [*[b"%06d" % number for number in range(acked, put)], b"again"], bodies
+"""
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk_with_another_remedy(tmp_path):
+    """`ulimit -f`, LimitFSIZE: it is named, acks go on, puts work again when they have made room, and the end is clean."""
+    child = subprocess.run([sys.executable, "-c", LIMITED, tmp_path / "spool"], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    assert "`ulimit -f`" in child.stdout
+    assert "`LimitFSIZE=`" in child.stdout
+    assert child.stderr == ""
 
 
 def test_a_pipe_tells_at_once_that_it_waits_for_room_on_the_disk(small_disk, tmp_path):

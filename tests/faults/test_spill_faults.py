@@ -56,7 +56,7 @@ def files_in_use(queue: qflow.Queue) -> list[Path]:
 
 
 @pytest.mark.parametrize("durable", [True, False])
-@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EMFILE", "EIO", "EROFS"])
+@pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EFBIG", "EMFILE", "EIO", "EROFS"])
 @pytest.mark.parametrize("operation", ["open", "pwrite"])
 def test_a_spill_that_fails_holds_producers_and_heals_by_itself(operation, name, durable, spool, faults, spill):
     """Edge 9: the messages stay in memory and in order, producers get DiskFull in time, and go on when it is over."""

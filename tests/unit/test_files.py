@@ -345,9 +345,9 @@ def test_a_link_to_a_network_mount_is_followed(mounts, tmp_path):
 # Errors and operations -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_a_lack_of_space_is_disk_full(number):
-    """No space and no quota are the error that says: try again when there is room."""
+    """No space, no quota and a limit on the size of files are the error that says: try again when there is room."""
     error = storage_error(OSError(number, os.strerror(number)), "write a spill file", "/spool/spill")
     assert type(error) is DiskFull
     assert "cannot write a spill file (/spool/spill)" in str(error)

@@ -80,7 +80,7 @@ class SpillArea(Protocol):
             One slot a record, in the order of the records.
 
         Raises:
-            DiskFull: ENOSPC or EDQUOT. Nothing is left behind, and the records are still the caller's.
+            DiskFull: ENOSPC, EDQUOT or EFBIG. Nothing is left behind, and the records are still the caller's.
             StorageError: another error of the file system, or the area was removed; likewise.
         """
         ...
