@@ -113,7 +113,7 @@ def test_a_channel_that_ends_while_it_is_blocked_ends_alone(tmp_path: Path) -> N
 def test_an_error_of_the_broker_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no fault of the server that ends a connection without a word."""
 
-    async def fail(_: QueueStore) -> Any:
+    async def fail(*_: object) -> Any:
         raise DiskFull("no room")
 
     async def scenario() -> None:
@@ -139,8 +139,8 @@ def test_a_message_that_is_got_for_a_channel_that_has_ended_goes_back(
             client = await connected(server)
             await filled(server, client)
 
-            async def ended_meanwhile(store: QueueStore) -> Any:
-                found = await get(store)
+            async def ended_meanwhile(store: QueueStore, may_wait: bool) -> Any:
+                found = await get(store, may_wait)
                 session_of(server).end(AmqpError(320, "for the test"))
                 return found
 
