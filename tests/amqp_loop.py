@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,7 +72,8 @@ class Raw:
 
     def kill(self) -> None:
         """End the connection as the death of its process does."""
-        self.writer.transport.abort()
+        with suppress(RuntimeError):  # of a test before this one, whose loop is closed
+            self.writer.transport.abort()
 
 
 async def connected(
