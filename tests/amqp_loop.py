@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,8 +72,7 @@ class Raw:
 
     def kill(self) -> None:
         """End the connection as the death of its process does."""
-        with suppress(RuntimeError):  # of a test before this one, whose loop is closed
-            self.writer.transport.abort()
+        self.writer.transport.abort()
 
 
 async def connected(
@@ -92,12 +91,19 @@ async def connected(
     return client
 
 
+@contextmanager
+def ending_clients() -> Iterator[None]:
+    """The clients that are connected in here end with it."""
+    try:
+        yield
+    finally:
+        while _CLIENTS:
+            _CLIENTS.pop().kill()
+
+
 @asynccontextmanager
 async def serving(spool: Path, **settings: Any) -> AsyncIterator[Server]:
     """Serve a spool on a port that is free; its clients end with it."""
     async with qflow.aio.open(spool, **settings) as broker, await serve(broker, port=0) as server:
-        try:
+        with ending_clients():
             yield server
-        finally:
-            while _CLIENTS:
-                _CLIENTS.pop().kill()

@@ -55,9 +55,7 @@ class Batches:
         self._batches = batches
         self._share = share
 
-    def taken(
-        self, columns: dict[str, int], check: Callable[[int, int], None] | None = None
-    ) -> Iterator[pa.RecordBatch]:
+    def taken(self, columns: dict[str, int], check: Check | None = None) -> Iterator[pa.RecordBatch]:
         """Yield these columns of each batch; nothing may keep one of them.
 
         Args:

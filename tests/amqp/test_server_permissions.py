@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,10 +15,10 @@ from pamqp import commands
 import qflow.aio
 from amqp_client import method
 from amqp_clients import serving
-from amqp_loop import Basic, Channels, connected
+from amqp_loop import Basic, Channels, connected, ending_clients
 from amqp_raw import Queue, Raw
 from doors.event_loop import until
-from qflow.amqp import serve
+from qflow.amqp import Server, serve
 from qflow.amqp.server.consuming import Consumer
 from qflow.serving.passwords import PasswordHash
 from qflow.serving.users import Account, Permission, User, Users
@@ -46,7 +48,7 @@ def test_consumers_end_of_queues_that_their_user_may_read_no_more(is_told: bool,
 
 
 async def _taken_away(is_told: bool, spool: Path) -> None:
-    async with qflow.aio.open(spool) as broker, await serve(broker, port=0, users=guest(".*")) as server:
+    async with _serving(spool) as (broker, server):
         client = await connected(server, channels=2, consumer_cancel_notify=is_told)
         for channel, name in ((1, "mine"), (1, "secret"), (2, "secret too")):
             await client.ask(Queue.Declare(queue=name, durable=True), Queue.DeclareOk, channel)
@@ -75,7 +77,7 @@ def test_a_consumer_that_begins_as_its_user_loses_the_right_does_not(
 
 
 async def _lost_meanwhile(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with qflow.aio.open(spool) as broker, await serve(broker, port=0, users=guest(".*")) as server:
+    async with _serving(spool) as (broker, server):
         client = await connected(server)
         await client.ask(Queue.Declare(queue="secret"), Queue.DeclareOk)
         begin = Consumer.open
@@ -91,6 +93,14 @@ async def _lost_meanwhile(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert hosted is not None
         assert not hosted.consumers
         assert not broker.queue("secret").queue.stats().consumers
+
+
+@asynccontextmanager
+async def _serving(spool: Path) -> AsyncIterator[tuple[qflow.aio.AsyncBroker, Server]]:
+    """A server whose user may read everything, at first."""
+    async with qflow.aio.open(spool) as broker, await serve(broker, port=0, users=guest(".*")) as server:
+        with ending_clients():
+            yield broker, server
 
 
 def guest(may_read: str) -> Users:

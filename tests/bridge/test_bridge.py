@@ -61,12 +61,11 @@ async def doors(spool: Path, **options: Any) -> AsyncIterator[Doors]:
     ):
         made = Doors(broker, amqp_server, mqtt_server)
         made.bridge = joined
-        try:
-            yield made
-        finally:
-            await mqtt_loop.cut_all()
-            while amqp_loop._CLIENTS:
-                amqp_loop._CLIENTS.pop().kill()
+        with amqp_loop.ending_clients():
+            try:
+                yield made
+            finally:
+                await mqtt_loop.cut_all()
 
 
 def headers_for(key: str) -> dict[str, str]:

@@ -123,7 +123,7 @@ class Reception:
             state.is_kept = False
         if rooms:
             await keep(hub.broker, self._house.groups.as_they_are(rooms))
-        self._house.leaving.is_back(client_id)
+        self._house.leaving.is_over(client_id)
         if client.is_gone:
             await session.leave()
             return

@@ -102,8 +102,8 @@ class Leaving:
         due_ms = self._due.get(client_id)
         return due_ms is not None and due_ms <= self._hub.now_ms()
 
-    def is_back(self, client_id: str) -> None:
-        """A client has come again: what was to be published for it is no more."""
+    def is_over(self, client_id: str) -> None:
+        """There is nothing to be published for a client any more: it was, or its client is back."""
         self._due.pop(client_id, None)
 
     async def publish_now(self, client_id: str, will: Will, rooms: Rooms) -> None:
@@ -118,7 +118,7 @@ class Leaving:
             self._try_at(self._hub.now_ms() + LATER_MS, client_id)
             _logger.warning("the will of %r is published later: %s", client_id, error)
             raise
-        self._due.pop(client_id, None)
+        self.is_over(client_id)
 
     async def publish(self, will: Will, rooms: Rooms) -> None:
         """Publish a will, and keep facts with it in one commit. Raises NO_ROOM."""
@@ -175,7 +175,7 @@ class Leaving:
                 return
             kept = await hub.records.load(client_id, hub.now_ms())
             if kept.will is None:
-                self.is_back(client_id)
+                self.is_over(client_id)
                 return
             with suppress(*NO_ROOM):
                 await self.publish_now(client_id, kept.will, {WILLS: {client_id: None}})
@@ -236,7 +236,7 @@ class Leaving:
             await keep(hub.broker, rooms)
         else:
             await self.publish(kept.will, {**rooms, WILLS: {client_id: None}})
-            self._due.pop(client_id, None)
+            self.is_over(client_id)
 
 
 def _warn(problem: str) -> None:
