@@ -32,12 +32,12 @@ from qflow.queues.redrive import redrive
 from qflow.queues.transaction import Transaction
 from qflow.routing.results import PublishResult
 from qflow.spool import Spool
-from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.streams.stream import Stream
 
 if TYPE_CHECKING:
+    from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
     from qflow.streams.subscription import Subscription
 
 

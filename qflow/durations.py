@@ -15,6 +15,9 @@ _TEXT = r"\s*" + "".join(rf"(?:{_NUMBER}\s*{unit}\s*)?" for unit in _UNITS)
 """Each unit at most once, the largest first. Compiled when the first text is met, and kept by `re`; likewise below."""
 _PLAIN = rf"\s*{_NUMBER}\s*"
 
+TIME_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""The upper bounds of the buckets in which time spans are counted, each included: see `qflow.stats.TimeStats`."""
+
 EXPECTED = 'a number of seconds, a text such as "90s", "1h30m" or "7d" (units w, d, h, m, s, ms), or a timedelta'
 
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -23,9 +23,11 @@ from qflow.queues.registry import Queues
 from qflow.rates import NO_RATES, WINDOWS_S
 from qflow.routing import Routing
 from qflow.spool import Spool
-from qflow.stats import BrokerStats
 from qflow.storage.files import storage_error
 from qflow.streams.registry import Streams
+
+if TYPE_CHECKING:
+    from qflow.stats import BrokerStats
 
 PACE = 200
 """`stats.json` is written so seldom that this takes one part in so many of the time of a processor."""
@@ -132,6 +134,8 @@ class Figures:
 
     def stats(self) -> BrokerStats:
         """Return a snapshot of the broker and each queue."""
+        from qflow.stats import BrokerStats
+
         queues = {name: queue.stats() for name, queue in self._queues.named().items()}
         return BrokerStats(
             resident_bytes=sum(stats.resident_bytes for stats in queues.values()) + self._resident_elsewhere(),
@@ -150,6 +154,8 @@ class Figures:
 
     def _summed(self, shown: list[dict[str, Any]]) -> BrokerStats:
         """Return what there is beside the queues, and the sums of these facts about them."""
+        from qflow.stats import BrokerStats
+
         return BrokerStats(
             resident_bytes=sum(facts["resident_bytes"] for facts in shown) + self._resident_elsewhere(),
             spilled_bytes=sum(facts["spilled_bytes"] for facts in shown),

@@ -26,14 +26,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import uuid4
-
-import attrs
 
 from qflow.config import BrokerSettings, spool_path
 from qflow.errors import BrokerClosed, DiskFull, ForkedProcess, QflowError, StorageError
-from qflow.stats import PROBLEMS_KEPT, CompactionReport, Problems, RecoveryReport, SnapshotReport
+from qflow.problems import PROBLEMS_KEPT, Problems
 from qflow.storage.environment import CannotGrow, Environment, MapFull, log_errors
 from qflow.storage.files import Files, storage_error
 from qflow.storage.log import recovery, snapshots
@@ -46,6 +44,9 @@ from qflow.storage.log.transaction_log import TransactionLog
 from qflow.storage.places import take_place
 from qflow.storage.spill.store import SpillStore
 from qflow.storage.spill.wiper import Wiper, wipe_spill
+
+if TYPE_CHECKING:
+    from qflow.stats import CompactionReport, RecoveryReport, SnapshotReport
 
 ALLOCATOR_HINT_BYTES = 4 * 2**20
 """Allocated and freed once: after that, glibc's malloc keeps up to twice as much of what is freed at hand.
@@ -235,17 +236,15 @@ class Spool:
     def opened(self, queues: int, messages: int) -> None:
         """Everything that was found is taken over: report on the opening, and let go of it."""
         records = [record for record in self.found.queues if not record.deleted]
-        self._recovery = RecoveryReport(
-            clean=self.found.clean,
-            queues=queues,
-            messages=messages,
-            bytes=sum(row.bytes for record in records for row in (record.rows or {}).values()),
-            quarantined_blocks=0,
-            problems=(),
-            journal_records=self._carried.records,
-            journal_problems=tuple(self._carried.problems),
-            seconds=time.perf_counter() - self._started,
-        )
+        self._recovery: dict[str, Any] = {
+            "clean": self.found.clean,
+            "queues": queues,
+            "messages": messages,
+            "bytes": sum(row.bytes for record in records for row in (record.rows or {}).values()),
+            "journal_records": self._carried.records,
+            "journal_problems": tuple(self._carried.problems),
+            "seconds": time.perf_counter() - self._started,
+        }
         del self.found
 
     def new_owner(self) -> int:
@@ -260,8 +259,10 @@ class Spool:
     @property
     def recovery(self) -> RecoveryReport:
         """What opening the spool found, and what was found damaged since: as it is now, a plain value."""
-        return attrs.evolve(
-            self._recovery, problems=self._problems.lines(), quarantined_blocks=self._quarantined_blocks
+        from qflow.stats import RecoveryReport
+
+        return RecoveryReport(
+            problems=self._problems.lines(), quarantined_blocks=self._quarantined_blocks, **self._recovery
         )
 
     def note(self, problems: Iterable[str]) -> None:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable
-from typing import Self
-
 import attrs
 
-PROBLEMS_KEPT = 1000
-"""As many lines a report has of what is damaged."""
+from qflow import durations
 
-
-TOLD = 100
-"""As many holders and consumers a queue tells of by name."""
+TIME_BOUNDS_S = durations.TIME_BOUNDS_S
 
 
 @attrs.frozen(kw_only=True)
@@ -199,10 +192,6 @@ class InboxStats:
     """Set aside, because they are damaged or go nowhere."""
 
 
-TIME_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""The upper bounds of the buckets in `TimeStats`, each included."""
-
-
 @attrs.frozen(kw_only=True)
 class TimeStats:
     """How long something took, each time since the spool was opened."""
@@ -258,38 +247,6 @@ class RecoveryReport:
     """Batches that were confirmed by the journal, and carried over from it into the log."""
     journal_problems: tuple[str, ...] = ()
     """Those of `problems` that the journal has: commits are lost, or may be."""
-
-
-class Problems(list[str]):
-    """What was found damaged, in words: the first ones, and how many there were. Added to by any thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._more = 0
-        self._lock = threading.RLock()  # a signal handler may ask while its thread adds
-
-    def append(self, problem: str) -> None:
-        """Keep it as far as there is room, else count it."""
-        self.add(problem)
-
-    def add(self, problem: str) -> int:
-        """The same; return how many there are now, with those that are not kept."""
-        with self._lock:
-            if len(self) < PROBLEMS_KEPT:
-                super().append(problem)
-            else:
-                self._more += 1
-            return len(self) + self._more
-
-    def __iadd__(self, problems: Iterable[str]) -> Self:  # type: ignore[override, misc]
-        for problem in problems:
-            self.append(problem)
-        return self
-
-    def lines(self) -> tuple[str, ...]:
-        """Return what is kept, and a line about what is not."""
-        with self._lock:
-            return (*self, f"{self._more} more") if self._more else tuple(self)
 
 
 @attrs.frozen(kw_only=True)

@@ -12,11 +12,11 @@ from typing import Any
 import qflow
 import qflow.aio
 from qflow.memory.schedule import Schedule
+from qflow.problems import Problems
 from qflow.queues import tending
 from qflow.queues.consumer import Consuming
 from qflow.queues.queue import parts_of
 from qflow.remote.client.link import Link
-from qflow.stats import Problems
 from qflow.storage.log.journal import JOURNAL
 from qflow.streams.cursor import Cursor
 from qflow.streams.subscription import member_of

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial as with_arguments
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qflow.adoption.load import Load, loads
 from qflow.errors import (
@@ -38,7 +38,6 @@ from qflow.errors import (
 from qflow.queues.together import Together
 from qflow.routing import Routing
 from qflow.spool import Spool
-from qflow.stats import InboxStats
 from qflow.storage.inbox import batches as sink_batches
 from qflow.storage.inbox.batches import Adopted, Partial
 from qflow.storage.inbox.inbox import Inbox, Waiting
@@ -46,6 +45,9 @@ from qflow.storage.inbox.stages import Batch, Manifest
 from qflow.storage.log.transaction_log import Unit
 from qflow.streams.partition import put_charge
 from qflow.streams.room import Asking, Room
+
+if TYPE_CHECKING:
+    from qflow.stats import InboxStats
 
 LOOK_S = 0.01
 """How often the inbox is looked into while batches come;"""
@@ -107,6 +109,8 @@ class Adoption:
 
     def stats(self) -> InboxStats:
         """Return what became of batches since the spool was opened."""
+        from qflow.stats import InboxStats
+
         return InboxStats(
             waiting=self._waiting,
             problem=self._problem,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qflow.delivery import ONE_ATTEMPT
 from qflow.memory.run import Place
@@ -14,7 +14,9 @@ from qflow.queues.exits import Fate, weigh
 from qflow.queues.parts import Parts
 from qflow.queues.presence import present
 from qflow.rates import Totals
-from qflow.stats import ConsumerStats, HolderStats, QueueStats, Rates
+
+if TYPE_CHECKING:
+    from qflow.stats import QueueStats
 
 _NOWHERE = Whereabouts(0, 0, 0, 0)
 
@@ -22,6 +24,8 @@ _NOWHERE = Whereabouts(0, 0, 0, 0)
 @sheltered
 def stats(queue: Parts) -> QueueStats:
     """Return a snapshot. Cost: as `figures` and `rates`."""
+    from qflow.stats import ConsumerStats, HolderStats, QueueStats, Rates
+
     facts = figures(queue)
     facts["rates"] = Rates(**rates(queue, facts))
     facts["holders"] = tuple([HolderStats(**one) for one in facts["holders"]])

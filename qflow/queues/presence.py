@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from qflow.delivery import Delivery
 from qflow.queues.apart import HeldOne
 from qflow.queues.parts import Parts
-from qflow.stats import TOLD
 from qflow.takers import Noted, kind_of, named
+
+TOLD = 100
+"""As many holders and consumers a queue tells of by name."""
 
 
 class Present(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any, Generic, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Unpack
 
 from qflow import config
 from qflow.config import QueueSettings, SlowConsumer
@@ -25,8 +25,10 @@ from qflow.queues.entries import Entries
 from qflow.queues.envelope import Moment
 from qflow.queues.lanes import Lanes
 from qflow.queues.parts import Parts
-from qflow.stats import QueueStats
 from qflow.takers import here, parse_name
+
+if TYPE_CHECKING:
+    from qflow.stats import QueueStats
 
 
 class Queue(Generic[Placed]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from qflow.config import parse_count
 from qflow.delivery import Deliveries, Delivery
@@ -14,7 +14,9 @@ from qflow.queues.dead_letters import headers_of, revived
 from qflow.queues.looking import not_due
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.transaction import Transaction, gathering_of
-from qflow.stats import RedriveReport
+
+if TYPE_CHECKING:
+    from qflow.stats import RedriveReport
 
 BATCH_MESSAGES = 100
 NOT_DUE = "not due yet"
@@ -180,4 +182,6 @@ def redrive(
     """Move the messages of a dead-letter queue back; see `Redrive`."""
     moving = Redrive(broker, name, to=to, revive=revive)
     moving.run(None if limit is None else parse_count(limit, "limit"))
+    from qflow.stats import RedriveReport
+
     return RedriveReport(moved=moving.moved, kept=moving.kept)

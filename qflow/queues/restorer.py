@@ -17,13 +17,13 @@ from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.seeking import Found
 from qflow.message import DELAYED, OVERHEAD_BYTES, Record, charge, due_of, is_logged, is_plain, lane_of
+from qflow.problems import PROBLEMS_KEPT
 from qflow.queues.admission import Admission
 from qflow.queues.context import Unlocked
 from qflow.queues.fetching import Moved, read_logged, read_spilled, repair
 from qflow.queues.held import Held
 from qflow.queues.lanes import Lanes
 from qflow.queues.spiller import Spiller, position
-from qflow.stats import PROBLEMS_KEPT
 from qflow.storage.log.rows import Settled
 from qflow.storage.spill.store import Slots
 

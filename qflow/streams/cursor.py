@@ -14,13 +14,12 @@ taken, `Positions` where the cursor is. The cursor itself owns its members and t
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qflow.errors import InvalidArgument, QflowError, TooManyUnsettled
 from qflow.memory.line import WORK, Line, Wake, Watcher
 from qflow.memory.waiting import StraightLock, attend, sheltered
 from qflow.message import offset_of
-from qflow.stats import SubscriptionStats
 from qflow.storage.log.transaction_log import Lane
 from qflow.streams.claims import Claims
 from qflow.streams.deliveries import StreamDeliveries, root_of
@@ -32,6 +31,9 @@ from qflow.streams.positions import Positions
 from qflow.streams.read_ahead import ReadAhead
 from qflow.streams.room import HELD_BYTES
 from qflow.streams.shared import Shared
+
+if TYPE_CHECKING:
+    from qflow.stats import SubscriptionStats
 
 MOST_UNSETTLED = 65_536
 """Messages that the members of a cursor may hold; this bounds the ranges settled out of order."""
@@ -357,6 +359,8 @@ class Cursor:
     @sheltered
     def stats(self, *, matching: bool = False) -> SubscriptionStats:
         """Return a snapshot; see `Subscription.stats`."""
+        from qflow.stats import SubscriptionStats
+
         claims, place = self.claims, self.place
         return SubscriptionStats(
             stream=self.name,

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -15,7 +15,6 @@ from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QflowErro
 from qflow.memory.waiting import StraightLock, sheltered
 from qflow.message import offset_of
 from qflow.rates import Meter
-from qflow.stats import Rates, StreamStats
 from qflow.storage.log.rows import Row
 from qflow.storage.log.transaction_log import Lane
 from qflow.streams.cursor import Cursor
@@ -28,6 +27,9 @@ from qflow.streams.retention import Retention
 from qflow.streams.room import QUIET_S
 from qflow.streams.shared import Shared
 from qflow.streams.stream import Stream
+
+if TYPE_CHECKING:
+    from qflow.stats import StreamStats
 
 
 class StreamLog(Stream):
@@ -139,6 +141,8 @@ class StreamLog(Stream):
 
     @sheltered
     def stats(self) -> StreamStats:
+        from qflow.stats import Rates, StreamStats
+
         rows = [partition.lane.row for partition in self.partitions]
         cursors = {id(cursor): cursor for cursor in self.open_cursors()} | {
             id(cursor): cursor for cursor in list(self.cursors.values())

@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from qflow.config import parse_count
 from qflow.durations import Duration
 from qflow.errors import ForkedProcess, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import sheltered
-from qflow.stats import SubscriptionStats
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 from qflow.streams.member import Member
 from qflow.streams.stream import Stream
 from qflow.streams.stream_log import StreamLog
+
+if TYPE_CHECKING:
+    from qflow.stats import SubscriptionStats
 
 
 class Subscription:

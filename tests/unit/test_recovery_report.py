@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import qflow
-from qflow import stats
+from qflow import problems
 
 Open = Callable[..., qflow.Broker]
 
@@ -21,8 +21,8 @@ def test_a_report_keeps_the_first_problems_and_counts_the_others(
     """
     broker = open_spool()
     made: list[int] = []
-    lines = stats.Problems.lines
-    monkeypatch.setattr(stats.Problems, "lines", lambda problems: made.append(1) or lines(problems))
+    lines = problems.Problems.lines
+    monkeypatch.setattr(problems.Problems, "lines", lambda problems: made.append(1) or lines(problems))
     before = broker.recovery
     for number in range(1_500):
         broker.engine.spool.report(f"problem {number}", damaged_blocks=1)

@@ -20,11 +20,11 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from qflow.config import spool_path
 from qflow.errors import InDoubt, InvalidArgument, QflowError, StorageError
-from qflow.stats import CompactionReport, SnapshotReport
 from qflow.storage.environment import Environment, put_pairs
 from qflow.storage.files import Files, check_filesystem, make_place, storage_error
 from qflow.storage.lock import LOCK_NAME, acquire_lock
@@ -36,6 +36,9 @@ from qflow.storage.log.overlay import Overlay
 from qflow.storage.log.placing import check_in_place
 from qflow.storage.log.recovery import Recovery
 from qflow.storage.log.shared_reading import OLD
+
+if TYPE_CHECKING:
+    from qflow.stats import CompactionReport, SnapshotReport
 
 _logger = logging.getLogger("qflow")
 
@@ -145,6 +148,8 @@ def _check_empty(target: str, files: Files) -> None:
 
 
 def _copy(source: Environment, target: str, files: Files) -> SnapshotReport:
+    from qflow.stats import SnapshotReport
+
     staged = staging(target, files)
     more = Overlay(source, files).unapplied()
     source.copy_to(staged)
@@ -263,6 +268,8 @@ def compact(
         remove_leftovers(spool, files, uuid)
     except QflowError as error:
         _logger.warning("%s: the log of before is removed later: %s", spool, error)
+    from qflow.stats import CompactionReport
+
     return CompactionReport(bytes_before=before, bytes_after=after)
 
 

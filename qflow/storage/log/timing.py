@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import TYPE_CHECKING
 
-from qflow.stats import TIME_BOUNDS_S, TimeStats
+from qflow.durations import TIME_BOUNDS_S
+
+if TYPE_CHECKING:
+    from qflow.stats import TimeStats
 
 
 class Timer:
@@ -22,6 +26,8 @@ class Timer:
         self._sum_s += took_s
 
     def stats(self) -> TimeStats:
+        from qflow.stats import TimeStats
+
         return TimeStats(counts=tuple(self._counts), sum_s=self._sum_s)
 
 
