@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -279,22 +280,29 @@ def _wanted(piece: ColumnPiece) -> Array:
     return np.array(piece.chosen, np.bool_)[_numbers([piece], "topics")]
 
 
-def joined(batches: Iterable[pa.RecordBatch], least_bytes: int, least_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of at least so many bytes or rows, but for the last one; none is empty.
+def joined(
+    batches: Iterable[pa.RecordBatch], least_bytes: int, least_rows: int, quiet_s: float
+) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in batches of at least so many bytes or rows, but for the last one, and what is late.
 
     What is gathered for the next one has less than that. Nothing else is kept while `batches` makes one.
+
+    Args:
+        quiet_s: where none was yielded for so long, what was gathered is, if only an empty batch. Else none is empty.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
+    yielded_s = monotonic()
     for batch in batches:
-        if batch.num_rows:
+        is_late = monotonic() - yielded_s > quiet_s
+        if batch.num_rows or (is_late and not waiting):
             waiting.append(batch)
             rows += batch.num_rows
             size += batch.nbytes
         del batch
-        if rows >= least_rows or size >= least_bytes:
+        if rows >= least_rows or size >= least_bytes or is_late:
             yield _in_one(waiting)
-            rows = size = 0
+            rows, size, yielded_s = 0, 0, monotonic()
     if waiting:
         yield _in_one(waiting)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,11 @@ from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import check_filter
 
 ALL = tuple(map(Column, NAMES))
+QUIET_S = 10.0
+"""A read that finds nothing for so long yields a batch without messages.
+
+The server of gRPC ends the connection of a client that has asked three times whether it is there, and was sent nothing.
+"""
 SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.002, 0.05
 """Between two looks of who follows a stream: at first, and after a while in which nothing came."""
 MOST_TOLD = 1000
@@ -153,27 +159,35 @@ class Read:
         return map(self._losses.beside, self.batches(stay))
 
     def batches(self, stay: Callable[[], None]) -> Iterator[pa.RecordBatch]:
-        """Yield what was asked for; `stay` raises what ends it. The last one of a span may be empty, for what is to be
-        told beside it.
+        """Yield what was asked for; `stay` raises what ends it.
+
+        One may be empty: for what is to be told beside it, or because nothing was found for `QUIET_S`.
 
         Raises:
             GapError, StreamDeleted, CorruptionError, StorageError, BrokerClosed.
         """
-        left = self._most_bytes
+        left, yielded_s = self._most_bytes, monotonic()
         for span in self._spans(stay):
+            for batch in self._read(span, stay):
+                stay()
+                size = batch.nbytes
+                yield batch
+                del batch  # gRPC has taken it
+                yielded_s = monotonic()
+                if left is not None and (left := left - size) <= 0:
+                    return
+            if not self._losses.is_told or monotonic() - yielded_s > QUIET_S:
+                yield pa.RecordBatch.from_pylist([], self.schema)
+                yielded_s = monotonic()
+
+    def _read(self, span: Span, stay: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+        if span.start < span.end:
             request = Request(span, self._filter, self._columns)
             with self._owner.room.share(stay) as share:
-                for batch in read_span(self._owner.transaction, request, self._losses, share):
-                    stay()
-                    size = batch.nbytes
-                    yield batch
-                    del batch  # gRPC has taken it
-                    if left is not None and (left := left - size) <= 0:
-                        return
-            if not self._losses.is_told:
-                yield pa.RecordBatch.from_pylist([], self.schema)
+                yield from read_span(self._owner.transaction, request, self._losses, share, QUIET_S)
 
     def _spans(self, stay: Callable[[], None]) -> Iterator[Span]:
+        """Yield what is to be read; where the stream is followed, an empty span after each look that finds nothing."""
         span = self._span
         yield span
         stream = self._stream
@@ -192,6 +206,7 @@ class Read:
                 self._owner.check_open()
                 pause_s = min(2 * pause_s, LONGEST_LOOK_S)
                 self._check_there(stream)
+                yield span._replace(start=span.end)
 
     def _check_there(self, stream: Stream) -> None:
         name = self._span.stream

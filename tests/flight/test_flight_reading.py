@@ -12,6 +12,7 @@ pa = pytest.importorskip("pyarrow")
 pf = pytest.importorskip("pyarrow.flight")
 
 import qflow  # noqa: E402
+import qflow.arrow.reading  # noqa: E402
 from qflow.arrow.ranges import Span  # noqa: E402
 from qflow.flight import reading, words  # noqa: E402
 from qflow.flight.owner import Owner  # noqa: E402
@@ -124,6 +125,38 @@ def test_who_follows_up_to_so_many_bytes_is_let_go_with_them(broker: qflow.Broke
         found += batch.num_rows
         broker.publish("log/a", bytes(400))
     assert found == 3
+
+
+def test_who_follows_hears_of_the_server_while_nothing_comes(
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else gRPC ends the connection of a client that asks, after some two minutes."""
+    broker.declare_stream("logs", topics=["log/#"])
+    read = Read(Owner(broker), Command.parse(ticket(stream="logs", start=0, follow=True).ticket, "the ticket"))
+    batches = read.batches(_stays_for(50))
+    monkeypatch.setattr(reading, "QUIET_S", 0.0)
+    assert [next(batches).num_rows for _ in range(2)] == [0, 0]
+    broker.publish("log/a", b"one")
+    monkeypatch.setattr(reading, "QUIET_S", 3600.0)
+    assert next(batches)["value"].to_pylist() == [b"one"]
+
+
+@pytest.mark.parametrize("topics", ["plant/9", "plant/+"])
+def test_a_reader_hears_of_the_server_while_its_filter_lets_nothing_through(
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch, topics: str
+) -> None:
+    """And of what it lets through: it is not kept until there is more."""
+    monkeypatch.setattr(qflow.arrow.reading, "BATCH_MESSAGES", 10)
+    for _ in range(3):
+        fill(broker, 30)
+    asked = ticket(stream="plants", partition=0, filter=topics)
+    for quiet_s, is_heard in [(3600.0, False), (0.0, True)]:
+        monkeypatch.setattr(reading, "QUIET_S", quiet_s)
+        rows = [
+            batch.num_rows for batch in Read(Owner(broker), Command.parse(asked.ticket, "it")).batches(lambda: None)
+        ]
+        assert (len(rows) > 1) == is_heard
+        assert any(rows) == (topics == "plant/+")
 
 
 def test_who_follows_is_told_that_the_door_closes(broker: qflow.Broker, client: Any, server: Any) -> None:
