@@ -15,8 +15,6 @@ those numbers after each change of what they depend on. All of it under the queu
 
 from __future__ import annotations
 
-from typing import Any
-
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.line import Line
 
@@ -42,7 +40,7 @@ class Gate:
         "quiet_until", "restoring", "room", "shut", "starved", "used",
     )  # fmt: skip
 
-    def __init__(self, account: Account, ledger: Ledger, lock: Any) -> None:
+    def __init__(self, account: Account, ledger: Ledger) -> None:
         self.account = account
         self.ledger = ledger
         self.shut: set[str] = set()
@@ -78,12 +76,12 @@ class Gate:
         """Before so many were ever acked, it can not be down at the mark."""
         self.mark_bytes = ALWAYS
         """Nor while messages have more bytes than this."""
-        self.arrived = Line(lock)
+        self.arrived = Line()
         """Getters wait here: for a message, for a restore that another thread does, for room to restore."""
         self.getters = 0
         self.starved = 0
         """Those of them that wait for room, not for a message."""
-        self.room = Line(lock)
+        self.room = Line()
         """Putters wait here for room in memory."""
 
     @property

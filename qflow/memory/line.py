@@ -1,7 +1,7 @@
-"""Where callers wait for a queue: threads, as at any condition, and watchers of those who have no thread for that.
+"""Where callers wait for a queue, threads and tasks alike: each leaves a watcher, which is woken in its turn.
 
-Who has none goes by *steps*: each tries, and returns None when it is done, the seconds it may wait at most when it left
-a watcher behind, or `WORK` when only the disk would help, and it was told not to touch that.
+They go by *steps*: each tries, and returns None when it is done, the seconds it may wait at most when it left a watcher
+behind, or `WORK` when only the disk would help, and it was told not to touch that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 Wake = Callable[[], object]
 
@@ -64,11 +63,15 @@ class Watcher:
         self._wake()
 
 
-class Line(threading.Condition):
-    """A condition that also wakes watchers, first come first served. To watch, to end that, to wake one: 1 µs."""
+class Line:
+    """Watchers of what a lock guards, first come first served; all of it under that lock.
 
-    def __init__(self, lock: Any) -> None:
-        super().__init__(lock)
+    To watch, to end that, to wake one: 1 µs. Memory: 0.3 KiB, of which a broker has two for each queue.
+    """
+
+    __slots__ = ("_back", "_fresh", "_order", "_turns")
+
+    def __init__(self) -> None:
         self._turns = 0
         self._fresh: OrderedDict[int, Watcher] = OrderedDict()
         self._back: dict[int, Watcher] = {}  # were here before, and found nothing
@@ -80,7 +83,7 @@ class Line(threading.Condition):
         return len(self._fresh) + len(self._order)
 
     def watch(self, wake: Wake, number: int | None = None) -> Watcher:
-        """Have `wake()` called when it is its turn at a notification. Under the lock.
+        """Have `wake()` called when it is its turn at a notification.
 
         Args:
             number: that of an earlier watcher, to have its place.
@@ -94,7 +97,7 @@ class Line(threading.Condition):
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
-        """Call it no more. Under the lock."""
+        """Call it no more."""
         if not watcher.called:
             number, order = watcher.number, self._order
             if self._fresh.pop(number, None) is None:
@@ -105,24 +108,15 @@ class Line(threading.Condition):
             watcher.called = True  # behind all that a handler may strike, for it is tried again
 
     def notify(self, n: int = 1) -> None:
-        """Wake `n` of those who wait, watchers first."""
+        """Wake the first `n` of those who wait."""
         while n > 0 and self.watching:
             n -= 1
             self._pop()()
-        if n > 0:
-            super().notify(n)
-
-    def notify_first(self) -> None:
-        """Wake all threads, but only the first watcher: it has the next one look when it leaves something."""
-        if self.watching:
-            self._pop()()
-        super().notify_all()
 
     def notify_all(self) -> None:
         """Wake everybody."""
         while self.watching:
             self._pop()()
-        super().notify_all()
 
     def _pop(self) -> Watcher:
         fresh, order = self._fresh, self._order

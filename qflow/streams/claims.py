@@ -46,9 +46,9 @@ class Claims:
         self.starved = False
         """A get found no memory for its messages; it is woken when there is some."""
         self.delivered_total = self.acked_total = self.redelivered_total = 0
-        self._lock = lock
+        self.lock = lock
         self.line = line
-        """The line of waiting gets; `with` it holds the cursor's lock."""
+        """The line of waiting gets, where whoever wakes one has it wake the next if it leaves something."""
         self._log = shared.log
         self._room = shared.room
         self._monotonic = shared.monotonic
@@ -114,7 +114,7 @@ class Claims:
     @sheltered
     def abandon(self, taker: object) -> None:
         """Put back what an earlier iteration of the same thread has left, as another one begins."""
-        with self.line:
+        with self.lock:
             self.give_back_unshown(taker)
             for batch in [batch for batch in self.ahead if self.owner and root_of(batch.taker) == taker]:
                 self._when_stays(batch, partial(self._return, batch, 0.0, repeated=True))
@@ -155,7 +155,7 @@ class Claims:
             self._hold_up()
 
     def _settle_batch(self, batch: Any) -> Request | None:
-        with self.line:
+        with self.lock:
             if not self._check_held(batch):
                 return None
             batch.check_free()
@@ -176,7 +176,7 @@ class Claims:
                 self._log.check_usable()
             one = {index}
             try:
-                with self._lock:  # straight lines; see `waiting`
+                with self.lock:  # straight lines; see `waiting`
                     settled = batch.settled
                     passes = batch.unsettled > 1 and settled is not None and index not in settled
                     passes = passes and not (self.starved or batch.bound)
@@ -213,7 +213,7 @@ class Claims:
             self._log.drain()
 
     def _settle_part(self, batch: Any, index: int) -> Request | None:
-        with self.line:
+        with self.lock:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return None
             batch.check_free(index)
@@ -236,7 +236,7 @@ class Claims:
 
     def _bring_done(self) -> list[tuple[Lane, Settled]]:
         """Return what is settled. Called by the writer, as part of a batch."""
-        with self._lock:
+        with self.lock:
             done, self._done, self._called = self._done, [], False
         return done
 
@@ -264,7 +264,7 @@ class Claims:
             self.settle_batch(batch, False)
 
     def _return_batch(self, batch: Any, delay_s: float) -> None:
-        with self.line:
+        with self.lock:
             if self._check_held(batch):
                 self._when_stays(batch, partial(self._return, batch, delay_s, repeated=True))
 
@@ -276,7 +276,7 @@ class Claims:
             self.settle_part(batch, index, False)
 
     def _return_part(self, batch: Any, index: int, delay_s: float) -> None:
-        with self.line:
+        with self.lock:
             if index in batch.taken or not self._check_held(batch, whole=False):
                 return
             batch.check_unsettled(index)
@@ -289,12 +289,12 @@ class Claims:
         batch.note_settled([index])
         if not batch.unsettled:
             self._drop(batch, 0)
-        self.line.notify_first()
+        self.line.notify()
 
     @sheltered
     def extend_batch(self, batch: Any, seconds: float) -> None:
         """Let a batch be held longer, never shorter."""
-        with self.line:
+        with self.lock:
             until = self.held[batch] if self._check_held(batch) else None
             if until is not None:
                 self._lease(batch, max(until, self._monotonic() + seconds))
@@ -302,7 +302,7 @@ class Claims:
     @sheltered
     def release(self, batch: StreamDeliveries) -> None:
         """Put back what an iteration has not returned, and what it returned and did not settle."""
-        with self.line:
+        with self.lock:
             self._when_stays(batch, partial(self.give_back, batch))
 
     # In one commit with something else -------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class Claims:
     @sheltered
     def begin_leaving(self, held: list[Any]) -> Leaving:
         """Take deliveries, or batches, that are settled in one commit with something else."""
-        with self.line:
+        with self.lock:
             wanted = list(map(place_of, held))
             for batch, position in wanted:
                 if not self._check_held(batch):
@@ -324,7 +324,7 @@ class Claims:
     @sheltered
     def check_leaving(self, held: Held) -> None:
         """Refuse what went back while the commit waited for room; what is held stays held until the commit ends."""
-        with self.line:
+        with self.lock:
             for batch, positions in held:
                 if not self._check_held(batch):
                     raise AlreadySettled(f"deliveries of stream {self.name!r} went back before their commit")
@@ -336,7 +336,7 @@ class Claims:
     @sheltered
     def left(self, held: Held, checked: bool) -> None:
         """Forget what was settled in a commit."""
-        with self.line:
+        with self.lock:
             for batch, positions in held:
                 if batch in self.held:
                     self._settled(batch, positions)
@@ -345,7 +345,7 @@ class Claims:
     @sheltered
     def stays(self, held: Held, checked: bool) -> None:
         """After a commit: put back what was to be meanwhile, and begin the leases of what is held anew."""
-        with self.line:
+        with self.lock:
             for batch, positions in held:
                 batch.unbind(positions)
                 batch.leaving -= checked
@@ -369,7 +369,7 @@ class Claims:
     def die(self, lock: Any) -> None:
         """In a forked child: refuse everything. Takes no lock: another thread may have held it."""
         self.ended = ForkedProcess
-        self._lock = self.line = lock
+        self.lock = lock
 
     # Under the lock --------------------------------------------------------------------------------------------------
 
@@ -425,7 +425,7 @@ class Claims:
         self._put_back(batch, shown, delay_s, repeated=True)
         self._put_back(batch, ahead, 0.0, repeated=False)
         self._drop(batch, 0)
-        self.line.notify_first()
+        self.line.notify()
 
     def _put_back(self, batch: StreamDeliveries, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
         """Put a part of a batch back in its place; with `repeated`, its delivery counts."""

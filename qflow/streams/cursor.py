@@ -115,12 +115,12 @@ class Cursor:
         self._monotonic = shared.monotonic
         self._lock = StraightLock()
         """Taken before the locks of partitions, of the memory of streams, and of the log."""
-        self._line = Line(self._lock)
+        self._line = Line()
         self._waiting = 0
         """Gets that look for messages now: raised before they look, so that `wake` can ask without the lock."""
         self.claims = Claims(self.name, self.owner, self._lock, self._line, shared)
         self.place = Positions(history, interest.filter, self.parts, self.claims, shared)
-        self._ahead = ReadAhead(history, interest, self.parts, shared.room, self._line)
+        self._ahead = ReadAhead(history, interest, self.parts, shared.room, self._lock, self._line)
 
     @property
     def members(self) -> dict[Any, None]:
@@ -152,7 +152,7 @@ class Cursor:
         claims = self.claims
         if not self._log.failed:
             claims.call_log()
-        with self._line:
+        with self._lock:
             if member not in claims.members:
                 return False
             claims.give_back_all(member)
@@ -176,7 +176,7 @@ class Cursor:
         claims = self.claims
         if not self._log.failed:
             claims.call_log()
-        with self._line:
+        with self._lock:
             if claims.ended is None:
                 claims.ended = error
                 if claims.members:
@@ -186,7 +186,7 @@ class Cursor:
 
     def die(self, lock: Any) -> None:
         """In a forked child: refuse everything. Takes no lock: another thread may have held it."""
-        self._lock = self._line = lock
+        self._lock = lock
         self.claims.die(lock)
 
     # Reading ----------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Cursor:
         Raises:
             As `Subscription.get`; call `give_up_get` then.
         """
-        with self._line:
+        with self._lock:
             self._unwatch(getting)
             if getting.given_up or getting.batch is not None:
                 return None
@@ -242,20 +242,20 @@ class Cursor:
                 if not (self._waiting or self._line.watching):
                     waiting.pop(self, None)
             if self._line.watching and self._is_worth_a_look():
-                self._line.notify_first()
+                self._line.notify()
             return None
 
     @sheltered
     def give_up_get(self, getting: Getting) -> None:
         """End a get: what it has goes back uncounted, and a wake-up it had goes to the next one. Twice is fine."""
-        with self._line:
+        with self._lock:
             if getting.is_over:
                 return
             getting.given_up = True
             self._unwatch(getting)
             if getting.batch is not None:
                 self.claims.give_back(getting.batch)
-            self._line.notify_first()
+            self._line.notify()
             getting.is_over = True
 
     def _unwatch(self, getting: Getting) -> None:
@@ -334,8 +334,8 @@ class Cursor:
     def wake(self) -> None:
         """Wake the first waiting get. Called by the writer, without a lock."""
         if self._waiting or self._line.watching:
-            with self._line:
-                self._line.notify_first()
+            with self._lock:
+                self._line.notify()
 
     # Upkeep ----------------------------------------------------------------------------------------------------------
 
@@ -345,13 +345,13 @@ class Cursor:
         claims = self.claims
         if not self._log.failed:
             claims.call_log()  # a thread that was interrupted may not have
-        with self._line:
+        with self._lock:
             if claims.ended is not None or not claims.members:
                 return
             before = claims.returned.messages
             claims.expire(self._monotonic())
             if claims.returned.messages > before:
-                self._line.notify_first()
+                self._line.notify()
             settles = [] if claims.held or claims.returned else self.place.pass_over()
         if settles:
             self._log.settle_all(settles)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from time import sleep
 from typing import Any
 
 from qflow.errors import InvalidArgument
+from qflow.memory.line import PAUSE_S
 from qflow.memory.waiting import sheltered
 from qflow.message import offset_of
 from qflow.storage.log.rows import Row, Settled, clear_marks
@@ -14,9 +16,6 @@ from qflow.streams.counting import count_matching
 from qflow.streams.history import History
 from qflow.streams.part import Part
 from qflow.streams.shared import Shared
-
-LOOK_S = 0.05
-"""Seconds after which a thread that waits for a seek of another one looks again."""
 
 
 class Positions:
@@ -35,7 +34,7 @@ class Positions:
     @sheltered
     def positions(self) -> list[int]:
         """Return the next offset to be delivered, of each partition."""
-        with self._claims.line:
+        with self._claims.lock:
             return [offset_of(self._position(part)) for part in self._parts]
 
     def _position(self, part: Part) -> int:
@@ -50,7 +49,7 @@ class Positions:
     @sheltered
     def lag(self) -> int:
         """Return how many messages it is behind, of all topics; see `Subscription.lag`."""
-        with self._claims.line:
+        with self._claims.lock:
             claims = self._claims
             spans = [(share.part, share.piece.sequences[0], share.piece.end) for share in claims.returned.shares()]
             spans += [(share.part, share.piece.start, share.piece.end) for share in claims.unshown()]
@@ -60,7 +59,7 @@ class Positions:
     @sheltered
     def matching(self) -> int:
         """Return how many messages it is behind of those its filter matches; see `Subscription.stats`."""
-        with self._claims.line:
+        with self._claims.lock:
             known = sum(len(share.piece.records) for share in self._claims.not_shown())
             known += sum(part.ready for part in self._parts)
             spans = [(part.unread(), part.partition.next) for part in self._parts]
@@ -76,7 +75,7 @@ class Positions:
         """
         moving = False
         try:
-            with self._claims.line:
+            with self._claims.lock:
                 self._wait_until_moved()
                 self._claims.check_open()
                 if member not in self._claims.members:
@@ -91,13 +90,18 @@ class Positions:
                 self._move(lanes)
         finally:
             if moving:
-                with self._claims.line:
+                with self._claims.lock:
                     self.moving = False
                     self._claims.line.notify_all()
 
     def _wait_until_moved(self) -> None:
+        """Return when no other thread is at a seek. Lets go of the lock meanwhile."""
         while self.moving:
-            self._claims.line.wait(LOOK_S)
+            self._claims.lock.release()
+            try:
+                sleep(PAUSE_S)
+            finally:
+                self._claims.lock.acquire()
 
     def _leave_place(self, part: Part, place: int) -> None:
         """Take back what is held of one partition, and read on there from `place`. Under the lock."""
@@ -126,13 +130,13 @@ class Positions:
     @sheltered
     def stand_still(self) -> None:
         """Return when no seek is being written."""
-        with self._claims.line:
+        with self._claims.lock:
             self._wait_until_moved()
 
     @sheltered
     def recall(self, skips: list[list[tuple[int, int]]]) -> None:
         """Begin at the floors, given the ranges settled above them, by partition. Nobody has the cursor open."""
-        with self._claims.line:
+        with self._claims.lock:
             for part, ranges in zip(self._parts, skips, strict=True):
                 assert part.lane is not None
                 part.doubtful = max(part.doubtful, part.seen)

@@ -27,13 +27,16 @@ ALONE_BYTES = charge_for(1, 0)
 class ReadAhead:
     """See the module. Called under the cursor's lock; only `fetch` releases it meanwhile."""
 
-    def __init__(self, history: History, interest: Interest, parts: list[Part], room: Room, line: Line) -> None:
+    def __init__(
+        self, history: History, interest: Interest, parts: list[Part], room: Room, lock: Any, line: Line
+    ) -> None:
         self.parts = parts
         self.missed = 0
         """Messages that were gone before they were read."""
         self._history = history
         self._interest = interest
         self._room = room
+        self._lock = lock
         self._line = line
         self._turn = 0
 
@@ -106,7 +109,7 @@ class ReadAhead:
             floor = part.partition.floor
             stop = min(end, part.doubtful) if floor <= position < part.doubtful else end
             slab = part.partition.tail.slabs.get(position)
-            self._line.release()
+            self._lock.release()
             try:
                 if slab is None or slab.end > stop or position < floor:  # retention dropped it
                     found = self._history.read(part.partition.number, position, stop, amount, self._interest, most)
@@ -119,7 +122,7 @@ class ReadAhead:
                 check_open()  # if it was closed meanwhile, that is the reason
                 raise
             finally:
-                self._line.acquire()
+                self._lock.acquire()
             if part.fetching is claim:
                 charged = part.install(found)
                 part.read_to(found.position, end, told=told)
@@ -130,7 +133,7 @@ class ReadAhead:
                 self._room.hold(charged - amount, least=True)
             else:
                 self._room.let_go(amount - charged)
-            self._line.notify_first()
+            self._line.notify()
 
     def _found_in(self, slab: Slab) -> Found:
         """Return the matching messages of a commit in the live tail."""

@@ -632,6 +632,51 @@ def test_a_seek_while_another_thread_reads_loses_nothing(broker: qflow.Broker) -
 
 
 @pytest.mark.owner_only
+def test_a_seek_while_another_thread_is_at_one_comes_after_it(broker: qflow.Broker) -> None:
+    """The last one holds; a get waits for both."""
+    subscription = broker.subscribe("s", name="d", start="earliest")
+    cursor = inside.cursor(subscription)
+    lock, move = cursor.claims.lock, cursor.place._move
+    moving, go_on, waits = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(moved: Any) -> None:
+        cursor.place._move = move  # type: ignore[method-assign]
+        moving.set()
+        go_on.wait(LONG_S)
+        move(moved)
+
+    class Watched:
+        """The lock, which tells that somebody lets go of it to wait."""
+
+        def release(self) -> None:
+            lock.release()
+            waits.set()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lock, name)
+
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    cursor.place._move = slow  # type: ignore[method-assign]
+    threads = [threading.Thread(target=subscription.seek, args=(offset,)) for offset in (3, 7)]
+    threads[0].start()
+    assert moving.wait(LONG_S)
+    cursor.claims.lock = Watched()
+    threads[1].start()
+    assert waits.wait(LONG_S)
+    assert threads[1].is_alive()
+    go_on.set()
+    for thread in threads:
+        thread.join(LONG_S)
+    cursor.claims.lock = lock
+    assert subscription.get(LONG_S).offset == 7
+
+
+@pytest.mark.owner_only
 def test_a_get_without_patience_waits_for_what_another_thread_reads(broker: qflow.Broker) -> None:
     """There is something: `while batch := subscription.get_many(n, timeout_s=0)` must not end before all is taken."""
     subscription = broker.subscribe("s", start="earliest")

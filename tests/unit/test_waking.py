@@ -84,22 +84,21 @@ class Blocked:
 
 def test_a_line_wakes_in_the_order_of_the_first_wait() -> None:
     """Who comes back has its place again, whoever else comes back before; who leaves is not woken."""
-    line = Line(threading.RLock())
+    line = Line()
     woken: list[int] = []
-    with line:
-        watchers = [line.watch(partial(woken.append, number)) for number in range(6)]
-        line.notify(3)
-        assert (woken, line.watching) == ([0, 1, 2], 3)
-        line.watch(partial(woken.append, 2), watchers[2].number)
-        line.watch(partial(woken.append, 0), watchers[0].number)
-        line.unwatch(watchers[4])
-        line.unwatch(watchers[4])
-        late = line.watch(partial(woken.append, 1), watchers[1].number)
-        line.unwatch(late)
-        assert line.watching == 4
-        line.notify(2)
-        line.watch(partial(woken.append, 6))
-        line.notify_all()
+    watchers = [line.watch(partial(woken.append, number)) for number in range(6)]
+    line.notify(3)
+    assert (woken, line.watching) == ([0, 1, 2], 3)
+    line.watch(partial(woken.append, 2), watchers[2].number)
+    line.watch(partial(woken.append, 0), watchers[0].number)
+    line.unwatch(watchers[4])
+    line.unwatch(watchers[4])
+    late = line.watch(partial(woken.append, 1), watchers[1].number)
+    line.unwatch(late)
+    assert line.watching == 4
+    line.notify(2)
+    line.watch(partial(woken.append, 6))
+    line.notify_all()
     assert woken == [0, 1, 2, 0, 2, 3, 5, 6]
     assert not line.watching
 

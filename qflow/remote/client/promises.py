@@ -73,8 +73,8 @@ class JobThread:
 class Room:
     """How much is submitted and not answered; threads that want to submit more wait in line. Under one lock."""
 
-    def __init__(self, lock: Any) -> None:
-        self._line = Line(lock)
+    def __init__(self) -> None:
+        self._line = Line()
         self.messages = 0
         self.bytes = 0
 

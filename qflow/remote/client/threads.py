@@ -66,7 +66,7 @@ class Connection:
         """Makes connections for lone puts, for which the owner may let it wait."""
         self._ended: list[Callable[[], object]] = []
         """Called at the end."""
-        self._room = Room(self.lock)
+        self._room = Room()
         self._lone: LonePuts | None = None
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._reader = threading.Thread(target=self._read, name="qflow-remote", daemon=True)
