@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import attrs
 
-from qflow.errors import GroupInUse
+from qflow.errors import GroupInUse, StorageError
 from qflow.storage.files import Files
 from qflow.storage.lock import Place
 from qflow.storage.streams.groups import Group, Offsets
@@ -40,10 +41,18 @@ class _Lease:
 class Leases:
     """See the module. Thread-safe."""
 
-    def __init__(self, spool: str | Place, uuid: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        spool: str | Place,
+        uuid: str,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`wall`: what the groups go by, as retention does."""
         self._spool = Place.of(spool)
         self._uuid = uuid
         self._clock = clock
+        self._wall = wall
         self._lock = threading.Lock()
         self._held: dict[str, _Lease] = {}
 
@@ -55,7 +64,7 @@ class Leases:
 
         Raises:
             GroupInUse: another reader has it, or has had it since. StorageError, CorruptionError.
-        Cost: two syncs for a new one.
+        Cost: four syncs for a new one; two for a renewal, once a minute.
         """
         with self._lock:
             self._sweep()
@@ -70,11 +79,13 @@ class Leases:
                     f"{lease.until_s - self._clock():.1f} s unless it is renewed: stop that one, or name another group"
                 )
             lease.until_s = self._clock() + seconds
+            with suppress(StorageError):  # the next renewal tries again, and the lock tells retention meanwhile
+                lease.group.keep_seen()
             return Given(lease.token, lease.group.committed())
 
     def _opened(self, name: str, token: int | None) -> _Lease:
         self._spool.follow()
-        group = Group(self._spool.path, name, self._uuid, Files())
+        group = Group(self._spool.path, name, self._uuid, Files(), clock=self._wall)
         try:
             last = group.token()
             if token is not None:

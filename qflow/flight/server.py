@@ -158,7 +158,7 @@ class Server:
         """Listen; see `serve`."""
         self.access = access
         self._owner = Owner(broker)
-        self._leases = Leases(broker.engine.spool.place, self._owner.uuid)
+        self._leases = Leases(broker.engine.spool.place, self._owner.uuid, wall=broker.engine.spool.clock)
         self._tunnels = Tunnels(self._owner)
         kind = "tcp" if certificates is None else "tls"
         options = {} if certificates is None else _tls(certificates)

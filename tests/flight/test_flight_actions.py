@@ -15,7 +15,8 @@ from flight.test_flight_reading import fill, refused  # noqa: E402
 from qflow.arrow import ranges  # noqa: E402
 from qflow.flight.leases import Leases  # noqa: E402
 from qflow.flight.owner import Owner  # noqa: E402
-from qflow.storage.streams.groups import committed_of  # noqa: E402
+from qflow.storage.files import Files  # noqa: E402
+from qflow.storage.streams.groups import Group, Held, committed_of  # noqa: E402
 
 
 def test_a_spool_is_described(broker: qflow.Broker, client: Any, act: Any) -> None:
@@ -195,9 +196,6 @@ def test_a_late_holder_of_an_old_lease_is_refused(broker: qflow.Broker) -> None:
 
 def test_a_lease_that_is_over_lets_readers_beside_the_owner_in(broker: qflow.Broker) -> None:
     """To them, a lease is the lock of the group."""
-    from qflow.storage.files import Files
-    from qflow.storage.streams.groups import Group
-
     now = [0.0]
     leases = Leases(broker.path, str(broker.uuid), lambda: now[0])
     leases.take("g", None, 10.0)
@@ -207,6 +205,36 @@ def test_a_lease_that_is_over_lets_readers_beside_the_owner_in(broker: qflow.Bro
     leases.sweep()
     Group(broker.path, "g", str(broker.uuid), Files()).close()
     leases.close()
+
+
+def test_a_lease_that_is_renewed_has_its_group_seen(broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that retention waits for a reader that found nothing to read for long; a full disk ends no lease."""
+    day = 86_400.0
+    now = [day]
+    leases = Leases(broker.path, str(broker.uuid), lambda: now[0], lambda: now[0])
+    held = Held(broker.path, str(broker.uuid), lambda: now[0])
+    token = leases.take("g", None, day).token
+    leases.acknowledge("g", token, {3: {0: 1}}, 3 * day)
+    for _ in range(7):
+        now[0] += 2 * day
+        assert leases.take("g", token, 3 * day).token == token
+    with monkeypatch.context() as patched:
+        patched.setattr(Files, "rename", full)
+        now[0] += day
+        leases.take("g", token, 3 * day)
+    now[0] += day
+    leases.sweep()
+    with pytest.raises(qflow.GroupInUse):
+        leases.take("g", None, day)
+    leases.close()
+    assert held(3) == {0: 1}
+    now[0] += 6 * day
+    assert held(3) == {}
+
+
+def full(*_: object) -> None:
+    """A disk without room."""
+    raise OSError(28, "No space left on device")
 
 
 def test_leases_of_a_spool_that_is_moved_go_on_where_it_is(tmp_path: Path) -> None:

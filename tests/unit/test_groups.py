@@ -15,9 +15,10 @@ import pytest
 
 import qflow
 from faults.test_full_disk import disk_of, fill
+from qflow.storage import lock
 from qflow.storage.files import Files
 from qflow.storage.streams import groups
-from qflow.storage.streams.groups import GRACE_S, Group
+from qflow.storage.streams.groups import EXPIRY_S, GRACE_S, Group
 from unit.clocks import Clock
 
 Open = Callable[..., qflow.Broker]
@@ -73,6 +74,61 @@ def test_a_group_is_enough_to_consume_a_stream(open_at: Open, join: Join) -> Non
     assert first(stream) == 0
     join(broker, "g").acknowledge({stream.owner: {0: 7}})
     assert first(stream) == 7
+
+
+def test_a_group_that_somebody_has_holds_however_far_the_clock_jumps(open_at: Open, join: Join, clock: Clock) -> None:
+    """What nobody reads as holds for its expiry time."""
+    broker = open_at()
+    stream = declare(broker)
+    broker.publish_many([("s", b"x")] * 30)
+    group = join(broker, "g")
+    group.acknowledge({stream.owner: {0: 20}})
+    clock.wall_s += EXPIRY_S + 1
+    assert first(stream) == 20
+    group.close()
+    assert first(stream) == 29
+
+
+def test_a_group_that_is_seen_holds_for_as_long_after(open_at: Open, join: Join, clock: Clock) -> None:
+    """That it is seen is written once a minute, however often it is; one that has read nothing leaves no file."""
+    broker = open_at()
+    stream = declare(broker)
+    broker.publish_many([("s", b"x")] * 30)
+    empty, group = join(broker, "empty"), join(broker, "g")
+    empty.keep_seen()
+    assert not list(Path(broker.path).glob("cursors/empty/*.json"))
+    group.acknowledge({stream.owner: {0: 20}})
+    file = Path(broker.path) / "cursors/g/offsets.json"
+    written = set()
+    for seconds in (59, 0, EXPIRY_S, 59):
+        clock.advance(seconds)
+        group.keep_seen()
+        written.add(json.loads(file.read_bytes())["seen_s"])
+    assert len(written) == 2
+    group.close()
+    clock.advance(EXPIRY_S - 59)
+    assert first(stream) == 20
+    clock.advance(1)
+    assert first(stream) == 29
+
+
+def test_a_group_whose_lock_cannot_be_looked_at_holds_everything(
+    open_at: Open, join: Join, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can tell whether it is read as."""
+    broker = open_at()
+    stream = declare(broker)
+    broker.publish_many([("s", b"x")] * 30)
+    group = join(broker, "g")
+    group.acknowledge({stream.owner: {0: 20}})
+    group.close()
+    clock.advance(EXPIRY_S + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(lock.os, "open", unreadable(os.path.join(broker.path, groups.CURSORS, "g")))
+        assert first(stream) == 0
+    (record,) = caplog.records
+    assert "retention keeps everything until this group can be read" in record.getMessage()
+    assert first(stream) == 29
 
 
 def unreadable(path: str) -> Callable[..., Any]:

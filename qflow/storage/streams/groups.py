@@ -6,7 +6,8 @@
 
 Readers have the log open for reading only, so what they acknowledge is kept here. Who owns the spool reads it, and has
 retention keep what a group has not acknowledged, and what it acknowledged less than a grace time ago: the checkpoint
-that says a batch is done may not be on the disk yet. A group that nobody has read as for its expiry time holds nothing.
+that says a batch is done may not be on the disk yet. A group that nobody has read as for its expiry time holds nothing;
+one whose lease somebody has is read as.
 
 The file is replaced as a whole, synced before that: a crash leaves the one of before, which holds more.
 """
@@ -23,7 +24,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_hexdigest
 
 from qflow.config import MAX_PARTITIONS
-from qflow.errors import CorruptionError, GroupInUse, SpoolInUse
+from qflow.errors import CorruptionError, GroupInUse, SpoolInUse, StorageError
 from qflow.storage.files import Files, create_anew, read_whole, storage_error, write_all
 from qflow.storage.lock import Place, SpoolLock, acquire_lock, owner_pid, process_in_words
 
@@ -140,8 +141,17 @@ class Group:
                 for owner, parts in done.items():
                     known.setdefault(owner, parts)
             self._history = _thinned([*self._history, (now, done)], now - self._grace_s, self._grace_s / _KEPT)
-        elif now - self._written_s < _SEEN_EVERY_S:
-            return
+            self._write(now)
+        else:
+            self.keep_seen()
+
+    def keep_seen(self) -> None:
+        """Keep that the group is read as, for retention. Costs two syncs where that was not kept for a minute."""
+        now = self._clock()
+        if self._history and now - self._written_s >= _SEEN_EVERY_S:
+            self._write(now)
+
+    def _write(self, now: float) -> None:
         state = {
             "group": self.name,
             "uuid": self._uuid,
@@ -270,7 +280,8 @@ class Held:
 
         What cannot be read holds everything, and is reported once.
 
-        Cost: 15 µs where there are no groups, else 10 µs each, and to read the file of one that went on.
+        Cost: 15 µs where there are no groups, else 10 µs each, and to read the file of one that went on,
+        or to look at the lock of one that was not seen for long.
         """
         while True:
             spool = self._spool.path
@@ -294,17 +305,17 @@ class Held:
         return held
 
     def _of_group(self, directory: str, owner: int) -> dict[int, int]:
+        now = self._clock()
         try:
             state = self._state(directory)
+            if state is None or state.uuid != self._uuid or _has_expired(directory, state, now):
+                return {}
         except CorruptionError as error:
             self._report(directory, str(error))
             return _everything()
-        except OSError as error:
+        except (OSError, StorageError) as error:
             self._report(directory, f"{error}: retention keeps everything until this group can be read")
             return _everything()
-        now = self._clock()
-        if state is None or state.uuid != self._uuid or now - state.seen_s > state.expiry_s:
-            return {}
         held: dict[int, int] = {}
         for moment, offsets in state.history:
             if moment <= now - state.grace_s or not held:
@@ -327,6 +338,11 @@ class Held:
         if path not in self._reported:
             self._reported.add(path)
             _logger.error("%s", text)
+
+
+def _has_expired(directory: str, state: _State, now: float) -> bool:
+    """Tell whether nobody has read as a group for its expiry time; whoever has its lock does so now."""
+    return now - state.seen_s > state.expiry_s and owner_pid(directory) is None
 
 
 def _everything() -> dict[int, int]:
