@@ -335,6 +335,8 @@ OFFSET_MASK = (1 << LANE_SHIFT) - 1
 """The other bytes: of a stream, the offset in a partition."""
 DELAYED = 16
 """Lanes 0 to 9 are priorities; lane 16 + p holds messages of priority p until they are due."""
+RETURNED = 32
+"""By 32 + p, a schedule holds what was given back with a delay, of both lanes of priority p; no sequence is there."""
 
 
 def offset_of(sequence: int) -> int:

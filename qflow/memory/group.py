@@ -14,7 +14,7 @@ from qflow.delivery import Segment
 from qflow.message import Record, is_plain, pack_all, unpack_all
 
 Group: TypeAlias = tuple[int, int, int, *tuple[bytes, ...]]
-"""(due time in milliseconds since the epoch, first sequence, tag, *records)."""
+"""(due time in milliseconds, by the clock of its schedule; first sequence, tag, *records)."""
 Key: TypeAlias = tuple[int, ...]
 """What groups are compared with: (due time, sequence), or the beginning of it."""
 AHEAD: Final = 3

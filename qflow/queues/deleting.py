@@ -22,7 +22,7 @@ from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.memory.seeking import Found, Seeking, find_spilled
 from qflow.memory.waiting import attend
-from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
+from qflow.message import DELAYED, OVERHEAD_BYTES, RETURNED, lane_of
 from qflow.queues.context import Unlocked
 from qflow.queues.exits import Fate, Leaving
 from qflow.queues.parts import Parts
@@ -305,7 +305,7 @@ class Deleting:
     def _schedules(self) -> dict[int, Schedule]:
         """Return where it may be delayed or scattered: in the schedule of its lane, or given back for later."""
         number, schedules = lane_of(self._sequence), self._queue.lanes.schedules
-        return {place: schedules[place] for place in (number, number + DELAYED) if place in schedules}
+        return {place: schedules[place] for place in (number, number % DELAYED + RETURNED) if place in schedules}
 
     def _was_moved(self) -> bool:
         """Tell whether the message may be where it was not when that was looked at."""

@@ -11,7 +11,7 @@ from qflow.delivery import Entry
 from qflow.errors import NotFound, QueueFull
 from qflow.memory.run import Place, Run
 from qflow.memory.waiting import shelter, sheltered
-from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
+from qflow.message import DELAYED, OVERHEAD_BYTES, RETURNED, lane_of
 from qflow.queues.parts import Parts
 from qflow.queues.restorer import READ_AHEAD_BYTES
 from qflow.storage.log import reading, rows
@@ -53,6 +53,14 @@ class Entries:
                     parts += places
                 if number + DELAYED in schedules:
                     parts.append(list(schedules[number + DELAYED].entries()))
+                if number + RETURNED in schedules:
+                    ahead_ms = self._context.now_ms() - self._lanes.now_ms(RETURNED)
+                    parts.append(
+                        [
+                            (sequence, size, state, None if due_ms is None else due_ms + ahead_ms)
+                            for sequence, size, state, due_ms in schedules[number + RETURNED].entries()
+                        ]
+                    )
         return parts
 
     def _entries(self, parts: list[Any]) -> Iterator[Entry]:

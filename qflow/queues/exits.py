@@ -28,7 +28,7 @@ from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.errors import again
 from qflow.events import EventKind
 from qflow.memory.run import NOTHING, Place
-from qflow.message import OVERHEAD_BYTES
+from qflow.message import OVERHEAD_BYTES, RETURNED
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.apart import HeldOne, Term
 from qflow.queues.context import Unlocked
@@ -318,7 +318,7 @@ class Exits:
             return
         for segment in segments:
             delay_ms = REJECTED_AGAIN_MS << min(max(0, (segment.marks >> 1) - 1), MOST_DOUBLED)
-            self._source.give_back([segment], self.context.now_ms() + delay_ms)
+            self._source.give_back([segment], self._lanes.now_ms(RETURNED) + delay_ms)
 
     def _begin_dead(self, segments: list[Segment], cause: Cause, fate: Fate) -> Leaving:
         """Have messages leave as dead letters."""

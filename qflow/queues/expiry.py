@@ -69,8 +69,9 @@ class Expiry:
             else:
                 return True
         for number, schedule in list(self._lanes.schedules.items()):  # others may come meanwhile
-            if self._lanes.lists[number].settle_head().place is Place.RESIDENT:
-                self._expire_delayed(schedule)
+            unread = self._lanes.lists.get(number)
+            if unread is None or unread.settle_head().place is Place.RESIDENT:
+                self._expire_delayed(number, schedule)
         return False
 
     def _have_left(self) -> bool:
@@ -131,13 +132,13 @@ class Expiry:
         self._source.give_back([part for part, is_late in parts if not is_late])
         return self.exits.let_go_of(([part for part, is_late in parts if is_late], Cause("expired"), Fate.EXPIRED))
 
-    def _expire_delayed(self, schedule: Schedule) -> None:
+    def _expire_delayed(self, number: int, schedule: Schedule) -> None:
         """The same of what was delayed, as far as it is in memory. (Nothing expires before it is due.)"""
         late: list[Segment] = []
         segments: list[Segment] = []
         now_ms = self._context.now_ms()
         while not segments and len(late) < DUE_AT_ONCE:
-            if not self._source.take_due(schedule, DUE_AT_ONCE, now_ms, segments):
+            if not self._source.take_due(schedule, DUE_AT_ONCE, self._lanes.now_ms(number), segments):
                 break
             parts = [part for segment in segments for part in by_expiry(segment, now_ms)]
             first_kept = next((place for place, (_, is_late) in enumerate(parts) if not is_late), len(parts))

@@ -220,9 +220,7 @@ class Gets:
         if not self.lanes.schedules and self.context.settings.ack_timeout_s is None:
             return None
         moments: list[float] = []
-        due_ms = self.lanes.next_due_ms()
-        if due_ms is not None:
-            moments.append((due_ms - self.context.now_ms() + 1) / 1000)
+        moments.append((self.lanes.next_due_in_ms() + 1) / 1000)
         if self.held.timeout_s is not None:
             moments.append(self.leases.next_end_s())
         soonest = min(moments, default=FOREVER)

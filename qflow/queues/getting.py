@@ -207,7 +207,7 @@ class Getting:
     def _hand_time_on(self) -> None:
         """Have another wait until the next message is due, if this one did."""
         gate = self._queue.gate
-        if self._keeps_time and gate.getters and self._queue.lanes.next_due_ms() is not None:
+        if self._keeps_time and gate.getters and self._queue.lanes.next_due_in_ms() < FOREVER:
             gate.arrived.notify()
 
     def _unwatch(self, watcher: Watcher) -> None:
@@ -383,7 +383,7 @@ class Getting:
         # Room may come from another queue, which does not know of this one.
         wait = RETRY_S if lack in SHORT else PAUSE_S if lack is Lack.TURN else FOREVER
         moment = self._queue.next_moment_s()
-        self._keeps_time = moment is not None and self._queue.lanes.next_due_ms() is not None
+        self._keeps_time = moment is not None and self._queue.lanes.next_due_in_ms() < FOREVER
         if moment is not None:
             wait = min(wait, moment)
         if self._deadline is not None:

@@ -1,8 +1,9 @@
 """The lanes of a queue: where its messages wait, in memory as far as there is room, else in the spill store or the log.
 
 A lane is a priority, or what is delayed in one. Its messages are in a list of runs, in order of sequence; what waits
-for its time is in a schedule. By the number of a priority, a schedule holds what of it came back scattered: single
-messages, too many to be runs. Those are due at once, and come in order of sequence with what the lane's list holds.
+for its time is in a schedule: what was put so by the wall clock, for that survives a restart, and what was given back
+so by the monotonic one. By the number of a priority, a schedule holds what of it came back scattered: single messages,
+too many to be runs. Those are due at once, and come in order of sequence with what the lane's list holds.
 
 All of it under the queue's lock.
 """
@@ -16,6 +17,7 @@ from qflow.delivery import ONE_ATTEMPT, Segment
 from qflow.memory.chunk import Chunk, index_charge
 from qflow.memory.gate import ENDED, Gate
 from qflow.memory.group import Group, marks_of
+from qflow.memory.line import FOREVER
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
@@ -23,6 +25,7 @@ from qflow.message import (
     DELAYED,
     LANE_SHIFT,
     OVERHEAD_BYTES,
+    RETURNED,
     Message,
     Record,
     by_due,
@@ -139,11 +142,19 @@ class Lanes:
             schedule.tally().spilled_messages for schedule in self.schedules.values()
         )
 
-    def next_due_ms(self) -> int | None:
-        """Return when the next delayed message may be due."""
-        return min(
-            (due for schedule in self.schedules.values() if (due := schedule.next_due_ms()) is not None), default=None
-        )
+    def now_ms(self, number: int) -> int:
+        """Return the time as the schedule of this number has it."""
+        return int(self.context.monotonic() * 1000) if number >= RETURNED else self.context.now_ms()
+
+    def due_in_ms(self, number: int) -> float:
+        """Return in how many milliseconds the next message of a schedule may be due; FOREVER if there is none."""
+        schedule = self.schedules.get(number)
+        due_ms = None if schedule is None else schedule.next_due_ms()
+        return FOREVER if due_ms is None else due_ms - self.now_ms(number)
+
+    def next_due_in_ms(self) -> float:
+        """Return in how many milliseconds the next delayed message may be due; FOREVER if there is none."""
+        return min(map(self.due_in_ms, self.schedules), default=FOREVER)
 
     def next_expiry_ms(self) -> int | None:
         """Return when the next message expires that is first in its lane and in memory; None if none does."""
@@ -189,9 +200,17 @@ class Lanes:
 
     def _has_scheduled(self) -> bool:
         """Tell whether the next message may come from a schedule."""
-        return any(schedule.messages for schedule in self.schedules.values()) or any(
-            not self.lists[number].settle_head().spent for number in self.schedules if number >= DELAYED
+        return any(schedule.messages for schedule in self.schedules.values()) or (
+            bool(self.schedules) and self.has_unread()
         )
+
+    def has_unread(self) -> bool:
+        """Tell whether the log holds delayed messages that no schedule knows yet."""
+        return any(not runs.settle_head().spent for runs in self.delayed_lists())
+
+    def delayed_lists(self) -> list[RunList]:
+        """Return what the log holds of delayed messages, by lane, before schedules know it."""
+        return [self.lists[number] for number in self.schedules if DELAYED <= number < RETURNED]
 
     @property
     def is_bare(self) -> bool:
@@ -230,7 +249,11 @@ class Lanes:
     # Coming back -----------------------------------------------------------------------------------------------------
 
     def add(self, first: int, records: list[Record], marks: int, due_ms: int = 0) -> bool:
-        """Put messages into a schedule that are delayed, or scattered; False if they belong into a list of runs."""
+        """Put messages into a schedule that are delayed, or scattered; False if they belong into a list of runs.
+
+        Args:
+            due_ms: when they may be delivered again, on the monotonic clock; 0: at once, or when they were due first.
+        """
         if due_ms or lane_of(first) >= DELAYED:
             self._add_delayed(first, records, marks, due_ms)
         elif self.list_of(first).scatters(len(records)):
@@ -243,12 +266,11 @@ class Lanes:
         return True
 
     def _add_delayed(self, first: int, records: list[Record], marks: int, due_ms: int) -> None:
-        """Put messages into the schedule of their lane, by their own due times, or by another one."""
+        """Put messages into the schedule of their lane, by their own due times, or into that of what was given back."""
         number = lane_of(first)
-        number = number if number >= DELAYED else number + DELAYED
-        if number not in self.schedules:
-            self.open_delayed(number)
-        schedule = self.schedules[number]
+        if due_ms:
+            number = number % DELAYED + RETURNED
+        schedule = self.schedules.setdefault(number, Schedule())
         before = schedule.overhead_bytes
         if due_ms:
             schedule.add(due_ms, first, records, marks)

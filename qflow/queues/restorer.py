@@ -16,7 +16,7 @@ from qflow.memory.line import Wake
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.seeking import Found
-from qflow.message import DELAYED, OVERHEAD_BYTES, Record, charge, due_of, is_logged, is_plain, lane_of
+from qflow.message import DELAYED, OVERHEAD_BYTES, RETURNED, Record, charge, due_of, is_logged, is_plain, lane_of
 from qflow.problems import PROBLEMS_KEPT
 from qflow.queues.admission import Admission
 from qflow.queues.context import Unlocked
@@ -59,7 +59,7 @@ class Restorer:
             False if it has to wait until something is settled, spilled, or restored by another thread.
         """
         if isinstance(behind, int):
-            return self.restore_delayed(behind, self._context.now_ms())
+            return self.restore_delayed(behind, self._lanes.now_ms(behind))
         return self.restore_head(behind)
 
     def is_moving(self, behind: RunList | int) -> bool:
@@ -381,4 +381,5 @@ class Restorer:
             self._note_lost([(sequence, sequence + 1)])
             return
         self.repaired += 1
-        self._lanes.schedules[number].add(due_of(record) if number >= DELAYED else 0, sequence, [record], 0)
+        due_ms = due_of(record) if number < RETURNED else 0  # that is known no more: at once
+        self._lanes.schedules[number].add(due_ms, sequence, [record], 0)

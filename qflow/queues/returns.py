@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Deliveries, Return, Segment
 from qflow.memory.waiting import is_inside
+from qflow.message import RETURNED
 from qflow.queues.apart import HeldOne
 from qflow.queues.dead_letters import REJECTED, Cause
 from qflow.queues.exits import Exits, Fate, weigh
@@ -45,7 +46,7 @@ class Returns:
             is_spent = not how.requeue or (most is not None and segment.marks >> 1 >= most)
             (spent if is_spent else back).append(segment)
         if back:
-            self._source.give_back(back, context.now_ms() + int(how.delay_s * 1000) if how.delay_s else 0)
+            self._source.give_back(back, self._lanes.now_ms(RETURNED) + int(how.delay_s * 1000) if how.delay_s else 0)
             if most is not None or how.delay_s:
                 self._lanes.log_attempts(back)
         if spent:

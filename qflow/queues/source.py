@@ -7,7 +7,7 @@ from qflow.memory.group import Group, Key
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
-from qflow.message import DELAYED, OVERHEAD_BYTES
+from qflow.message import DELAYED, OVERHEAD_BYTES, RETURNED
 from qflow.queues.admission import Admission
 from qflow.queues.lanes import Lanes
 
@@ -33,37 +33,40 @@ class Source:
         """
         lanes = self._lanes
         schedules = lanes.schedules
-        now_ms = self._context.now_ms() if schedules else 0
         for runs in lanes.ranked:
             if schedules:
-                number = runs.number + DELAYED
-                schedule = schedules.get(number)
-                if schedule is not None and (unread := lanes.lists[number].settle_head()).place is not Place.RESIDENT:
-                    if self._reads_first(unread):
-                        return 0, lanes.lists[number]
-                elif schedule is not None:
-                    taken = self.take_due(schedule, most, now_ms, segments)
-                    if taken:
-                        return taken, None
-                    due_ms = schedule.next_due_ms()
-                    if due_ms is not None and due_ms <= now_ms:
-                        return 0, number
+                for number in sorted((runs.number + DELAYED, runs.number + RETURNED), key=lanes.due_in_ms):
+                    found = self._take_delayed(number, most, segments)
+                    if found is not None:
+                        return found
                 scattered = schedules.get(runs.number)
                 key = None if scattered is None else scattered.next_key()
                 before = (0, runs.settle_head().first)
                 if scattered is not None and key is not None and key < before:
-                    taken = self.take_due(scattered, most, now_ms, segments, before)
+                    taken = self.take_due(scattered, most, 0, segments, before)
                     return taken, None if taken else runs.number
             taken = runs.take(most, segments)
             if taken:
                 return taken, None
             if runs.settle_head().place is not Place.RESIDENT:
                 return 0, runs
-        for number in schedules:
-            runs = lanes.lists[number]
+        for runs in lanes.delayed_lists():
             if runs.settle_head().place is not Place.RESIDENT:
                 return 0, runs
         return 0, None
+
+    def _take_delayed(self, number: int, most: int, segments: list[Segment]) -> tuple[int, RunList | int | None] | None:
+        """Do so from a schedule; None if nothing of it comes before what is not delayed."""
+        lanes = self._lanes
+        schedule, runs = lanes.schedules.get(number), lanes.lists.get(number)
+        if schedule is None:
+            return None
+        if runs is not None and (unread := runs.settle_head()).place is not Place.RESIDENT:
+            return (0, runs) if self._reads_first(unread) else None
+        taken = self.take_due(schedule, most, lanes.now_ms(number), segments)
+        if taken:
+            return taken, None
+        return (0, number) if lanes.due_in_ms(number) <= 0 else None
 
     def _reads_first(self, unread: Run) -> bool:
         """Tell whether delayed messages of the log are read before anything else is taken.

@@ -11,10 +11,9 @@ from time import perf_counter, sleep
 
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import BrokerClosed, QflowError
-from qflow.memory.line import PAUSE_S
+from qflow.memory.line import FOREVER, PAUSE_S
 from qflow.memory.run import Place
 from qflow.memory.waiting import sheltered
-from qflow.message import DELAYED
 from qflow.queues.lanes import TIMED
 from qflow.queues.overflow import Depth, excess
 from qflow.queues.parts import Parts
@@ -67,10 +66,7 @@ def fit(queue: Parts) -> bool:
     with context.lock:
         if context.ended is not None:
             return False
-        for number in list(lanes.schedules):  # others may come meanwhile
-            runs = lanes.lists[number]
-            if number < DELAYED:
-                continue
+        for runs in lanes.delayed_lists():
             if runs.settle_head().place is not Place.RESIDENT and restorer.restore_head(runs):
                 return True
         surplus = _surplus(queue)
@@ -99,8 +95,7 @@ def tick(queue: Parts) -> bool:
         queue.admission.look_at_mark()
         queue.admission.admit_line()
         queue.spiller.note_what_came_back()
-        moment = lanes.next_due_ms()
-        if queue.gate.getters and moment is not None and moment <= context.now_ms():
+        if queue.gate.getters and lanes.next_due_in_ms() <= 0:
             queue.gets.wake_all()
     for consumer in slow:
         consumer.stop()
@@ -191,11 +186,11 @@ def has_something_to_do(queue: Parts) -> bool:
             bool(gate.at_limit or gate.slack or gate.over > 0)
             or (held.is_any() and held.is_watched)
             or ((TIMED in lanes.closed or context.settings.ttl_s is not None) and lanes.messages() > 0)
-            or bool(gate.getters and lanes.next_due_ms() is not None)
+            or bool(gate.getters and lanes.next_due_in_ms() < FOREVER)
             or queue.spiller.is_busy
             or queue.restorer.refilling
             or any(lane.broken is None and (lane.removing or lane.hollow_due) for lane in lanes.logged.values())
-            or any(not lanes.lists[number].settle_head().spent for number in lanes.schedules if number >= DELAYED)
+            or lanes.has_unread()
             or any(_surplus(queue))
         )
 

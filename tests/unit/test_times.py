@@ -1168,6 +1168,62 @@ def test_a_nack_with_a_delay_brings_the_message_back_later(open_at: Open, clock:
     assert numbers_of(queue) == [2]
 
 
+@pytest.mark.parametrize("jump_s", [-3_600.0, 3_600.0])
+@pytest.mark.parametrize("capacity", [None, 10 * COST])
+def test_the_delay_of_a_nack_is_as_long_whatever_the_wall_clock_says(
+    open_at: Open, clock: Clock, durable: bool, capacity: int | None, jump_s: float
+) -> None:
+    """In memory and spilled, of plain messages and of those that were put with a delay; `browse` tells when they come."""
+    queue = open_at().declare_queue("q", durable=durable, capacity_bytes=capacity)
+    for number in range(40):
+        queue.put(body(number), delay_s=number % 2)
+    clock.advance(1)
+    for _ in range(40):
+        delivery = queue.get(0)
+        delivery.nack(delay_s=10 + int(delivery.body[:4]) % 5)
+    clock.wall_s += jump_s
+    assert queue.stats().delayed_messages == 40
+    assert {entry.due_ms for entry in queue.browse() if entry.due_ms is not None} <= {
+        int((clock.wall_s + 10 + number) * 1000) for number in range(5)
+    }
+    assert numbers_of(queue) == []
+    clock.advance(9)
+    for late in range(5):
+        clock.advance(1)
+        assert sorted(numbers_of(queue)) == list(range(late, 40, 5))
+
+
+def test_what_is_due_longest_comes_first(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Of what was put with a delay and what was given back with one, whatever the wall clock says."""
+    queue = open_at().declare_queue("q", durable=durable)
+    queue.put_many([body(0), body(2)])
+    for delay_s in (5, 15):
+        queue.get(0).nack(delay_s=delay_s)
+    clock.wall_s -= 3_600
+    queue.put(body(1), delay_s=10)
+    queue.put(body(3), delay_s=20)
+    queue.put(body(4))
+    clock.advance(20)
+    for number in range(5):
+        delivery = queue.get(0)
+        assert int(delivery.body[:4]) == number
+        delivery.ack()
+
+
+def test_what_is_given_back_with_a_delay_can_be_deleted(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Also what was put with one."""
+    queue = open_at().declare_queue("q", durable=durable)
+    queue.put(body(0))
+    queue.put(body(1), delay_s=1)
+    clock.advance(1)
+    held = [queue.get(0), queue.get(0)]
+    for delivery in held:
+        delivery.nack(delay_s=10)
+    assert [queue.delete(delivery.sequence) for delivery in held] == [True, True]
+    clock.advance(10)
+    assert numbers_of(queue) == []
+
+
 def test_a_restart_ends_the_delay_of_a_nack(open_at: Open, clock: Clock) -> None:
     """The message is back in its place, and its count is known."""
     broker = open_at()
