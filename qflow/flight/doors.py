@@ -7,6 +7,7 @@ import logging
 import ssl as tls
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -34,9 +35,11 @@ class _Listening:
 class FlightDoor:
     """A `serving.doors.Door`. Its calls run in threads of gRPC."""
 
-    def __init__(self, server: Server, token_file: Path | None) -> None:
+    def __init__(self, server: Server, token_file: Path | None, certificates: Certificates | None) -> None:
         self.server = server
         self._token_file = token_file
+        self._certificates = certificates
+        self._opened_with = None if certificates is None else certificates.contents()
 
     @property
     def sockets(self) -> Sequence[_Listening]:
@@ -64,12 +67,15 @@ class FlightDoor:
 
     def reload(self, *, users: Users | None, ssl: tls.SSLContext | None) -> None:
         """Read the tokens again; calls under way whose token is not among them end. Certificates stay: gRPC takes no
-        others while it listens."""
+        others while it listens, which is told where they are others."""
         if self._token_file is not None:
             try:
                 self.server.access.tokens = read_tokens(self._token_file)
             except QflowError as error:
                 _logger.warning("the tokens stay as they were: %s", error)
+        with suppress(OSError):  # they have been read for other doors just now
+            if self._certificates is not None and self._certificates.contents() != self._opened_with:
+                _logger.warning("Arrow Flight keeps the certificates of its start: restart the server for the new ones")
 
 
 async def open_door(
@@ -84,4 +90,4 @@ async def open_door(
 ) -> FlightDoor:
     """Open it; see `server.serve`. Users do not matter: who has a token may do everything."""
     server = serve(broker.broker, host=host, port=port, certificates=certificates, token_file=token_file)
-    return FlightDoor(server, token_file)
+    return FlightDoor(server, token_file, certificates)

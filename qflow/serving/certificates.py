@@ -55,6 +55,10 @@ class Certificates:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
+    def contents(self) -> list[bytes]:
+        """Return what the files hold, in the order of the arguments. Raises OSError."""
+        return [path.read_bytes() for path in (self.cert, self.key, self.ca) if path is not None]
+
 
 def common_name(certificate: Mapping[str, Any] | None) -> str | None:
     """Return the first common name of a client's certificate, as `SSLSocket.getpeercert` returns it; None if none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -290,10 +291,16 @@ class Process:
 
     def warning(self, text: str) -> str:
         """Return the next line of stderr that has a text."""
+        return self.until(text).splitlines()[-1]
+
+    def until(self, text: str) -> str:
+        """Return the next lines of stderr, to the first that has a text."""
         assert self.process.stderr is not None
+        lines = ""
         for line in self.process.stderr:
+            lines += line
             if text in line:
-                return line
+                return lines
         raise AssertionError(f"it has ended, and did not say {text!r}")
 
 
@@ -307,6 +314,26 @@ def served(tmp_path: Path, tokens: Path) -> Iterator[tuple[Process, str]]:
     yield process, f"grpc+tls://{address}"
     process.process.kill()
     process.process.communicate()
+
+
+def test_serve_tells_that_flight_keeps_the_certificates_of_its_start(tmp_path: Path, tokens: Path) -> None:
+    """At each reload that finds others, beside doors that take them."""
+    for name in ("server.pem", "server.key"):
+        shutil.copy(PEM / name, tmp_path / name)
+    options = ["--flight", "127.0.0.1:0", "--cert", tmp_path / "server.pem", "--key", tmp_path / "server.key"]
+    process = Process(tmp_path / "spool", *options, "--token-file", tokens)
+    try:
+        assert process.line().startswith("flight+tls on ")
+        reloaded = []
+        for name in ("server", "renewed", "server"):
+            shutil.copy(PEM / f"{name}.pem", tmp_path / "server.pem")
+            shutil.copy(PEM / f"{name}.key", tmp_path / "server.key")
+            process.process.send_signal(signal.SIGHUP)
+            reloaded.append(process.until("are read anew"))
+        assert ["Flight keeps the certificates" in text for text in reloaded] == [False, True, False]
+    finally:
+        process.process.kill()
+        process.process.communicate()
 
 
 def test_serve_reloads_tokens_and_drains(served: tuple[Process, str], tokens: Path) -> None:
