@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
@@ -312,8 +311,10 @@ class AsyncBroker:
             finally:
                 self._worker.end()
 
-        with suppress(BrokerClosed):  # it was closed elsewhere
+        try:
             await self._run(end)
+        except BrokerClosed:  # it was closed elsewhere, or the interpreter is ending, and starts no thread
+            end()
 
     async def _run(self, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         return await self._worker.run(self._homes.here(), function, undo)

@@ -14,19 +14,17 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from threading import get_ident
 from typing import Any, NamedTuple, Protocol, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
+from qflow.aio.threads import Threads
 from qflow.errors import BrokerClosed, ForkedProcess, again
 from qflow.memory.line import FOREVER, WORK, Wake
 from qflow.memory.waiting import StraightLock, in_place
-
-THREADS = 2
-"""Threads for the disk: one may wait for a commit or a large spill while the other restores messages for a get."""
 
 T = TypeVar("T")
 
@@ -299,14 +297,15 @@ class Waiter:
 
 
 class Worker:
-    """Threads that do the tasks' work on the disk; started when first needed."""
+    """Does the tasks' work on the disk, in threads."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._process = os.getpid()
-        self._executor: ThreadPoolExecutor | None = None
+        self._threads = Threads()
         self._lock = StraightLock()
         self._ended = False
+        finalize(self, self._threads.jobs.put, None).atexit = False
         self._begun: set[Future[object]] = set()
         self._spilling: set[Any] = set()
 
@@ -324,15 +323,15 @@ class Worker:
         with self._lock:
             if self._ended:
                 raise BrokerClosed(f"the broker of {self._name} is closed: open the spool again")
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="qflow-aio")
             try:
-                begun = self._executor.submit(job)
+                self._threads.start()
             except RuntimeError as error:
                 if "shutdown" not in str(error):
                     raise
                 raise BrokerClosed(f"the broker of {self._name} is closed: the interpreter is ending") from error
+            begun: Future[object] = Future()
             self._begun.add(begun)
+            self._threads.jobs.put((job, begun))
         begun.add_done_callback(self._begun.discard)
 
     def begun(self) -> list[Future[object]]:
@@ -399,8 +398,7 @@ class Worker:
         """Take no more jobs; those begun run to their end."""
         with self._lock:
             self._ended = True
-            if self._executor is not None:
-                self._executor.shutdown(wait=False)
+            self._threads.jobs.put(None)
 
 
 async def attend(home: Home, worker: Worker, waiting: Waiting) -> None:

@@ -125,10 +125,10 @@ def _let_go(broker: qflow.Broker, directory: str | None, pid: int) -> None:
     """
     if os.getpid() != pid:
         return
-    if threading.main_thread().is_alive():
-        _remover.garbage.put((broker, directory))
-    else:  # the program ends, and this thread is the last one
+    if _remover.has_ended:  # the program ends, and this thread is the last one
         _remove(broker, directory)
+    else:
+        _remover.garbage.put((broker, directory))
 
 
 def _remove(broker: qflow.Broker | None, directory: str | None) -> None:
@@ -143,6 +143,7 @@ class _Remover:
 
     def __init__(self) -> None:
         self.garbage: SimpleQueue[tuple[qflow.Broker, str | None] | None] = SimpleQueue()
+        self.has_ended = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -155,6 +156,7 @@ class _Remover:
 
     def end(self) -> None:
         """Remove what is left, as the program ends."""
+        self.has_ended = True
         if self._thread is not None and self._thread.is_alive():
             self.garbage.put(None)
             self._thread.join(LAST_S)

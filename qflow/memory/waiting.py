@@ -200,7 +200,7 @@ def shelter_made(make: Callable[[], C]) -> C:
     """`shelter` for what is to be closed: if the caller is interrupted it is closed, for nobody else will do that.
 
     Raises:
-        QflowError: there can be no more threads.
+        QflowError: there can be no more threads. BrokerClosed: none, since the interpreter is ending (Python 3.12).
     """
     made: list[C] = []
     try:
@@ -214,6 +214,8 @@ def shelter_made(make: Callable[[], C]) -> C:
                 "the system starts no more threads for this process: look at `ulimit -u`, and at the limit of its "
                 "container or service (`pids.max`, `TasksMax`)"
             ) from error
+        if isinstance(error, RuntimeError) and "interpreter shutdown" in str(error):
+            raise BrokerClosed("the interpreter is ending, and starts no more threads: open it before that") from error
         raise
 
 

@@ -80,7 +80,64 @@ queue.put(b"more")
 broker.close()
 print("closed")
 """
+THREAD = """
+def last():
+    threading.main_thread().join()
+    work()
+    print("worked")
+threading.Thread(target=last).start()
+"""
+TASKS = """
+import asyncio, qflow.aio
+async def use():
+    async with qflow.aio.open(sys.argv[1] + "2", capacity_bytes="2MiB") as tasks:
+        queue = await tasks.declare_queue("t", durable=False)
+        for _ in range(5):
+            await queue.put(bytes(600_000))  # some are spilled
+        for _ in range(5):
+            await (await queue.get()).ack()
+        assert (await tasks.stats()).messages == 0
+    assert tasks.closed
+    broker.close()
+"""
+CLIENT = """
+import qflow, sys
+with qflow.connect(sys.argv[1]) as there:
+    there.declare_queue("new").put(b"x")
+    assert there.stats().messages == 2
+"""
+CALLER = f"""
+import subprocess
+def work():
+    subprocess.run([sys.executable, "-c", {CLIENT!r}, sys.argv[1]], check=True)
+    broker.close()
+"""
+ITEMS = """
+import gc, glob, tempfile
+from qflow.compat import Queue
+tempfile.tempdir = sys.argv[1] + "-items"
+os.mkdir(tempfile.tempdir)
+other, queues = Queue(), [Queue() for _ in range(8)]
+def work():
+    gc.set_threshold(40, 2, 2)  # so that some are collected in the middle of a call
+    while queues:
+        around = [queues.pop()]
+        around[0].put("x")
+        around.append(around)
+        del around
+        for _ in range(60):
+            other.put({"a": [1]})
+            other.get()
+    gc.set_threshold(700, 10, 10)
+    while gc.collect() or len(glob.glob(tempfile.tempdir + "/*")) > 1:
+        threading.Event().wait(0.001)
+    broker.close()
+"""
 CASES = {
+    "a thread goes on, with tasks": (TASKS + "def work(): asyncio.run(use())" + THREAD, "worked"),
+    "a thread goes on, and a first caller comes": (CALLER + THREAD, "worked"),
+    "a thread goes on, and drops a queue": (ITEMS + THREAD, "worked"),
+    "tasks close it in atexit": (TASKS + "atexit.register(lambda: (asyncio.run(use()), print('closed')))", "closed"),
     "daemon threads work": (DAEMON, ""),
     "daemon threads wait": (WAITING, ""),
     "atexit closes it": (AT_EXIT, "closed"),

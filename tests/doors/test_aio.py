@@ -21,8 +21,8 @@ import qflow.aio
 from doors.event_loop import PATIENCE_S, close_spool, leave_nothing_behind, length, plain, run, told, turns, until
 from drivers import joining, opening_tasks, owner_of
 from faults.seams import Faults, open_faulty
-from qflow.aio.loops import THREADS
 from qflow.aio.queue import nack_all
+from qflow.aio.threads import THREADS
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.queues.queue import parts_of

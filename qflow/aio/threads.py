@@ -1,0 +1,59 @@
+"""Threads for what the tasks of a broker have to do on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+THREADS = 2
+"""Threads for the disk: one may wait for a commit or a large spill while the other restores messages for a get."""
+
+
+class Threads:
+    """Up to `THREADS` of them, started when first needed.
+
+    They work on while the main thread has returned and others have not. (What the standard library has for that refuses
+    jobs from then on.)
+    """
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[tuple[Callable[[], object], Future[object]] | None] = SimpleQueue()
+        self._count = 0
+        self._free: list[None] = []
+        """As many as wait for a job."""
+
+    def start(self) -> None:
+        """See that there is one for the next job, or are as many as may be.
+
+        Raises:
+            RuntimeError: there is none, and can be none.
+        """
+        if self._free:
+            self._free.pop()
+        elif self._count < THREADS:
+            try:
+                Thread(target=self._serve, name="qflow-aio", daemon=True).start()
+            except RuntimeError:
+                if not self._count:
+                    raise
+            else:
+                self._count += 1
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                found = self.jobs.get_nowait()
+            except Empty:
+                self._free.append(None)
+                found = self.jobs.get()
+            if found is None:
+                self.jobs.put(None)  # for the next one
+                return
+            job, begun = found
+            try:
+                begun.set_result(job())
+            except BaseException as error:
+                begun.set_exception(error)
+            del found, job, begun
