@@ -51,6 +51,8 @@ OPENING_S = 60.0
 """An owner has a door within that, or lets nobody in."""
 LONGEST_DELAY_S = 3600.0
 """A message that fails waits no longer for its next try."""
+FRESH_S = 0.05
+"""Settings of the queue that were read so shortly before a message is begun are not read again for it."""
 REFUSED_CODE = 2
 _LOOK_S = 0.1
 
@@ -77,6 +79,32 @@ class Held(Delivery):
         span = parse_span(seconds, "seconds")
         super().extend(span)
         self._slot.extend(time.monotonic() + span)
+
+
+class Lease:
+    """How long a message may be held, as the settings of its queue say when it is begun.
+
+    Args:
+        asked_s: what is asked for beside them; None = what they say.
+    """
+
+    def __init__(self, queue: Any, asked_s: float | None) -> None:
+        self._queue = queue
+        self._asked_s = asked_s
+        self._read_at = -math.inf
+        self.seconds = math.inf
+        self.is_extended = False
+        """The owner is to hold the message for longer than its queue says."""
+
+    def look(self) -> None:
+        """Read the settings, unless that was just now. Cost: a round trip."""
+        if time.monotonic() - self._read_at < FRESH_S:
+            return
+        self._read_at = time.monotonic()
+        ack_timeout_s: float | None = self._queue.settings.ack_timeout_s
+        ends_s = math.inf if ack_timeout_s is None else ack_timeout_s
+        self.seconds = self._asked_s or ends_s
+        self.is_extended = self.seconds > ends_s
 
 
 class Worker:
@@ -183,19 +211,22 @@ class Worker:
 
     def _work(self, queue: Any) -> None:
         """Work until it is told to stop, or the queue's broker is gone."""
-        ack_timeout_s: float | None = queue.settings.ack_timeout_s
-        lease_s = self._job.lease_s or ack_timeout_s
-        is_extended = ack_timeout_s is not None and lease_s is not None and lease_s > ack_timeout_s
-        name = cut_name(f"worker {self._job.target}")
-        get = partial(queue.get_many, 1, PATIENCE_S, consumer=name)
+        lease = Lease(queue, self._job.lease_s)
+        get = partial(queue.get_many, 1, PATIENCE_S, consumer=cut_name(f"worker {self._job.target}"))
+
+        def take() -> Deliveries:
+            batch: Deliveries = get()
+            if batch:
+                lease.look()
+            return batch
+
         while not self._stops:
-            batch = self._wait(get)
+            batch = self._wait(take)
             if batch:
                 delivery = Held(batch, self._slot)
-                deadline = math.inf if lease_s is None else time.monotonic() + lease_s
-                with self._at_hand(delivery, deadline):
-                    if is_extended and lease_s is not None:
-                        delivery.extend(lease_s)
+                with self._at_hand(delivery, time.monotonic() + lease.seconds):
+                    if lease.is_extended:
+                        delivery.extend(lease.seconds)
                     self._handle(delivery)
         len(queue)  # what was sent before has arrived when this is answered
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,7 @@ import qflow
 import qflow.aio
 from qflow.workers.job import AWAY, READY, REFUSED, Job
 from qflow.workers.targets import Target
-from qflow.workers.worker import Worker
+from qflow.workers.worker import Held, Worker
 from workers.shared import slots
 
 Handle = Callable[[qflow.Delivery], object]
@@ -242,6 +243,40 @@ def test_the_lease_is_the_queues_or_the_longer_one_that_is_asked_for(broker: Any
         scene = Scene(Kept(broker), lease_s=lease_s)
         scene.run(look, messages=1)
     assert seen == [1, 500, 10]
+
+
+@pytest.mark.parametrize(("lease_s", "shown"), [(None, [math.inf, 100, 200, math.inf]), (150, [150, 150, 150, 150])])
+def test_the_lease_is_that_of_the_queue_as_it_is_altered_meanwhile(
+    lease_s: float | None, shown: list[float], broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each message anew; where a longer one is asked for, the owner holds the message for so long."""
+    monkeypatch.setattr("qflow.workers.worker.FRESH_S", 0.0)
+    extended: list[float] = []
+    monkeypatch.setattr(Held, "extend", lambda held, seconds: extended.append(seconds))
+    queue = broker.declare_queue("jobs")
+    queue.put_many([b"none", b"100", b"200", b"none"])
+    changes = iter([100, 200, None, None])
+    seen = []
+
+    def alter(_: qflow.Delivery) -> None:
+        seen.append(round(scene.slot.read().deadline - monotonic(), -1))
+        broker.alter_queue("jobs", ack_timeout_s=next(changes))
+
+    scene = Scene(broker, lease_s=lease_s)
+    scene.run(alter, messages=4)
+    assert seen == shown
+    assert extended == ([150] if lease_s else [])
+
+
+def test_settings_are_not_read_for_each_of_many_messages(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would be a round trip each."""
+    monkeypatch.setattr("qflow.workers.worker.FRESH_S", math.inf)
+    broker.declare_queue("jobs").put_many([b"1", b"2", b"3"])
+    read = []
+    settings: Any = qflow.Queue.settings
+    monkeypatch.setattr(qflow.Queue, "settings", property(lambda queue: read.append(1) or settings.fget(queue)))
+    Scene(broker).run(lambda _: None, messages=3)
+    assert len(read) == 1
 
 
 def test_an_extension_is_shown_to_the_supervisor(broker: Any) -> None:
