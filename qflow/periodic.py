@@ -2,8 +2,9 @@
 
     room `periodic` of the log    name -> the terms, and when the next message is due: JSON
 
-The message and the next moment are one commit: after a crash, each moment has one message. Moments that passed while
-the spool was closed, or its queue was full, have one message together.
+The message and the next moment are one commit, which what is due at the same time shares: after a crash, each moment
+has one message. Moments of a schedule that passed before its turn came, since the spool was closed, its queue was full,
+or much was due, have one message together.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import json
 import logging
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 import attrs
 
-from qflow.config import check_name, parse_span
+from qflow.config import Overflow, check_name, parse_span
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError
 from qflow.memory.waiting import shelter, sheltered
@@ -38,6 +40,11 @@ SHORTEST_S = 1.0
 """Maintenance looks once a second."""
 SET_BACK_S = 1.0
 """A clock that goes back by less is being adjusted."""
+AT_ONCE = 100
+AT_ONCE_BYTES = 2**20
+"""So many messages, of about so many bytes, are put in one commit; then maintenance has its turn."""
+TURNING_AWAY = (Overflow.DROP_NEWEST, Overflow.DEAD_LETTER)
+"""At a limit, messages that are put together are turned away together, also where some would have room."""
 FIELDS = 5
 """Of a line of crontab that say when."""
 REPEATED_S = 3600.0
@@ -90,6 +97,8 @@ class Periodic:
         """Held while a schedule is stored, or its message put."""
         self._latest_s = math.inf
         """The time when it was looked at last; at first any is earlier."""
+        self._turn: deque[str] = deque()
+        """Names of what was due when it was looked for last, and has not been tried since."""
         kept = spool.log.facts(ROOM, _logger.warning)
         self._schedules = read_schedules(
             kept, lambda problem: _logger.warning("%s: %s; it is left as it is", spool.path, problem)
@@ -134,18 +143,35 @@ class Periodic:
 
     @sheltered
     def put_due(self) -> bool:
-        """Put what is due; return False: nothing more is to be done at once."""
+        """Put some of what is due; tell whether there is more."""
+        if not self._schedules or self._spool.log.failed:
+            return False
         now_s = self._spool.clock()
-        if self._schedules and not self._spool.log.failed:
-            if now_s < self._latest_s - SET_BACK_S:
-                self._bring_forward(now_s)
-            self._latest_s = now_s
-            for name in [one.name for one in self._schedules.values() if one.next_s <= now_s]:
-                with self._changing:
-                    one = self._schedules.get(name)
-                    if one is not None and one.next_s <= now_s:
-                        self._schedules[name] = self._put(one, now_s)
-        return False
+        if now_s < self._latest_s - SET_BACK_S:
+            self._bring_forward(now_s)
+        self._latest_s = now_s
+        some = self._some_of_turn(now_s)
+        together: list[Schedule] = []
+        alone: list[Schedule] = []
+        for one in some:
+            (alone if self._is_put_alone(one) else together).append(one)
+        for one in alone if self._put(together, now_s) else some:
+            self._put([one], now_s)
+        return bool(self._turn)
+
+    def _some_of_turn(self, now_s: float) -> list[Schedule]:
+        """Return schedules whose turn it is: of what is due, each has one before any has the next."""
+        with self._changing:
+            if not self._turn:
+                self._turn.extend(one.name for one in self._schedules.values() if one.next_s <= now_s)
+            some: list[Schedule] = []
+            size = 0
+            while self._turn and len(some) < AT_ONCE and size < AT_ONCE_BYTES:
+                one = self._schedules.get(self._turn.popleft())
+                if one is not None:
+                    some.append(one)
+                    size += len(one.body) + len(encode_headers(one.headers))
+        return some
 
     def _bring_forward(self, now_s: float) -> None:
         """The clock was set back: have nothing wait longer than its terms say."""
@@ -153,23 +179,52 @@ class Periodic:
             for name, one in self._schedules.items():
                 self._schedules[name] = attrs.evolve(one, next_s=min(one.next_s, _soonest(one, now_s)))
 
-    def _put(self, one: Schedule, now_s: float) -> Schedule:
-        """Put a message, and keep when the next is due; if there is no room or no queue, it stays due."""
+    def _is_put_alone(self, one: Schedule) -> bool:
+        """Tell whether a message may be refused, or turned away at a limit: then so would be all that go with it."""
         try:
-            after = attrs.evolve(one, next_s=following(one, now_s), last_s=one.next_s, trouble="")
+            policy = self._queues.get(one.queue).settings.on_overflow
+        except QflowError:
+            return True
+        return bool(one.trouble) or policy in TURNING_AWAY
+
+    def _put(self, some: list[Schedule], now_s: float) -> bool:
+        """Put the messages of schedules, of those that are due still, in one commit; tell whether that holds.
+
+        Where it does not, they stay due; of one alone, it is kept why.
+        """
+        with self._changing:
+            due = [now for one in some if (now := self._schedules.get(one.name)) is not None and now.next_s <= now_s]
+            try:
+                self._commit(due, now_s)
+            except BrokerClosed:
+                raise  # what is due is due when it is opened again
+            except QflowError as error:
+                if len(due) == 1:
+                    self._note(due[0], str(error))
+                return False
+        return True
+
+    def _commit(self, due: list[Schedule], now_s: float) -> None:
+        """Put messages, and keep when the next ones are due."""
+        if not due:
+            return
+        inserts: list[Insert] = []
+        after: dict[str, Schedule] = {}
+        for one in due:
+            after[one.name] = attrs.evolve(one, next_s=following(one, now_s), last_s=one.next_s, trouble="")
             puts = parts_of(self._queues.get(one.queue)).puts
             headers = {**one.headers, "schedule": one.name, "scheduled_for_s": one.next_s}
             envelope = puts.envelope(headers, None, 0, None, None, None)
-            insert = Insert(puts, envelope.number, [envelope.record(one.body)])
-            kept: Any = Kept({ROOM: {one.name: _encoded(after)}})
-            self._together.commit([insert], [kept], timeout=0)
-        except BrokerClosed:
-            raise  # what is due is due when it is opened again
-        except QflowError as error:
-            if str(error) != one.trouble:
-                _logger.warning("%s: schedule %r puts its message later: %s", self._spool.path, one.name, error)
-            return attrs.evolve(one, trouble=str(error))
-        return after
+            inserts.append(Insert(puts, envelope.number, [envelope.record(one.body)]))
+        kept: Any = Kept({ROOM: {name: _encoded(one) for name, one in after.items()}})
+        self._together.commit(inserts, [kept], timeout=0)
+        self._schedules.update(after)
+
+    def _note(self, one: Schedule, trouble: str) -> None:
+        """Keep why a message comes later."""
+        if trouble != one.trouble:
+            _logger.warning("%s: schedule %r puts its message later: %s", self._spool.path, one.name, trouble)
+        self._schedules[one.name] = attrs.evolve(one, trouble=trouble)
 
 
 class Scheduling:
@@ -190,9 +245,9 @@ class Scheduling:
     ) -> Schedule:
         """Have a message put into a queue again and again, also after the spool was closed and opened.
 
-        Moments that pass while no process owns the spool, or while the queue is full, have one message together. One
-        of this name with the same terms stays as it is, so a program may say this at each start; with others, it is
-        replaced.
+        Moments that pass while no process owns the spool, while the queue is full, or before those of many other
+        schedules were put, have one message together. One of this name with the same terms stays as it is, so a program
+        may say this at each start; with others, it is replaced.
 
         Args:
             every_s: the time between two messages, 1 s or more; the first comes after it.
@@ -203,7 +258,8 @@ class Scheduling:
         Raises:
             InvalidArgument: not just one of `every_s` and `cron` is given, or one makes no sense.
             NotFound: there is no such queue.
-        Cost: a commit, and one for each message, which is put within a second or two of its moment.
+        Cost: a commit; then one for each message, or for up to 100 that are due together. They are put within a second
+        or two of their moment, and later where many are due.
         """
         periodic: Periodic = self.engine.periodic
         own = self.engine.queues.own(queue)

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import qflow
 import qflow.aio
 from qflow.cli.main import app
+from qflow.periodic import AT_ONCE
 from unit.clocks import Clock, open_still
 
 
@@ -139,6 +140,107 @@ def test_what_has_no_room_comes_later_and_once(spool: Path, clock: Clock, caplog
         pass_time(broker, clock, 1)
         assert (len(full), len(gone)) == (1, 1)
         assert [one.trouble for one in broker.schedules()] == ["", ""]
+
+
+class Commits:
+    """How many messages each commit has put, or was to put."""
+
+    def __init__(self, broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._sizes: list[int] = []
+        commit = broker.engine.together.commit
+
+        def count(inserts: list[Any], *args: Any, **options: Any) -> Any:
+            self._sizes.append(len(inserts))
+            return commit(inserts, *args, **options)
+
+        monkeypatch.setattr(broker.engine.together, "commit", count)
+
+    def since(self) -> list[int]:
+        """Return those since this was asked for last."""
+        sizes, self._sizes[:] = list(self._sizes), []
+        return sizes
+
+
+def test_what_is_due_together_is_put_together_and_maintenance_goes_on_between(
+    spool: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bounded number at a time; each moment has one message, also for whoever opens the spool as it is then."""
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        names = {broker.schedule(f"s{number}", jobs, b"x", every_s=10).name for number in range(AT_ONCE * 2 + 50)}
+        commits = Commits(broker, monkeypatch)
+        clock.advance(10)
+        assert [broker.engine.upkeep.tick() for _ in range(3)] == [True, True, False]
+        assert commits.since() == [AT_ONCE, AT_ONCE, 50]
+        broker.snapshot(spool.with_name("copy"))
+        pass_time(broker, clock, 1)
+        assert commits.since() == []
+    for path in (spool, spool.with_name("copy")):
+        with open_still(path, clock) as broker:
+            pass_time(broker, clock, 1)
+            batch = broker.queue("jobs").get_many(1000, timeout_s=0)
+            assert len(batch) == len(names)
+            assert {one.headers["schedule"] for one in batch} == names
+
+
+def test_large_messages_are_put_a_few_at_a_time(spool: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a commit takes in memory is bounded."""
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        for number in range(5):
+            broker.schedule(f"s{number}", jobs, bytes(600_000), every_s=10)
+        commits = Commits(broker, monkeypatch)
+        clock.advance(10)
+        while broker.engine.upkeep.tick():
+            pass
+        assert commits.since() == [2, 2, 1]
+
+
+def test_where_one_has_no_room_the_others_are_put_together_the_next_time(
+    spool: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_still(spool, clock) as broker:
+        jobs, full = broker.declare_queue("jobs"), broker.declare_queue("full", limit_messages=1)
+        full.put(b"fills it")
+        for number in range(5):
+            broker.schedule(f"s{number}", full if number == 2 else jobs, b"x", every_s=10)
+        commits = Commits(broker, monkeypatch)
+        pass_time(broker, clock, 10)
+        assert commits.since() == [5, 1, 1, 1, 1, 1]
+        assert (len(jobs), [bool(one.trouble) for one in broker.schedules()]) == (4, [False, False, True, False, False])
+        pass_time(broker, clock, 10)
+        assert commits.since() == [4, 1]
+        full.get().ack()
+        pass_time(broker, clock, 10)
+        assert commits.since() == [4, 1]
+        assert (len(jobs), len(full), broker.schedules()[2].trouble) == (12, 1, "")
+
+
+def test_what_is_turned_away_at_a_limit_turns_no_other_away(spool: Path, clock: Clock) -> None:
+    """As it is by puts one after the other."""
+    with open_still(spool, clock) as broker:
+        for name, policy in (("drops", qflow.Overflow.DROP_NEWEST), ("dead", qflow.Overflow.DEAD_LETTER)):
+            dead_letter = "letters" if name == "dead" else None
+            queue = broker.declare_queue(name, limit_messages=3, on_overflow=policy, dead_letter=dead_letter)
+            queue.put(b"first")
+            for number in range(3):
+                broker.schedule(f"{name} {number}", queue, b"x", every_s=10)
+        pass_time(broker, clock, 10)
+        assert [len(broker.queue(name)) for name in ("drops", "dead", "letters")] == [3, 3, 1]
+
+
+def test_those_that_stay_due_hold_no_other_up(spool: Path, clock: Clock) -> None:
+    """However many: they come last in their turn again."""
+    with open_still(spool, clock) as broker:
+        jobs, full = broker.declare_queue("jobs"), broker.declare_queue("full", limit_messages=1)
+        full.put(b"fills it")
+        for number in range(AT_ONCE + 1):
+            broker.schedule(f"s{number}", full, b"x", every_s=10)
+        broker.schedule("last", jobs, b"x", every_s=10)
+        for number in range(3):
+            clock.advance(10)
+            assert [broker.engine.upkeep.tick() for _ in range(2)] == [True, False]
+            assert len(jobs) == number + 1
 
 
 def test_one_that_cannot_be_told_holds_no_other_up(spool: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
