@@ -353,11 +353,13 @@ def _soonest(one: Schedule, now_s: float) -> float:
 def _zone(name: object) -> tzinfo:
     if name == "UTC":
         return UTC
-    from zoneinfo import ZoneInfo
+    from zoneinfo import ZoneInfo, available_timezones
 
     try:
         return ZoneInfo(str(name))
     except (OSError, ValueError, KeyError):
+        if not available_timezones():
+            raise InvalidArgument("this system has no time-zone data: pip install tzdata") from None
         raise InvalidArgument(f"time_zone must be a name such as 'Europe/Berlin', got {name!r:.80}") from None
 
 

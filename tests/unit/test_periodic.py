@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import zoneinfo
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,34 @@ def test_cron_says_when_and_where(spool: Path, clock: Clock) -> None:
             with pytest.raises(qflow.InvalidArgument, match="time_zone must be"):
                 broker.schedule("bad", "jobs", b"x", cron="0 3 * * *", time_zone=zone)
         assert len(broker.schedules()) == 1
+
+
+@contextmanager
+def no_zones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A system that has no data of time zones."""
+    for name in ("tzdata", *(name for name in sys.modules if name.startswith("tzdata."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    zoneinfo.reset_tzpath(to=[])
+    zoneinfo.ZoneInfo.clear_cache()
+    try:
+        yield
+    finally:
+        zoneinfo.reset_tzpath()
+
+
+def test_a_system_without_time_zones_says_so(spool: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a schedule that was made on another; what needs none goes on."""
+    pytest.importorskip("cronsim")
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        broker.schedule("berlin", jobs, b"x", cron="* * * * *", time_zone="Europe/Berlin")
+        with no_zones(monkeypatch):
+            broker.schedule("utc", jobs, b"y", cron="* * * * *")
+            with pytest.raises(qflow.InvalidArgument, match="no time-zone data: pip install tzdata"):
+                broker.schedule("paris", jobs, b"x", cron="* * * * *", time_zone="Europe/Paris")
+            pass_time(broker, clock, 60)
+            assert jobs.get_many(9, timeout_s=0).bodies == [b"y"]
+            assert ["pip install tzdata" in one.trouble for one in broker.schedules()] == [True, False]
 
 
 @pytest.mark.two_drivers
