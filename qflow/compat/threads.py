@@ -31,7 +31,7 @@ else:
         def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
             """Append an item; see `queue.Queue.put`. Raises ShutDown: it was shut down."""
             with self.not_full:
-                if block and timeout is not None and timeout < 0 and self.maxsize > 0:
+                if not self.is_shutdown and block and timeout is not None and timeout < 0 and self.maxsize > 0:
                     raise ValueError("'timeout' must be a non-negative number")
                 ends = None if timeout is None else time.monotonic() + timeout
                 while not self.is_shutdown and 0 < self.maxsize <= self._qsize():
@@ -90,6 +90,8 @@ class Queue(_Base[T]):
         An item that another process holds is waited for like one that is not there.
         """
         with self.not_empty:
+            if self.is_shutdown and not self._qsize():
+                raise ShutDown
             if block and timeout is not None and timeout < 0:
                 raise ValueError("'timeout' must be a non-negative number")
             ends = math.inf if timeout is None else time.monotonic() + timeout

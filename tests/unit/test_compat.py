@@ -12,6 +12,7 @@ import sys
 import threading
 import unittest
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +188,23 @@ def test_shutdown_ends_those_who_wait() -> None:
     getter.join(LONG_S)
     assert ended[2:] == [compat.ShutDown]
     assert other.empty()
+
+
+def test_a_shutdown_is_told_before_a_timeout_that_makes_no_sense() -> None:
+    """As by Python 3.13; what is there is taken with one that makes sense."""
+    items: compat.Queue[int] = compat.Queue(1)
+    items.put(1)
+    for method in (partial(items.put, 2), items.get):
+        with pytest.raises(ValueError, match="non-negative"):
+            method(timeout=-1)
+    items.shutdown()
+    with pytest.raises(compat.ShutDown):
+        items.put(2, timeout=-1)
+    with pytest.raises(ValueError, match="non-negative"):
+        items.get(timeout=-1)
+    assert items.get() == 1
+    with pytest.raises(compat.ShutDown):
+        items.get(timeout=-1)
 
 
 @pytest.mark.parametrize("is_held", [False, True])
