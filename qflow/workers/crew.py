@@ -25,7 +25,7 @@ from typing import Protocol
 
 from qflow.workers.desk import Slot
 from qflow.workers.ending import LONGEST_END_S
-from qflow.workers.job import AWAY, READY, REFUSED
+from qflow.workers.job import AWAY, FAILED, READY, REFUSED
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 
@@ -192,6 +192,8 @@ class Crew:
             self.refusal = self.refusal or text
         elif kind == REFUSED:
             self._tell(f"{seat} cannot work: {text}")
+        elif kind == FAILED:
+            self._tell(f"{seat}: {text}")
 
     def _is_any_away(self) -> bool:
         return any(seat.state is State.AWAY for seat in self.seats)

@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 GRACE_S = 5.0
@@ -55,7 +55,8 @@ def _cut_off(turn: threading.RLock, code: int) -> None:
         main = threading.main_thread()
         left = [repr(one.name) for one in threading.enumerate() if not one.daemon and one is not main]
         what = "threads " + ", ".join(left) if left else "tasks"
-        sys.stderr.write(f"qflow: process {os.getpid()} waits no longer for what its function has left: {what}\n")
+        with suppress(Exception):  # the function may have closed it
+            sys.stderr.write(f"qflow: process {os.getpid()} waits no longer for what its function has left: {what}\n")
         atexit._run_exitfuncs()
         _flush()
     finally:

@@ -71,8 +71,9 @@ class Order(NamedTuple):
         return cls(Job(**job), facts["seat"], facts["report"], facts["desk"])
 
 
-READY, REFUSED, AWAY = "ready", "refused", "away"
-"""What a worker reports: that it works; why it cannot; that the owner of the spool, or the queue, is gone."""
+READY, REFUSED, AWAY, FAILED = "ready", "refused", "away", "failed"
+"""What a worker reports: that it works; why it cannot; that the owner of the spool, or the queue, is gone; and which
+message failed, where stderr does not take that."""
 _MOST_TEXT = 2000
 
 

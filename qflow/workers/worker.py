@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -37,7 +37,7 @@ from qflow.errors import (
 from qflow.takers import cut_name
 from qflow.workers import ending
 from qflow.workers.desk import Desk, Slot
-from qflow.workers.job import AWAY, READY, REFUSED, Job, Order, report
+from qflow.workers.job import AWAY, FAILED, READY, REFUSED, Job, Order, report
 from qflow.workers.targets import Function, load
 
 if TYPE_CHECKING:
@@ -257,14 +257,19 @@ class Worker:
 
     def _failed(self, delivery: Held, error: BaseException) -> None:
         """Give the message back, to come later each time, and say what went wrong."""
-        name = f"message {delivery.sequence} of queue {self._job.queue!r}"
+        count, reason = delivery.delivery_count, reason_of(error)
+        what = f"message {delivery.sequence} of queue {self._job.queue!r} failed at delivery {count}"
         trace = "".join(traceback.format_exception(error))
-        delay_s = min(self._job.retry_delay_s * 2.0 ** min(delivery.delivery_count - 1, 60), LONGEST_DELAY_S)
+        delay_s = min(self._job.retry_delay_s * 2.0 ** min(count - 1, 60), LONGEST_DELAY_S)
         try:
-            delivery.nack(delay_s=delay_s, reason=reason_of(error))
-        finally:  # who reads stderr may be gone
-            sys.stderr.write(f"qflow: {name} failed at delivery {delivery.delivery_count}:\n{trace}")
-            sys.stderr.flush()
+            delivery.nack(delay_s=delay_s, reason=reason)
+        finally:
+            try:
+                sys.stderr.write(f"qflow: {what}:\n{trace}")
+                sys.stderr.flush()
+            except Exception:  # the function has closed it, or who reads it is gone
+                with suppress(OSError):
+                    self._report(FAILED, f"{what}: {reason}")
 
 
 def main() -> NoReturn:

@@ -28,6 +28,18 @@ def fail(delivery: qflow.Delivery) -> None:
     raise ValueError(f"no {delivery.body.decode()}")
 
 
+def mute(delivery: qflow.Delivery) -> None:
+    """Take away what is written to on stderr, as the message says, and raise."""
+    match delivery.body:
+        case b"none":
+            sys.stderr = None  # type: ignore[assignment]
+        case b"closed":
+            sys.stderr.close()
+        case b"descriptor":
+            os.close(2)
+    raise ValueError(f"no {delivery.body.decode()}")
+
+
 def hang(delivery: qflow.Delivery) -> None:
     """Hear no signal but SIGKILL, if the message says so, and return no more; nor does a process that it starts."""
     say(delivery)

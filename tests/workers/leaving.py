@@ -24,6 +24,8 @@ def leave(delivery: qflow.Delivery | qflow.aio.AsyncDelivery) -> None:
     match what.split():
         case ["thread"]:
             threading.Thread(target=hang, name="mine").start()
+        case ["mute"]:
+            sys.stderr = None  # type: ignore[assignment]
         case ["idle"]:
             idle.submit(int).result()
         case ["patient"]:

@@ -114,6 +114,22 @@ def test_the_dead_letter_of_what_raises_has_the_reason(cli: CommandLine) -> None
     assert headers["dead_letter_reason"] == "max_deliveries"
 
 
+@pytest.mark.parametrize("how", [b"none", b"closed", b"descriptor"])
+def test_what_fails_is_said_though_the_function_has_taken_stderr_away(cli: CommandLine, how: bytes) -> None:
+    """By the supervisor; the process goes on."""
+    put(cli.spool, how, b"next", max_deliveries=1, dead_letter="dead")
+    working = Working(cli, "mute", "--processes", 1)
+    first = working.found(
+        r"worker 1 \(process (\d+)\): message 0 of queue 'jobs' failed at delivery 1: ValueError: no "
+    )
+    second = working.found(
+        r"worker 1 \(process (\d+)\): message 1 of queue 'jobs' failed at delivery 1: ValueError: no n"
+    )
+    assert first[1] == second[1]
+    working.signal()
+    assert working.end() == 128 + signal.SIGTERM
+
+
 def test_one_that_crashes_or_is_killed_is_started_again(cli: CommandLine) -> None:
     put(cli.spool, b"crash", b"1", max_deliveries=1, dead_letter="dead")
     working = Working(cli, "crash", "--processes", 1)

@@ -35,6 +35,16 @@ def test_a_process_that_exits_beside_a_thread_is_started_again(cli: CommandLine,
     assert working.end() == 128 + signal.SIGTERM
 
 
+def test_what_is_called_at_exit_is_called_also_where_the_function_has_taken_stderr_away(cli: CommandLine) -> None:
+    """Nothing can be said about the thread then."""
+    working = work(cli, "leave", b"mute", b"thread", b"exit", b"last")
+    working.until("exited with 3; it is started again")
+    working.until("does last")
+    working.signal()
+    assert working.end() == 128 + signal.SIGTERM
+    assert working.lines.count("called at exit") == 2
+
+
 @pytest.mark.parametrize(
     ("function", "what"), [("leave", b"thread"), ("leave_async", b"thread"), ("leave_async", b"task")]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 import qflow
 import qflow.aio
-from qflow.workers.job import AWAY, READY, REFUSED, Job
+from qflow.workers.job import AWAY, FAILED, READY, REFUSED, Job, report
 from qflow.workers.targets import Target
 from qflow.workers.worker import Held, Worker
 from workers.shared import slots
@@ -34,6 +35,7 @@ class Scene:
     def __init__(self, broker: Any, **changes: Any) -> None:
         self.broker = broker
         self.reported: list[tuple[str, str]] = []
+        self.hear: Callable[[str, str], None] = lambda kind, text: self.reported.append((kind, text))
         self.tries: list[Exception] = []
         self.slot = slots(1)[0]
         facts: dict[str, Any] = {
@@ -46,7 +48,7 @@ class Scene:
         self.worker = Worker(
             Job(**facts | changes),
             connect=self._connect,
-            report=lambda kind, text: self.reported.append((kind, text)),
+            report=lambda kind, text: self.hear(kind, text),
             slot=self.slot,
             is_told=lambda: False,
         )
@@ -105,6 +107,36 @@ def test_an_exception_is_the_reason_of_the_dead_letter(
     assert "message 0 of queue 'jobs' failed at delivery 1:\nTraceback" in said
     assert "failed at delivery 2" in said
     assert letters(spool) == [(b"twelve", "ValueError: invalid literal for int() with base 10: b'twelve'")]
+
+
+class Gone:
+    """What is there in place of stderr when nobody reads it."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        """Nothing is written."""
+
+
+@pytest.mark.parametrize("stderr", [None, Gone()])
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_a_failure_that_cannot_be_written_is_reported(
+    spool: Path, broker: Any, stderr: Any, is_heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If that is not possible either, the next message has its turn all the same."""
+    broker.declare_queue("jobs", max_deliveries=1, dead_letter="dead").put_many([b"one", b"two"])
+    scene = Scene(broker)
+    if not is_heard:
+        scene.hear = lambda kind, text: None if kind == READY else report(-1, kind, text)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stderr)
+        assert scene.run(lambda delivery: int(delivery.body), messages=2) == 0
+    reasons = [f"ValueError: invalid literal for int() with base 10: {body!r}" for body in (b"one", b"two")]
+    if is_heard:
+        failed = [(FAILED, f"message {n} of queue 'jobs' failed at delivery 1: {reasons[n]}") for n in range(2)]
+        assert scene.reported == [(READY, ""), *failed]
+    assert letters(spool) == list(zip([b"one", b"two"], reasons, strict=True))
 
 
 async def later(delivery: qflow.Delivery) -> None:
