@@ -32,6 +32,8 @@ MAX_NAME_BYTES = 1024
 MAX_MESSAGE_BYTES = 2**31
 MAX_PRIORITIES = 10
 MAX_PARTITIONS = 64
+AMQP_STREAMS = "amqp-stream/"
+"""How topics of streams begin that AMQP declared; other streams have them by no filter that begins with a wildcard."""
 LONGEST_S = 100 * 366 * 86_400.0
 """No time span is longer, so that a moment in milliseconds always fits."""
 SPILL_STORES = ("files", "segments")

@@ -7,7 +7,7 @@ filter, in C. If they do not lead to one partition alone, or there are many filt
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from qflow.storage.topics.names import joined, pattern_of
@@ -90,9 +90,9 @@ class Shortcut:
 
 
 def _patterns_of(
-    queues: Iterable[tuple[str, Any]], streams: Iterable[tuple[str, StreamLog]]
+    queues: FilterTrie[Any], streams: FilterTrie[StreamLog]
 ) -> tuple[list[re.Pattern[bytes]], dict[StreamLog, list[re.Pattern[bytes]]]]:
     by_stream: dict[StreamLog, list[re.Pattern[bytes]]] = {}
     for topic_filter, stream in streams:
-        by_stream.setdefault(stream, []).append(pattern_of(topic_filter))
+        by_stream.setdefault(stream, []).append(pattern_of(topic_filter, streams.apart))
     return [pattern_of(topic_filter) for topic_filter, _ in queues], by_stream

@@ -12,8 +12,8 @@ import qflow
 from qflow.errors import InvalidArgument
 from qflow.streams import shortcut
 
-LEVELS = ["a", "b", "", "$x", "é"]
-WILDCARDS = ["+", "#", "a", "b", "$x", "é"]
+LEVELS = ["a", "b", "", "$x", "é", "amqp-stream"]
+WILDCARDS = ["+", "#", "a", "b", "$x", "é", "amqp-stream"]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import seconds_of
 from qflow.amqp.server.content import content_of_delivery
 from qflow.amqp.wire.properties import changed
-from qflow.config import Overflow
+from qflow.config import AMQP_STREAMS, Overflow
 from qflow.errors import (
     AlreadySettled,
     BrokerClosed,
@@ -32,7 +32,6 @@ from qflow.memory.waiting import in_place
 from qflow.options import Start
 from qflow.queues.overflow import may_hold
 from qflow.queues.queue import parts_of
-from qflow.serving.topics import AMQP_STREAMS
 from qflow.takers import Taker, cut_name
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from binascii import Error as NotBase64
 from collections.abc import Mapping
 from typing import Any, cast
 
+from qflow.config import AMQP_STREAMS
 from qflow.message import EncodedHeaders, Headers
 from qflow.mqtt.wire import MAX_FIELD_BYTES, Encoded, encode_publish, has_place
 from qflow.mqtt.wire.packets import Properties, Publish, Will
-from qflow.serving.topics import AMQP_STREAMS
 
 _PREFIX = "mqtt."
 _QOS, _RETAIN, _PUBLISHER, _EXPIRES = "mqtt.qos", "mqtt.retain", "mqtt.publisher", "mqtt.expires_ms"

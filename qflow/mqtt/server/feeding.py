@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from qflow.aio.broker import AsyncBroker, in_thread
+from qflow.config import AMQP_STREAMS
 from qflow.errors import CorruptionError, QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.marks import Marks, Passed, comes_behind, is_stored
@@ -27,7 +28,6 @@ from qflow.mqtt.server.outbound import Counts, Outbound
 from qflow.mqtt.server.recent import Recent
 from qflow.mqtt.server.storing import RETAINED
 from qflow.serving.tasks import Tasks
-from qflow.serving.topics import AMQP_STREAMS
 from qflow.streams.deliveries import StreamDelivery, StreamMessage
 from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import FilterTrie

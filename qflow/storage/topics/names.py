@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qflow.errors import CorruptionError
@@ -43,13 +43,15 @@ def begin(birth: int | None = None) -> NamesRow:
     return NamesRow(int.from_bytes(os.urandom(8)) if birth is None else birth)
 
 
-def pattern_of(topic_filter: str) -> re.Pattern[bytes]:
+def pattern_of(topic_filter: str, apart: Iterable[str] = ("$",)) -> re.Pattern[bytes]:
     """Return what finds, in names with NUL around them, those that a valid filter of MQTT matches.
+
+    `apart`: how names begin that wildcards of the first level leave out.
 
     Cost to compile: 0.1 ms; 0.4 s for a filter of 32,000 levels.
     """
     wanted = topic_filter.split("/")
-    hidden = rb"(?!\$)" if wanted[0] in ("+", "#") else b""
+    hidden = b"(?!%b)" % b"|".join(re.escape(one.encode()) for one in apart) if wanted[0] in ("+", "#") else b""
     below = b""
     if wanted[-1] == "#":
         wanted.pop()
