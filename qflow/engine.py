@@ -89,6 +89,7 @@ class Engine:
             room=room,
             max_transaction_bytes=spool.settings.max_transaction_bytes,
             report=spool.report,
+            used=spool.used,
             clock=spool.clock,
             monotonic=spool.monotonic,
             held=Held(spool.place, str(spool.uuid), spool.clock),

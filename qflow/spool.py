@@ -44,6 +44,7 @@ from qflow.storage.log.transaction_log import TransactionLog
 from qflow.storage.places import take_place
 from qflow.storage.spill.store import SpillStore
 from qflow.storage.spill.wiper import Wiper, wipe_spill
+from qflow.used import Used
 
 if TYPE_CHECKING:
     from qflow.stats import CompactionReport, RecoveryReport, SnapshotReport
@@ -99,6 +100,7 @@ class Spool:
 
         Who holds it asks `check_open` first.
         """
+        self.used = Used(self.changing)
         self.closed = False
         """Calls are refused. Set under `changing`."""
         self.released = False
@@ -362,4 +364,5 @@ class Spool:
         self._lock.close_in_child()
         self.log.disown(stub.__enter__)
         self.changing = stub  # type: ignore[assignment]
+        self.used = Used(stub)  # type: ignore[arg-type]
         self.check_open = stub.__enter__  # type: ignore[method-assign]

@@ -41,6 +41,7 @@ WORDS = {
     "rates",
     "takers",
     "tokens",
+    "used",
 }
 PARTS = {"spool", "listeners", "routing", "adoption", "publishing", "periodic", "figures", "upkeep"}
 """Of a broker, beside its memory, queues and streams."""

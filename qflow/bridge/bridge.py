@@ -18,8 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from qflow.aio.broker import AsyncBroker
-from qflow.amqp.model.queues import ROOT
+from qflow.aio.broker import AsyncBroker, in_thread
+from qflow.amqp.model.queues import BRIDGE_QUEUE, ROOT
 from qflow.amqp.server.content import content_of_delivery
 from qflow.amqp.server.dead_letters import Letter
 from qflow.amqp.server.host import Host, Hosts
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from qflow.aio.subscription import AsyncSubscription
     from qflow.amqp.server.hosted import HostedQueue
 
-QUEUE = "amq.mqtt-bridge"
+QUEUE = BRIDGE_QUEUE
 """What `amq.topic` has for MQTT waits in it."""
 SUBSCRIPTION = "amq.topic"
 """Its place in the stream is how far the bridge has come."""
@@ -79,6 +79,8 @@ class Bridge:
         self._waiting_bytes = 0
         self._tap = Subscribed("#", "#")
         self._is_closed = False
+        self._used = broker.broker.engine.spool.used
+        self._uses = [("queue", QUEUE), ("subscription", stream, SUBSCRIPTION)]
 
     async def begin(self) -> None:
         """Carry from now on what is published."""
@@ -91,6 +93,8 @@ class Bridge:
             _BRIDGED.discard(self._broker.broker)
             raise
         try:
+            for what in self._uses:
+                await in_thread(self._broker, partial(self._used.begin, "the bridge between MQTT and AMQP", *what))
             self._hosts = await Hosts.of(self._broker)
             self._host = await self._hosts.find(ROOT)
             await self._bound()
@@ -114,6 +118,8 @@ class Bridge:
             return
         self._is_closed = True
         _BRIDGED.discard(self._broker.broker)
+        for what in self._uses:
+            self._used.end(*what)
         if self._tap.owner is not None:
             self._house.hub.remove(self._tap)
         await self._tasks.close()
@@ -241,7 +247,7 @@ class Bridge:
                 await asyncio.sleep(AGAIN_S)
 
     async def _bound(self) -> AsyncQueue:
-        """Return the queue, made and bound if it is not: a client may have deleted it."""
+        """Return the queue, made and bound if it is not."""
         assert self._host is not None
         queue = await self._broker.declare_queue(QUEUE)
         await self._host.bind_for_now(QUEUE, EXCHANGE, "#")

@@ -296,6 +296,7 @@ class Queues:
                 records.delete([broken.owner], partial(self._forget_broken, name, broken.owner))
                 return
             queue = self.get(name)
+            self._spool.used.check("queue", name)
             end, clear_away = partial(self._end, queue), partial(self._clear_away, queue)
             if queue.settings.durable:
                 records.delete([_owner(queue)], clear_away, at_once=end)

@@ -246,6 +246,7 @@ class Streams:
             self.deleted.append(broken.owner)
             return
         stream = self.get(name)
+        self._shared.used.check("stream", name)
         for topic_filter in stream.settings.topics:
             self.routes.remove(topic_filter, stream)
         self._reroute()
@@ -274,7 +275,9 @@ class Streams:
     @sheltered
     def delete_subscription(self, stream: Stream | str, name: str) -> None:
         """Delete a durable subscription, or a group, with its position; its gets raise `StreamDeleted`."""
-        self._sessions.delete(self.own(stream), name)
+        own = self.own(stream)
+        self._shared.used.check("subscription", own.name, name)
+        self._sessions.delete(own, name)
 
     def own(self, stream: Stream | str) -> StreamLog:
         """Return a stream of this broker, by name or as it is.

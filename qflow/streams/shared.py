@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from qflow.storage.log.transaction_log import TransactionLog
 from qflow.streams.room import Room
+from qflow.used import Used
 
 
 class Shared(NamedTuple):
@@ -18,6 +19,7 @@ class Shared(NamedTuple):
     max_transaction_bytes: int
     report: Callable[[str, int], None]
     """Called with a text about damage, and how many messages are lost."""
+    used: Used
     clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     held: Callable[[int], Mapping[int, int]] | None = None

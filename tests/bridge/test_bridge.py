@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pamqp import body, header
-from pamqp.commands import Basic, Confirm, Queue
+from pamqp.commands import Basic, Channel, Confirm, Queue
 
 import amqp_loop
 import mqtt_loop
@@ -25,7 +26,7 @@ from qflow.amqp.server.content import NO_PROPERTIES, headers_of, read_properties
 from qflow.bridge import translation
 from qflow.bridge.bridge import AT_ONCE, MOST_BYTES, QUEUE, Bridge
 from qflow.bridge.translation import key_of, topic_of
-from qflow.errors import MessageTooLarge
+from qflow.errors import InvalidArgument, MessageTooLarge
 
 
 class Doors:
@@ -235,25 +236,59 @@ def test_qos_0_waits_a_little_for_room_and_is_dropped_then(spool: Path, monkeypa
     run(scenario())
 
 
-def test_a_client_that_deletes_the_queue_of_the_bridge_loses_it_for_a_moment(
-    spool: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qflow.bridge.bridge.AGAIN_S", 0.01)
+REFUSED = [
+    Queue.Delete(0, QUEUE),
+    Queue.Unbind(0, QUEUE, "amq.topic", "#"),
+    Queue.Bind(0, QUEUE, "amq.fanout", ""),
+    Queue.Purge(0, QUEUE),
+    Basic.Consume(0, QUEUE),
+    Basic.Get(0, QUEUE),
+]
+
+
+def test_clients_do_not_use_the_queue_of_the_bridge(spool: Path) -> None:
+    """They may look how much waits in it; all else is refused, and what is published is carried."""
 
     async def scenario() -> None:
         async with doors(spool) as there:
             client = await mqtt_loop.client(there.mqtt, "c")
             await client.subscribe("#", qos=1)
             rabbit = await there.rabbit()
-            await rabbit.ask(Queue.Delete(0, QUEUE), Queue.DeleteOk)
-            await until(lambda: QUEUE in there.broker.queues())
-            async with asyncio.timeout(20):
-                while True:  # it is bound again a moment later
-                    publish(rabbit, "a", b"x")
-                    await rabbit.expect(Basic.Ack)
-                    if there.broker.broker.stream("mqtt").stats().messages:
-                        break
+            for number, method in enumerate(REFUSED, start=2):
+                await rabbit.open_channel(number)
+                assert (await rabbit.ask(method, Channel.Close, number)).reply_code == 403
+                rabbit.send(Channel.CloseOk(), channel=number)
+            await rabbit.ask(Queue.Declare(0, QUEUE, passive=True), Queue.DeclareOk)
+            publish(rabbit, "a", b"x")
+            await rabbit.expect(Basic.Ack)
             assert (await client.message()).payload == b"x"
+
+    run(scenario())
+
+
+def test_what_doors_use_is_not_deleted_while_they_do(spool: Path) -> None:
+    """The stream of MQTT, the queue of the bridge, and its place in the stream; each of them when its door has gone."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            deletions = [
+                (partial(broker.delete_queue, QUEUE), "the bridge"),
+                (partial(broker.delete_subscription, "mqtt", "amq.topic"), "the bridge"),
+                (partial(broker.delete_stream, "mqtt"), "the server for MQTT"),
+            ]
+            async with await mqtt.serve(broker, port=0):
+                async with await bridge.join(broker):
+                    await until(lambda: broker.broker.stream("mqtt").stats().subscriptions)
+                    for delete, door in deletions:
+                        with pytest.raises(InvalidArgument, match=f"used by {door}"):
+                            await delete()
+                for delete, _ in deletions[:2]:
+                    await delete()
+                with pytest.raises(InvalidArgument, match="used by the server for MQTT"):
+                    await broker.delete_stream("mqtt")
+            await broker.delete_stream("mqtt")
+            assert QUEUE not in broker.queues()
+            assert not broker.streams()
 
     run(scenario())
 

@@ -453,6 +453,7 @@ def test_nothing_works_in_a_forked_child_and_the_parent_goes_on(open_spool: Open
     subscription = broker.subscribe("s", name="d", start="earliest")
     delivery = subscription.get(0)
     held = [inside.cursor(subscription)._lock, broker.engine.streams.room._lock, broker.engine.streams.producers._lock]
+    held.append(broker.engine.spool.changing)
 
     def child() -> None:
         for call in (
@@ -468,6 +469,7 @@ def test_nothing_works_in_a_forked_child_and_the_parent_goes_on(open_spool: Open
             lambda: broker.subscribe("s"),
             lambda: broker.declare_stream("t", topics=["#"]),
             lambda: broker.delete_stream("s"),
+            lambda: broker.engine.spool.used.begin("a door", "stream", "s"),
             lambda: stream.query(),
             lambda: stream.last("a"),
         ):

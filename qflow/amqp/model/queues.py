@@ -19,6 +19,8 @@ ROOT = "/"
 ENGINE_PREFIX = "amqp:"
 """How names in the engine begin of what is in other virtual hosts, or is for the server itself."""
 RESERVED_PREFIX = "amq."
+BRIDGE_QUEUE = "amq.mqtt-bridge"
+"""What the bridge to MQTT takes from; clients may look how much is there, and nothing else."""
 _PROPERTIES = {"x-queue-type": CLASSIC}
 
 
@@ -103,6 +105,16 @@ def new_queue(
         settled=settled,
         server_named=server_named,
     )
+
+
+def check_not_the_servers(name: str) -> None:
+    """Refuse a queue that the server has for itself.
+
+    Raises:
+        AmqpError: 403.
+    """
+    if name == BRIDGE_QUEUE:
+        raise AmqpError(403, f"queue '{name}' is the server's own: clients do not use it")
 
 
 def new_name() -> str:

@@ -11,7 +11,7 @@ from pamqp import commands
 from pamqp.commands import Basic, Confirm, Exchange, Queue, Tx
 
 from qflow.amqp.errors import AmqpError, ReplyCode
-from qflow.amqp.model.queues import new_name
+from qflow.amqp.model.queues import check_not_the_servers, new_name
 from qflow.amqp.model.vhost import declared_name
 from qflow.amqp.server.confirms import Confirms
 from qflow.amqp.server.consuming import Consumer, priority_of
@@ -108,11 +108,11 @@ class Channel:
 
     def _named(self, name: str) -> str:
         """Return the name of a queue; an empty one is the last that was declared."""
-        if name:
-            return name
-        if self._last_queue is None:
+        found = name or self._last_queue
+        if not found:
             raise AmqpError(ReplyCode.NOT_FOUND, "no previously declared queue")
-        return self._last_queue
+        check_not_the_servers(found)
+        return found
 
     def _queue(self, name: str) -> HostedQueue:
         return self.host.queue(self._named(name), self.client.number)
@@ -164,7 +164,7 @@ class Channel:
         await self.publishing.done()
         name = declared_name(method.queue)
         if method.passive:
-            hosted = self.host.queue(self._named(name), self.client.number)
+            hosted = self.host.queue(name or self._named(name), self.client.number)
             hosted.used()
         else:
             asked = name or new_name()

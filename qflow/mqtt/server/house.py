@@ -71,9 +71,7 @@ class House:
             if _HOUSES.get(self.hub.broker.broker) is self:
                 del _HOUSES[self.hub.broker.broker]
             self.leaving.end()
-            await self.hub.tasks.close()
-            self.hub.together.end()
-            self.hub.telling.end()
+            await self.hub.leave()
 
     def tick(self) -> None:
         """Do what time has come for. Once a second, by each door."""

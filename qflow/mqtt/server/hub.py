@@ -81,17 +81,22 @@ class Hub:
         self.together = Together(broker)
         self.marks = Marks()
         self._trie: FilterTrie[Subscribed] = FilterTrie()
+        self._used = broker.broker.engine.spool.used
+        self._name = ""
+        """Of the stream."""
 
     def now_ms(self) -> int:
         """Return the time of day, milliseconds since the epoch."""
         return self.clock.now_ms()
 
     async def open(self, name: str) -> None:
-        """Know the stream, which is declared if there is none.
+        """Know the stream, which is declared if there is none; nobody deletes it before `leave`.
 
         Raises:
             InvalidArgument: it has several partitions, or does not take all topics.
         """
+        self._name = name
+        await in_thread(self.broker, partial(self._used.begin, "the server for MQTT", "stream", name))
         try:
             around = self.broker.stream(name)
         except NotFound:
@@ -109,6 +114,13 @@ class Hub:
         assert isinstance(log, StreamLog)  # of a broker of this process
         self.stream, self._partition = log, log.partitions[0]
         self.next = (await around.stats()).next_offsets[0]
+
+    async def leave(self) -> None:
+        """Follow the stream no more."""
+        self._used.end("stream", self._name)
+        await self.tasks.close()
+        self.together.end()
+        self.telling.end()
 
     @property
     def floor(self) -> int:
