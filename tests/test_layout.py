@@ -39,6 +39,7 @@ WORDS = {
     "names",
     "pace",
     "rates",
+    "steps",
     "takers",
     "tokens",
     "used",

@@ -232,7 +232,7 @@ def _session(client_id: str, record: bytes, place: _Place, unreleased: int, is_o
         connected=not left_ms,
         left_ms=left_ms or None,
         expiry_s=None if state.expiry_s == NEVER_EXPIRES_S else state.expiry_s,
-        expires_ms=expires_ms(record, 0) if left_ms else None,
+        expires_ms=expires_ms(record, left_ms) if left_ms else None,
         subscriptions=subscriptions,
         unacknowledged=len(state.flights),
         unreleased=unreleased,

@@ -22,6 +22,7 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.memory.waiting import StraightLock, sheltered
+from qflow.steps import Steps
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.log import recovery
 from qflow.storage.log.ending import Piece, of_row
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from qflow.streams.stream_log import StreamLog
     from qflow.streams.subscription import Subscription
     from qflow.streams.terms import Terms
+
+SET_S = 60.0
+"""By more than that the wall clock goes ahead if it is set."""
 
 _logger = logging.getLogger("qflow")
 
@@ -85,6 +89,7 @@ class Sessions:
         self._shared = shared
         self._log = shared.log
         self._clock = shared.clock
+        self._steps = Steps(shared.clock, shared.monotonic, SET_S)
         self._records = records
         self._new_owner = new_owner
         self._deleted = deleted
@@ -299,13 +304,13 @@ class Sessions:
 
     def expire(self) -> bool:
         """Delete subscriptions that were not open for `session_expiry_s`; return False: nothing more to do at once."""
+        self._steps.look()
         now = self._clock()
         with self._lock:
             for facts in list(self._facts.values()):
                 if facts.expiry_s is None or facts.cursor.ended is not None:
                     continue
-                if facts.cursor.members:
-                    facts.seen_s = now
+                facts.seen_s = now if facts.cursor.members else self._steps.moment(facts.seen_s)
                 if facts.seen_s - facts.written_s > max(1.0, facts.expiry_s / 4):
                     with suppress(DiskFull):  # it is tried again next time
                         self._write_facts(facts)

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 from doors.event_loop import until
-from mqtt_loop import SetClock, client, serving_at, slept
+from inside import copy_as_killed
+from mqtt_loop import SetClock, client, serving_at, slept, unconnected
 from qflow.errors import DiskFull
 from qflow.mqtt.model.messages import of_headers
+from qflow.mqtt.model.sessions import left_ms_of
 from qflow.mqtt.server.recent import MOST_BYTES, Recent
+from qflow.mqtt.server.server import Server
 from qflow.mqtt.server.storing import SESSIONS
 
 run = asyncio.run
@@ -125,6 +128,48 @@ async def _set_back(spool: Path) -> None:
         clock.now_s += 120
         server.tick()
         await until(lambda: server.broker.broker.engine.log.fact(SESSIONS, "c") is None)
+
+
+def test_a_session_outlives_a_clock_that_is_set_after_the_start(spool: Path, tmp_path: Path) -> None:
+    """Of a client that a kill cut off, and of one that left before; they end in time, also after the next start."""
+    run(_set_forward(spool, tmp_path))
+
+
+async def _set_forward(spool: Path, tmp_path: Path) -> None:
+    clock = SetClock()
+    async with serving_at(clock, spool) as server:
+        for name in ("cut", "late"):
+            await client(server, name, SessionExpiryInterval=1000)
+        copy_as_killed(server.broker.broker, tmp_path / "killed")
+    years_s = 6 * 366 * 86_400.0
+    clock.wall_s, clock.now_s = -years_s, clock.now_s + 10
+    async with serving_at(clock, tmp_path / "killed") as server:
+        leaving, log = server.house.leaving, server.broker.broker.engine.log
+        server.tick()
+        await until(lambda: not leaving.is_looking)
+        raw = await client(server, "left", SessionExpiryInterval=1000)
+        await raw.cut()
+        await slept(server)
+        clock.now_s += 5
+        clock.wall_s = 0.0
+        assert (await resumed(server, "cut")).present
+        server.tick()
+        await until(lambda: not leaving.is_looking)
+        assert all(left_ms_of(log.fact(SESSIONS, name)) > years_s * 1000 for name in ("late", "left"))
+        clock.now_s += 900
+    async with serving_at(clock, tmp_path / "killed") as server:
+        assert (await resumed(server, "left")).present
+        clock.now_s += 200
+        assert not (await resumed(server, "late")).present
+
+
+async def resumed(server: Server, name: str) -> Any:
+    """Return CONNACK of a client that comes for its session, and goes again."""
+    raw = await unconnected(server)
+    connack = await raw.connect(name, clean=False, SessionExpiryInterval=1000)
+    await raw.cut()
+    await slept(server)
+    return connack
 
 
 def test_properties_count_among_what_is_kept_in_memory() -> None:

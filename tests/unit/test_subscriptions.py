@@ -498,6 +498,30 @@ def test_a_session_that_stays_away_expires(open_at: Open, broker: qflow.Broker, 
 
 
 @pytest.mark.owner_only
+def test_a_session_outlives_a_clock_that_is_set_after_the_start(
+    open_at: Open, broker: qflow.Broker, clock: Clock
+) -> None:
+    """One that was left before that, with a clock that was years behind; it ends in time."""
+    broker.subscribe("s", name="d", start="earliest", session_expiry_s=100).close()
+    broker.close()
+    clock.wall_s -= 1e8
+    broker = open_at()
+    broker.subscribe("s", name="e", session_expiry_s=100).close()
+    clock.advance(10)
+    clock.wall_s += 1e8
+    broker.engine.streams.tick()
+    assert len(broker.stats().streams["s"].subscriptions) == 2
+    clock.advance(80)
+    broker.close()
+    broker = open_at()
+    broker.engine.streams.tick()
+    assert len(broker.stats().streams["s"].subscriptions) == 2
+    clock.advance(20)
+    broker.engine.streams.tick()
+    assert broker.stats().streams["s"].subscriptions == []
+
+
+@pytest.mark.owner_only
 def test_deleting_a_subscription_ends_it(broker: qflow.Broker) -> None:
     """Who has it open is told, also while he waits; its name is free."""
     subscription = broker.subscribe("s", name="d")

@@ -223,13 +223,13 @@ def _times(record: bytes) -> tuple[int, int]:
     return fields["expiry_s"], fields["left_ms"]
 
 
-def expires_ms(record: bytes, started_ms: int) -> int | None:
-    """Return when a session ends that sleeps, of which this is the record, milliseconds since the epoch; None: never.
+def expires_ms(record: bytes, left_ms: int) -> int | None:
+    """Return when a session ends, of which this is the record and whose client went then; None: never.
 
-    `started_ms`: when the broker began; a client that was there when the record was written has left then.
+    Both are milliseconds since the epoch.
     """
-    expiry_s, left_ms = _times(record)
-    return None if expiry_s == NEVER_EXPIRES_S else (left_ms or started_ms) + expiry_s * 1000
+    expiry_s, _ = _times(record)
+    return None if expiry_s == NEVER_EXPIRES_S else left_ms + expiry_s * 1000
 
 
 def shared_of(record: bytes) -> list[tuple[str, str]]:

@@ -31,6 +31,7 @@ from qflow.mqtt.server.tasks import Turns
 from qflow.mqtt.server.together import LARGE_BYTES, Stored, Together
 from qflow.serving.tasks import Tasks
 from qflow.serving.telling import Telling
+from qflow.steps import Steps
 from qflow.streams.partition import Partition
 from qflow.streams.stream import Stream
 from qflow.streams.stream_log import StreamLog
@@ -41,6 +42,8 @@ BATCH = 256
 MOST_LATE_S = 1.0
 PASSED_S = 0.05
 """How often it is looked where there may be messages with a topic such as $app/a, which it does not follow."""
+SET_MS = 60_000.0
+"""By more than that the time of day goes ahead if it is set."""
 MOST_IN_A_TURN = 4_000
 """Deliveries, after which the loop does other things."""
 
@@ -59,7 +62,8 @@ class Hub:
         self.counts = Counts()
         self.recent = Recent()
         self.started_ms = clock.now_ms()
-        self.records = Records(broker, self.started_ms)
+        self.steps = Steps(clock.now_ms, lambda: clock.monotonic() * 1000, SET_MS)
+        self.records = Records(broker, self.started_ms, self.steps)
         self.keeper = Keeper(broker)
         self.tasks = Tasks(_logger)
         self.telling = Telling(_logger)
@@ -86,7 +90,8 @@ class Hub:
         """Of the stream."""
 
     def now_ms(self) -> int:
-        """Return the time of day, milliseconds since the epoch."""
+        """Return the time of day, milliseconds since the epoch; if it was set, `steps` knows."""
+        self.steps.look()
         return self.clock.now_ms()
 
     async def open(self, name: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from qflow.aio.broker import in_thread, keep
 from qflow.errors import BrokerClosed, QflowError, QueueFull, StorageError
-from qflow.mqtt.model.sessions import expires_ms, left_at, left_ms_of
+from qflow.mqtt.model.sessions import left_at, left_ms_of
 from qflow.mqtt.model.wills import Will
 from qflow.mqtt.server.groups import Groups
 from qflow.mqtt.server.hub import Hub
@@ -48,6 +48,8 @@ class Leaving:
         """Of the first of those."""
         self._next_look_s = 0.0
         """On the monotonic clock: the other one may be set back."""
+        self._steps = 0
+        """How often that was set forward, for which records were looked at."""
         self._next_end_ms: int | None = 0
         """When the next session ends, or before, milliseconds since the epoch; None: none does, as far as is known."""
         self.is_looking = False
@@ -148,6 +150,10 @@ class Leaving:
     def tick(self) -> None:
         """Have done what is due. Once a second."""
         self._begin_due()
+        if self._steps != self._hub.steps.count and not self.is_looking:
+            self._steps = self._hub.steps.count
+            self._next_look_s = 0.0
+            self.ends(self._hub.now_ms())
         if (
             self._next_end_ms is not None
             and self._hub.now_ms() >= self._next_end_ms
@@ -223,9 +229,9 @@ class Leaving:
         if record is None:
             return
         if not hub.records.is_over(record, hub.now_ms()):
-            if not left_ms_of(record):
-                await keep(hub.broker, {SESSIONS: {client_id: left_at(record, hub.started_ms)}})
-            ends_ms = expires_ms(record, hub.started_ms)
+            left_ms, ends_ms = hub.records.left_ms(record), hub.records.expires_ms(record)
+            if left_ms != left_ms_of(record):
+                await keep(hub.broker, {SESSIONS: {client_id: left_at(record, left_ms)}})
             if ends_ms is not None:
                 self.ends(ends_ms)
             return

@@ -348,12 +348,13 @@ class Session:
         rooms = self._groups.as_they_are(rooms)
         ends_ms = None
         if state.is_durable:
-            record = state.record(hub.next, hub.now_ms())
+            left_ms = hub.now_ms()
+            record = state.record(hub.next, left_ms)
             if len(record) <= MOST_RECORD_BYTES:
                 rooms[SESSIONS] = {state.client_id: record}
-                ends_ms = expires_ms(record, 0)
+                ends_ms = expires_ms(record, left_ms)
             else:
-                ends_ms = hub.now_ms()
+                ends_ms = left_ms
                 _logger.warning("the session of %r is too large to be kept as it is now", state.client_id)
         elif state.is_kept:
             rooms = {**rooms, **forgetting(state.client_id, state.received)}
