@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import attrs
 
-from qflow.callbacks import check_ran, run
+from qflow.callbacks import check_ran, is_failure, run
 from qflow.config import parse_count, parse_span
 from qflow.delivery import reason_of
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueDeleted
+from qflow.errors import AlreadySettled, InvalidArgument
 
 
 def _first(value: Duration) -> float:
@@ -85,8 +85,6 @@ def retried(callback: Callable[[Any], object], retry: Backoff | None) -> Callabl
     def call(delivery: Any) -> None:
         try:
             check_ran(callback(delivery))
-        except (BrokerClosed, QueueDeleted):
-            raise
         except BaseException as error:
             with suppress(AlreadySettled):  # the callback settled it itself
                 delivery.nack(**wait.terms(delivery, error))
@@ -101,14 +99,16 @@ def retried_task(callback: Callable[[Any], object], retry: Backoff | None) -> Ca
     if wait is None:
         return callback
 
+    import asyncio  # which who has no tasks does not need
+
     async def call(delivery: Any) -> None:
+        task = asyncio.current_task()
         try:
             await run(callback, delivery)
-        except (BrokerClosed, QueueDeleted):
-            raise
-        except Exception as error:
-            with suppress(AlreadySettled):  # the callback settled it itself
-                await delivery.nack(**wait.terms(delivery, error))
+        except BaseException as error:
+            if is_failure(error, task):
+                with suppress(AlreadySettled):  # the callback settled it itself
+                    await delivery.nack(**wait.terms(delivery, error))
             raise
 
     return call

@@ -65,6 +65,21 @@ async def run(callback: Callable[[Any], object], argument: Any) -> None:
         check_ran(result)
 
 
+def is_failure(error: BaseException, task: Any) -> bool:
+    """Tell whether an error in a task is that of what it does; not if it is cancelled, or its loop or process ends."""
+    if isinstance(error, Exception):
+        return True
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        return False
+    import asyncio  # which who has no tasks does not need
+
+    try:
+        is_running = asyncio.current_task() is task  # else its coroutine is closed: by its loop, or as garbage
+    except RuntimeError:
+        return False
+    return is_running and not (isinstance(error, asyncio.CancelledError) and task.cancelling())
+
+
 def call(callback: Callable[[Any], object], argument: Any) -> None:
     """Call a callback from an event loop, which tells of an error. Raises InvalidArgument: see `check_ran`."""
     check_ran(callback(argument))

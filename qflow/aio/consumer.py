@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 from qflow.aio.delivery import AsyncDelivery, Settling
 from qflow.aio.loops import Home
-from qflow.callbacks import run
+from qflow.callbacks import is_failure, run
 from qflow.delivery import Deliveries, Delivery
-from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted
+from qflow.errors import AlreadySettled
 from qflow.memory.waiting import in_place
 from qflow.queues import consumer
-from qflow.queues.consumer import Listed, Troubles, consuming_taker
+from qflow.queues.consumer import GONE, Listed, Troubles, consuming_taker
 from qflow.takers import Taker
 
 
@@ -114,10 +114,10 @@ class ConsumerTasks:
                     continue
                 self._current[me] = delivery
                 try:
-                    await self._handle(delivery)
+                    await self._handle(delivery, me)
                 finally:
                     del self._current[me]
-        except (BrokerClosed, QueueDeleted):
+        except GONE:
             return
 
     def _task_ended(self, _: object) -> None:
@@ -150,7 +150,7 @@ class ConsumerTasks:
                 await asyncio.sleep(0)  # a callback that never waits must not starve other tasks
                 try:
                     self._batch = batch = await self._queue.collect(self._prefetch, None, self.taker)
-                except (BrokerClosed, QueueDeleted):
+                except GONE:
                     raise
                 except Exception as error:
                     self._troubles.tell(error)
@@ -168,19 +168,21 @@ class ConsumerTasks:
             self._batch = None  # it was held for too long: all of it went back
             return None
 
-    async def _handle(self, delivery: Delivery) -> None:
+    async def _handle(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
+        raised: BaseException | None = None
         try:
             async with AsyncDelivery(delivery, self._queue) as held:
-                await run(self._callback, held)
-        except (BrokerClosed, QueueDeleted):
-            raise
-        except Exception as error:
-            self._consumed.tell_failure(delivery.sequence, error)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+                try:
+                    await run(self._callback, held)
+                except BaseException as error:
+                    raised = error
+                    raise
+        except BaseException as error:
+            if not is_failure(error, task) or (error is not raised and isinstance(error, GONE)):
                 raise
-            self._consumed.tell_failure(delivery.sequence, error)  # the callback raised it: this task is not cancelled
+            self._consumed.tell_failure(delivery.sequence, error)
+        finally:
+            raised = None  # its traceback leads here
 
 
 class AsyncConsumer:

@@ -30,6 +30,8 @@ _logger = logging.getLogger("qflow")
 PREFETCH = 100
 AGAIN_S = 0.5
 """How long a consumer rests after a get that failed, before it tries again."""
+GONE = (BrokerClosed, QueueDeleted)
+"""What ends a consumer if it comes of its own queue; what its callback raises is of any."""
 
 
 class Listed(Protocol):
@@ -141,7 +143,7 @@ class Consuming:
             while not self._stopped:
                 try:
                     self._hand_over()
-                except (BrokerClosed, QueueDeleted):
+                except GONE:
                     return
                 except Exception as error:
                     self._troubles.tell(error)
@@ -171,15 +173,20 @@ class Consuming:
 
     def _handle(self, delivery: Delivery) -> None:
         self._current = delivery
+        raised: BaseException | None = None
         try:
             with delivery:
-                check_ran(self._callback(delivery))
-        except (BrokerClosed, QueueDeleted):
-            raise
-        except BaseException as error:  # `SystemExit`, too, and `CancelledError`: nobody else would hear of it
+                try:
+                    check_ran(self._callback(delivery))
+                except BaseException as error:  # `SystemExit`, too, and `CancelledError`: nobody else would hear of it
+                    raised = error
+                    raise
+        except BaseException as error:
+            if error is not raised and isinstance(error, GONE):
+                raise
             self._queue.tell_failure(delivery.sequence, error)
         finally:
-            self._current = None
+            self._current = raised = None  # its traceback leads here
 
 
 class Consumer:

@@ -597,21 +597,27 @@ def test_a_consumer_that_rests_ends_with_its_queue(spool: Path, monkeypatch: pyt
     run(scenario())
 
 
-def test_a_callback_that_cancels_something_of_its_own_has_failed(on: On) -> None:
-    """The consumer goes on; a queue's slow-consumer policy can stop it from a thread."""
+@pytest.mark.parametrize("retry", [None, qflow.Backoff(0.0)])
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit, qflow.QueueDeleted, qflow.BrokerClosed])
+def test_a_callback_that_would_end_its_task_has_failed(
+    on: On, kind: type[BaseException], retry: qflow.Backoff | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when it awaits what was cancelled, or puts where all is closed. The consumer goes on; a thread can stop it."""
 
     async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False)
-        await queue.put(b"1")
         counts: list[int] = []
 
         async def callback(delivery: qflow.aio.AsyncDelivery) -> None:
             counts.append(delivery.delivery_count)
-            if len(counts) == 1:
-                raise asyncio.CancelledError
+            if len(counts) < 3:
+                raise kind
 
-        consumer = queue.consume(callback)
-        await until(lambda: counts == [1, 2])
+        consumer = queue.consume(callback, concurrency=2, retry=retry)
+        await queue.put(b"1")
+        await until(lambda: len(counts) == 3 or not consumer.running)
+        assert counts == [1, 2, 3]
+        assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [kind, kind]
         await asyncio.to_thread(consumer.stop)
         await until(lambda: not consumer.running and not parts_of(plain(broker)).consumers.listed)
 

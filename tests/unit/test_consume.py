@@ -153,9 +153,14 @@ def test_a_consumer_that_rests_is_closed_at_once(spool: Path, monkeypatch: pytes
         assert second.close(LONG_S)
 
 
-@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError, KeyboardInterrupt])
-def test_a_callback_that_would_end_its_thread_has_failed(queue: qflow.Queue, kind: type[BaseException]) -> None:
-    """As with any other error: the message goes back, somebody is told, and the consumer goes on."""
+@pytest.mark.parametrize("retry", [None, qflow.Backoff(0.0)])
+@pytest.mark.parametrize(
+    "kind", [SystemExit, asyncio.CancelledError, KeyboardInterrupt, qflow.QueueDeleted, qflow.BrokerClosed]
+)
+def test_a_callback_that_would_end_its_thread_has_failed(
+    queue: qflow.Queue, kind: type[BaseException], retry: qflow.Backoff | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with any other error, also of another queue or broker: the message goes back, and the consumer goes on."""
     found: list[tuple[bytes, int]] = []
 
     def leave(delivery: qflow.Delivery) -> None:
@@ -163,9 +168,10 @@ def test_a_callback_that_would_end_its_thread_has_failed(queue: qflow.Queue, kin
         if len(found) == 1:
             raise kind
 
-    with queue.consume(leave, prefetch=4) as consumer:
-        until(lambda: len(found) == 11)
+    with queue.consume(leave, prefetch=4, retry=retry) as consumer:
+        until(lambda: len(found) == 11 or not consumer.running)
         assert consumer.running
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [kind]
     assert sorted(found) == sorted([(b"0", 2), *((b"%d" % number, 1) for number in range(10))])
 
 
