@@ -12,7 +12,7 @@ from qflow.queues.admission import Admission
 from qflow.queues.context import Context, Unlocked
 from qflow.queues.exits import Exits
 from qflow.queues.lanes import Lanes
-from qflow.queues.overflow import Decision, Depth, excess
+from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, excess
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.transaction_log import Put
 
@@ -82,7 +82,7 @@ class Putting:
             `wake`, no watcher is left behind.
 
         Raises:
-            QueueFull, DiskFull, TurnedAway, BrokerClosed, QueueDeleted: as a put; `give_up` then.
+            QueueFull, DiskFull, TurnedAway, InvalidArgument, BrokerClosed, QueueDeleted: as a put; `give_up` then.
         """
         queue = self._queue
         gate, admission = queue.gate, queue.admission
@@ -133,7 +133,10 @@ class Putting:
             line = admission.line
             if not line or context.ended is not None or "a" in collecting:
                 return False
-            if context.settings.on_overflow is not BLOCK:
+            settings = context.settings
+            if settings.on_overflow is not BLOCK:
+                return False
+            if settings.limit_bytes is not None and self.size.bytes > settings.limit_bytes:
                 return False
             self.wake = wake
             line[self] = None
@@ -260,10 +263,12 @@ class Putting:
         """Return None if messages may pass the limits now, else how long to wait in line; as `_try_reserve`.
 
         Raises:
-            QueueFull, TurnedAway: they may not.
+            QueueFull, TurnedAway: they may not. InvalidArgument: they can never, since a limit was lowered.
         """
         queue, admission, settings = self._queue, self._queue.admission, self._queue.context.settings
         while True:
+            if not self._dead:
+                check_can_ever_fit(queue.context.name, settings, *self.size)
             is_first = admission.is_next(self)
             if not is_first and not self._dead and settings.on_overflow is Overflow.BLOCK:
                 return self._join_line()

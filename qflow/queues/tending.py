@@ -40,8 +40,7 @@ def alter(queue: Parts, settings: QueueSettings) -> None:
         gate.ledger.set_capacity(gate.account, settings.capacity_bytes)
         queue.restorer.refilling |= gate.account.capacity > before
         queue.admission.rebalance()
-        queue.admission.admit_line()
-        gate.room.notify_all()
+        queue.admission.wake_putters()
         gate.arrived.notify_all()
     queue.spiller.spill_excess()
     fit(queue)

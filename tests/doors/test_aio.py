@@ -776,6 +776,42 @@ def test_putters_at_a_limit_pass_in_the_order_they_came_tasks_and_threads_alike(
     on(scenario)
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_tasks_that_wait_and_can_never_fit_any_more_are_refused(on: On, durable: bool) -> None:
+    """When the limit is lowered; those behind them go on when there is room."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=durable, limit_bytes=10)
+        await broker.bind(queue, "t")
+        await queue.put_many([b"12345", b"6789"])
+        line: Any = parts_of(plain(broker)).admission.line
+
+        async def transact() -> None:
+            async with broker.transaction() as transaction:
+                await transaction.put_many(queue, [b"abc", b"def"])
+
+        puts = (
+            lambda: queue.put(b"12345"),
+            lambda: queue.put_many([b"123", b"45"]),
+            lambda: queue.put(b"ab"),
+            transact,
+            lambda: broker.publish("t", b"1"),
+            lambda: queue.put(b"cd"),
+        )
+        waiting = []
+        for number, put in enumerate(puts, 1):
+            waiting.append(asyncio.ensure_future(put()))
+            await until(lambda number=number: len(line) == number)
+        await broker.alter_queue("q", limit_bytes=4)
+        await until(lambda: sum(one.done() for one in waiting) == 4)
+        await (await queue.get_many(2)).ack()
+        outcome = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [isinstance(one, qflow.InvalidArgument) for one in outcome] == [True, True, False, True, True, False]
+        assert (await queue.get_many(10)).bodies == [b"ab", b"cd"]
+
+    on(scenario)
+
+
 def test_tasks_and_threads_at_a_limit_of_100_never_make_101(on: On) -> None:
     """Both reserve depth before they wait for anything."""
 

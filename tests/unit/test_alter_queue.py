@@ -243,6 +243,57 @@ def test_who_waits_is_treated_by_the_new_policy(
         assert broker.queue("dead").get(0).body == body(2)
 
 
+@pytest.mark.owner_only
+@pytest.mark.parametrize(
+    "changes",
+    [{"limit_messages": 4}, {"limit_bytes": 4000}, {"limit_messages": 4, "on_overflow": Overflow.DROP_OLDEST}],
+)
+def test_who_waits_and_can_never_fit_any_more_is_refused(
+    open_spool: Open, durable: bool, changes: dict[str, Any]
+) -> None:
+    """At once, wherever in line it stands; nothing of it was put, and those behind it go on when there is room."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, limit_messages=10, limit_bytes=10_000)
+    broker.bind(queue, "t")
+    queue.put_many([body(number) for number in range(8)])
+    many = [body(number) for number in range(6)]
+
+    def transact() -> None:
+        with broker.transaction() as transaction:
+            transaction.put_many(queue, many)
+
+    puts: list[Callable[[], object]] = [
+        lambda: queue.put_many(many),
+        lambda: queue.put(body(8)),
+        transact,
+        lambda: broker.publish_many([("t", one) for one in many]),
+        lambda: queue.put(body(9)),
+    ]
+    outcome: dict[int, object] = {}
+
+    def attempt(number: int) -> None:
+        try:
+            outcome[number] = puts[number]()
+        except qflow.QflowError as error:
+            outcome[number] = type(error)
+
+    line = parts_of(queue).admission.line
+    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(len(puts))]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        until(lambda number=number: len(line) == number)
+    broker.alter_queue("q", **changes)
+    until(lambda: len(outcome) >= 3)
+    taken = queue.get_many(10)
+    taken.ack()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert [outcome[number] for number in (0, 2, 3)] == [qflow.InvalidArgument] * 3
+    assert not inside.left_behind(queue)
+    assert {*(int(text[:4]) for text in taken.bodies[-2:]), *numbers_of(queue)} >= {8, 9}
+    assert queue.put(body(10), timeout_s=0) == 10
+
+
 def test_the_largest_message_changes_for_later_puts(open_spool: Open, durable: bool) -> None:
     """Also where plain puts take the short way."""
     broker = open_spool()
