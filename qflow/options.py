@@ -208,7 +208,8 @@ class ConsumeOptions(TypedDict, total=False):
     """How a callback gets the messages of a queue: the arguments of `consume`.
 
     prefetch: the most messages acquired and not handed to a callback yet: the callback's slowness is the queue's
-        back-pressure. What was acquired and not handed out goes back when the consumer is closed; 100.
+        back-pressure. What was acquired and not handed out goes back, uncounted, when the consumer is closed, or its
+        ack timeout ends; 100.
     concurrency: the most callbacks that run at once, each in a thread, or task, of its own; with 1 (the default),
         messages are handled in order.
     name: what `stats()` calls it, and its threads are called; None (the default) = one made from the queue's.

@@ -19,15 +19,20 @@ NAME_BYTES = 255
 class Taker:
     """One that is more than a name: a consumer, or what came from another process."""
 
-    __slots__ = ("kind", "name", "pid", "since_s")
+    __slots__ = ("in_hand", "kind", "name", "pid", "since_s")
 
-    def __init__(self, name: str, kind: str, pid: int | None = None) -> None:
+    def __init__(self, name: str, kind: str, pid: int | None = None, in_hand: int | None = None) -> None:
         self.name = name
         self.kind = kind
         """As `ConsumerStats.kind`."""
         self.since_s = 0.0
         """When it came, on the monotonic clock."""
         self.pid = os.getpid() if pid is None else pid
+        self.in_hand = in_hand
+        """Of what is left of a batch, so many at most, the first, were handed out, to callbacks or in a loop.
+
+        The others were fetched ahead, and nobody has seen them. None: all were handed out.
+        """
 
 
 class Here(threading.local):

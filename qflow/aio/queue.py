@@ -13,7 +13,7 @@ from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Home, Homes, Log, Promise, Waiter, Worker, attend
 from qflow.aio.queue_work import QueueWork
-from qflow.aio.takers import task_name
+from qflow.aio.takers import loop_taker, task_name
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback
 from qflow.config import QueueSettings, SlowConsumer
@@ -282,7 +282,7 @@ class AsyncQueue(Generic[Placed]):
         Cost: 2 µs a message.
         """
         config.parse_count(prefetch, "prefetch")
-        claims, taker, home = self._claims, task_name(), self._homes.here()
+        claims, taker, home = self._claims, loop_taker(), self._homes.here()
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # a loop body that never waits must not starve other tasks

@@ -41,7 +41,6 @@ class Claims:
         self._admission = admission
         self._held = held
         self._singles = held.singles
-        self._source = source
         self._spiller = spiller
         self._exits = exits
         self.returns = Returns(lanes, held, source, exits)
@@ -327,12 +326,7 @@ class Claims:
         """Take back a message, or what is left of a batch, that was handed to nobody; nothing if it is not acquired."""
         with self._context.lock:
             self.return_if_refused(one)
-            if one in self._held:
-                left = segments_of([one])
-                self._held.drop([one])
-                if isinstance(one, Deliveries):
-                    one.settled = None
-                self._source.give_back(left)
+            self.returns.give_up(one)
 
     @sheltered
     def abandon(self, batch: Deliveries) -> None:

@@ -256,7 +256,8 @@ def begin_consumer(
 
 def consuming_taker(queue: str, name: str | None) -> Taker:
     """Return what is noted with what a consumer takes."""
-    return Taker(cut_name(f"qflow-consumer-{queue}") if name is None else parse_name(name, "name"), "consumer")
+    known = cut_name(f"qflow-consumer-{queue}") if name is None else parse_name(name, "name")
+    return Taker(known, "consumer", in_hand=0)  # what is handed out has left its batch
 
 
 class Consumers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from qflow.config import SlowConsumer
 from qflow.delivery import Deliveries
@@ -12,7 +13,7 @@ from qflow.queues.apart import HeldOne
 from qflow.queues.claims import Claims
 from qflow.queues.held import Held
 from qflow.queues.lanes import LEASED, Lanes
-from qflow.takers import named
+from qflow.takers import Taker, named
 
 
 class _Late:
@@ -104,7 +105,18 @@ class Leases:
             self.claims.return_if_refused(one)
         if late:
             self._tell_of(late, why)
-            self.claims.returns.take_back(late)
+            self.claims.returns.take_back([one for held in late for one in self._handed_out(held)])
+
+    def _handed_out(self, held: HeldOne) -> list[HeldOne]:
+        """Return what a holder has seen; what was only fetched ahead goes back, not counted as delivered."""
+        in_hand = held.taker.in_hand if isinstance(held, Deliveries) and isinstance(held.taker, Taker) else None
+        if in_hand is None or not isinstance(held, Deliveries):
+            return [held]
+        settled = held.settled or ()
+        places = list(islice((place for place in range(held.total) if place not in settled), in_hand))
+        found = [self.claims.leave_batch(held, place, stays=False) for place in places]
+        self.claims.returns.give_up(held)
+        return [one for one in found if one is not None]
 
     def _tell_of(self, late: dict[HeldOne, float | None], why: str) -> None:
         """Tell who held what for too long."""

@@ -53,6 +53,15 @@ class Returns:
             cause = Cause("max_deliveries" if how.requeue else REJECTED, how.reason)
             self._exits.let_go_of((spent, cause, Fate.DROPPED))
 
+    def give_up(self, one: HeldOne) -> None:
+        """Return what nobody has seen of this, not counted as delivered; nothing if it is not acquired."""
+        if one in self._held:
+            left = segments_of([one])
+            self._held.drop([one])
+            if isinstance(one, Deliveries):
+                one.settled = None
+            self._source.give_back(left)
+
     def _come_back(self, held: Collection[HeldOne]) -> None:
         """Return what is held by those that have gone. Called with the lock held, by the writer, too.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,38 +32,41 @@ def owner(spool: Path, clock: Clock) -> Iterator[qflow.Broker]:
     """The owner of a queue with some messages, whose leases end after 10 s."""
     with open_still(spool, clock) as broker:
         with_door(broker)
-        broker.declare_queue("jobs", ack_timeout_s=10).put_many([b"%d" % number for number in range(MESSAGES)])
+        jobs = broker.declare_queue("jobs", ack_timeout_s=10, max_deliveries=3)
+        jobs.put_many([b"%d" % number for number in range(MESSAGES)])
         yield broker
         assert broker.check() == []
 
 
 class Work:
-    """A callback; the leases end while it works on the first message that it is given."""
+    """A callback, or what a loop does; the leases end while it works on each of the first two that it is given."""
 
     def __init__(self, owner: qflow.Broker, clock: Clock) -> None:
         self.queue = owner.queue("jobs")
         self.clock = clock
-        self.calls: list[bytes] = []
+        self.calls: list[tuple[bytes, int]] = []
 
-    def do(self, body: bytes) -> None:
-        self.calls.append(body)
-        if len(self.calls) == 1:
+    def do(self, delivery: qflow.Delivery | qflow.aio.AsyncDelivery) -> None:
+        self.calls.append((delivery.body, delivery.delivery_count))
+        if len(self.calls) <= 2:
             self.clock.advance(11)
             inside.tick(self.queue)
 
     def check(self) -> None:
-        """The first message was given again, and no other."""
-        assert sorted(self.calls) == sorted([b"0", *(b"%d" % number for number in range(MESSAGES))])
+        """The first message was given again, counted, and no other."""
+        again = [(b"0", count) for count in (1, 2, 3)]
+        assert self.calls == again + [(b"%d" % number, 1) for number in range(1, MESSAGES)]
+        assert self.queue.stats().redelivered_total == 2
 
 
 @pytest.mark.parametrize("access", [OWNER, DOOR])
 def test_a_consumer_calls_back_for_none_that_it_does_not_hold_any_more(
     owner: qflow.Broker, clock: Clock, access: str
 ) -> None:
-    """All that it had acquired and not handed out went back, and comes again."""
+    """All that it had acquired and not handed out went back, not counted as delivered, and comes again."""
     work = Work(owner, clock)
     opened = nullcontext(owner) if access == OWNER else qflow.connect(owner.path)
-    with opened as broker, broker.queue("jobs").consume(lambda delivery: work.do(delivery.body)):
+    with opened as broker, broker.queue("jobs").consume(work.do):
         until(lambda: not len(work.queue))
     work.check()
 
@@ -75,7 +79,7 @@ def test_a_consumer_of_tasks_calls_back_for_none_that_it_does_not_hold_any_more(
     work = Work(owner, clock)
 
     async def take(delivery: qflow.aio.AsyncDelivery) -> None:
-        work.do(delivery.body)
+        work.do(delivery)
 
     async def scenario() -> None:
         async with joining(access, qflow.aio.AsyncBroker(owner)) as broker, broker.queue("jobs").consume(take):
@@ -83,6 +87,50 @@ def test_a_consumer_of_tasks_calls_back_for_none_that_it_does_not_hold_any_more(
 
     event_loop.run(scenario())
     work.check()
+
+
+def test_a_loop_hands_out_none_that_it_does_not_hold_any_more(owner: qflow.Broker, clock: Clock) -> None:
+    """As a consumer."""
+    work = Work(owner, clock)
+
+    async def scenario() -> None:
+        async for delivery in qflow.aio.AsyncBroker(owner).queue("jobs"):
+            async with delivery:
+                work.do(delivery)
+            if not len(work.queue):
+                return
+
+    event_loop.run(scenario())
+    work.check()
+
+
+@pytest.mark.parametrize("access", [OWNER, DOOR])
+def test_of_several_callbacks_at_once_what_they_have_is_counted(owner: qflow.Broker, clock: Clock, access: str) -> None:
+    """And no other message, when the leases end while three of them run."""
+    queue = owner.queue("jobs")
+    calls: list[tuple[bytes, int]] = []
+
+    async def scenario() -> None:
+        go_on = asyncio.Event()
+
+        async def take(delivery: qflow.aio.AsyncDelivery) -> None:
+            calls.append((delivery.body, delivery.delivery_count))
+            await go_on.wait()
+
+        async with (
+            joining(access, qflow.aio.AsyncBroker(owner)) as broker,
+            broker.queue("jobs").consume(take, concurrency=3),
+        ):
+            await event_loop.until(lambda: len(calls) == 3)
+            clock.advance(11)
+            inside.tick(queue)
+            go_on.set()
+            await event_loop.until(lambda: not len(queue))
+
+    event_loop.run(scenario())
+    first, others = [(b"0", 1), (b"1", 1), (b"2", 1)], [(b"%d" % number, 1) for number in range(3, MESSAGES)]
+    assert calls[:3] == first
+    assert sorted(calls[3:]) == sorted([(body, 2) for body, _ in first] + others)
 
 
 def test_a_batch_whose_lease_has_ended_is_settled(owner: qflow.Broker, clock: Clock) -> None:

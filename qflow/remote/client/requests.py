@@ -211,9 +211,9 @@ def not_granted(result: Any) -> Request | None:
     return give_back(result["grant"]) if result.get("grant") else None
 
 
-def consume(queue: str, name: str) -> Request:
-    """A consumer begins; its reply is a number."""
-    return Request({"op": "consume", "queue": queue, "name": name}, undo=consume_end)
+def consume(queue: str, name: str, at_once: int = 1) -> Request:
+    """A consumer begins, of which so many callbacks run at once; its reply is a number."""
+    return Request({"op": "consume", "queue": queue, "name": name, "at_once": at_once}, undo=consume_end)
 
 
 def consume_end(number: int) -> Request:

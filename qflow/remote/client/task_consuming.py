@@ -22,10 +22,12 @@ class TaskConsumed(AnyConsumed, Settles):
         connection: TaskConnection,
         name: str,
         collect: Callable[[int, float | None, str | int], Awaitable[Deliveries]] | None = None,
+        at_once: int = 1,
     ) -> None:
         AnyConsumed.__init__(self, name)
         Settles.__init__(self, connection)
         self._collect = collect
+        self._at_once = at_once
         self._consumer = 0
         """What the owner calls it."""
 
@@ -34,7 +36,7 @@ class TaskConsumed(AnyConsumed, Settles):
         assert self._collect is not None
         try:
             if not self._consumer:
-                self._consumer = await self._connection.call(requests.consume(self.name, taker.name))
+                self._consumer = await self._connection.call(requests.consume(self.name, taker.name, self._at_once))
             return await self._collect(most, timeout_s, self._consumer)
         except NotFound as error:
             raise QueueDeleted(f"queue {self.name!r} was deleted: declare it again") from error

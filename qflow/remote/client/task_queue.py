@@ -150,7 +150,7 @@ class AsyncRemoteQueue:
         config.parse_count(prefetch, "prefetch")
         config.parse_count(concurrency, "concurrency")
         self._connection.check_open()
-        consumed = TaskConsumed(self._connection, self._name, self._collect)
+        consumed = TaskConsumed(self._connection, self._name, self._collect, concurrency)
         home = Home(asyncio.get_running_loop(), None)
         return consumer_of(consumed, home, retried_task(callback, retry), prefetch, concurrency, name)
 

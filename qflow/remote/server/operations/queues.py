@@ -184,7 +184,8 @@ def _taker(session: Session, head: dict[str, Any]) -> Taker:
 
 async def consume(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     """A consumer of the caller begins: from now on it is told of."""
-    taker = Taker(parse_name(arguments.text(head, "name"), "name"), "consumer", session.pid)
+    at_once = arguments.number(head, "at_once", 1) if "at_once" in head else None
+    taker = Taker(parse_name(arguments.text(head, "name"), "name"), "consumer", session.pid, at_once)
     known = work_of(queue_of(session, head)).consumed
     if len(session.consumers) >= MOST_CONSUMERS:
         raise InvalidArgument(f"{MOST_CONSUMERS} consumers run at this connection: end some, or connect once more")
