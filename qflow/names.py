@@ -1,4 +1,4 @@
-"""What is said to whoever names a queue or the like that is not there."""
+"""How names and paths are said: as words of a shell, and to whoever names a queue or the like that is not there."""
 
 from __future__ import annotations
 
@@ -18,3 +18,29 @@ def choices(name: str, known: Iterable[str]) -> str:
     if len(names) > _LISTED:
         return f"{meant}there are {len(names):,}: `qflow ls` lists them"
     return f"{meant}there are: {', '.join(map(repr, names)) or 'none'}"
+
+
+def argument(text: str) -> str:
+    """Return a path or name as bash and zsh take it, with nothing in it that does something to a terminal.
+
+    No shell hands over a NUL.
+    """
+    from shlex import quote
+
+    if text.isprintable() and "  " not in text and "`" not in text:  # a page shows one space for two
+        return quote(text)
+    return "$'" + "".join(map(_escaped, text, f" {text}")) + "'"
+
+
+def command(verb: str, *words: str) -> str:
+    """Return a command of qflow in backticks. Words are paths and names; those that begin with `-` are no options."""
+    ended = " --" if any(word.startswith("-") for word in words) else ""
+    return f"`qflow {verb}{ended} {' '.join(map(argument, words))}`"
+
+
+def _escaped(letter: str, before: str) -> str:
+    if letter in "\\'":
+        return f"\\{letter}"
+    if letter.isprintable() and letter not in "`!" and letter + before != "  ":
+        return letter
+    return "".join(f"\\x{byte:02x}" for byte in letter.encode(errors="surrogateescape"))

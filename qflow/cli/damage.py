@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qflow.cli import facts
+from qflow.names import command
 
 if TYPE_CHECKING:
     from qflow.broker import Broker
@@ -76,8 +77,8 @@ def tell_of_examination(spool: Path, problems: Sequence[str], lost: Mapping[str,
         return
     which = ", ".join(f"{count:,} of {facts.readable(name)}" for name, count in lost.items())
     what = f"messages that cannot be read: {which}" if lost else problems[0] + more_than_one(len(problems))
-    path = facts.readable(str(spool))
-    click.echo(f"qflow: {path} is damaged: {' '.join(what.split())}; `qflow check {path}` tells more", err=True)
+    path, more = facts.readable(str(spool)), command("check", str(spool))
+    click.echo(f"qflow: {path} is damaged: {' '.join(what.split())}; {more} tells more", err=True)
 
 
 def more_than_one(count: int) -> str:

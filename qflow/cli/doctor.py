@@ -9,6 +9,7 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.exits import Exit
+from qflow.names import command
 
 if TYPE_CHECKING:
     from qflow.doctor import Finding, Look
@@ -51,7 +52,4 @@ def _print(found: list[Finding], look: Look) -> None:
         click.echo(f"{severity} ({finding.kind}): {finding.sentence}")
         click.echo(f"    {finding.remedy}")
     if not look.is_read and look.failure is None:
-        from qflow.doctor.words import argument
-
-        path = argument(look.path)
-        click.echo(f"the log is long, and the messages were not read: `qflow check {path}` reads everything")
+        click.echo(f"the log is long, and the messages were not read: {command('check', look.path)} reads everything")

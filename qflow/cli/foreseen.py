@@ -16,7 +16,7 @@ import click
 from qflow.cli.spool import asked_if_there, existing_queue, existing_stream
 from qflow.config import QueueSettings, StreamSettings, parse_size
 from qflow.errors import CorruptionError, InvalidArgument, NotFound
-from qflow.names import choices
+from qflow.names import choices, command
 
 if TYPE_CHECKING:
     from qflow.inspect import MessageFacts, QueueFacts
@@ -93,7 +93,7 @@ def depth(spool: Path, name: str, kind: str = "queue") -> tuple[int, int | None]
     entries = {entry.name: entry for entry in listing.entries if entry.kind == kind}
     found = _named(spool, name, kind, entries)
     if found.messages is None:
-        raise CorruptionError(f"a row of {kind} {name!r} is damaged: `qflow check {spool}` tells more")
+        raise CorruptionError(f"a row of {kind} {name!r} is damaged: {command('check', str(spool))} tells more")
     return found.messages, 0 if listing.owner_pid is None else found.held_messages
 
 

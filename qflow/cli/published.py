@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from qflow.cli import facts
 from qflow.errors import NotFound
+from qflow.names import argument
 
 if TYPE_CHECKING:
     from qflow import PublishResult
@@ -65,10 +65,10 @@ class Tally:
         line, topic = self._first_unrouted
         lost = "it was not stored" if self._unrouted == 1 else f"{self._unrouted:,} such messages were not stored"
         where = f"line {line}: " if self.lines > 1 else ""
-        command = f"qflow streams {shlex.quote(str(self._spool))} --declare NAME --topics {shlex.quote(topic)}"
+        declared = f"{argument(str(self._spool))} --declare NAME --topics {argument(topic)}"
         raise NotFound(
             f"{where}nobody takes topic {facts.readable(topic)}: no stream does, and no queue is bound to it; {lost}. "
-            f"Make a stream: {command}"
+            f"Make a stream: qflow streams {declared}"
         )
 
     def print(self, as_json: bool) -> None:

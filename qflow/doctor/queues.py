@@ -10,7 +10,8 @@ import attrs
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.look import Letters, Look
 from qflow.doctor.spools import is_disk_scarce
-from qflow.doctor.words import argument, counted, quoted, size, span
+from qflow.doctor.words import counted, quoted, size, span
+from qflow.names import argument, command
 
 HELD_S, HELD_LONG_S = 300.0, 1800.0
 """A message that is held for so long is a problem; for longer, urgent."""
@@ -28,6 +29,21 @@ Stats = Mapping[str, Any]
 
 def judge_queues(look: Look) -> Iterator[Finding]:
     """Yield what is wrong with queues."""
+    for finding in _of_queues(look):
+        yield _typed(finding)
+
+
+def _typed(finding: Finding) -> Finding:
+    """Return a finding with a remedy that somebody can type: a shell ends a name at a NUL, and goes on with another."""
+    name = finding.queue or ""
+    if "\0" not in name or argument(name) not in finding.remedy:
+        return finding
+    remedy = f"no command takes this name, for a shell ends it at its NUL: do what the runbook says at {finding.kind} "
+    remedy += f"on the page, in `qflow top`, or from Python with `broker.queue({name!r})`"
+    return attrs.evolve(finding, remedy=remedy)
+
+
+def _of_queues(look: Look) -> Iterator[Finding]:
     stats = look.stats or {}
     for name, queue in stats.get("queues", {}).items():
         yield from _held(look, name, queue)
@@ -64,7 +80,7 @@ def _held_by(look: Look, name: str, holder: Stats) -> Finding:
         end = "see what it does where the owner runs, whose number that is, or end it; what it holds comes back at once"
     else:
         end = f"see what it does (`py-spy dump --pid {pid}`), or end it: `kill {pid}`; what it holds comes back at once"
-    timeout = f"`qflow alter {argument(look.path)} {argument(name)} ack_timeout_s=600`"
+    timeout = command("alter", look.path, name, "ack_timeout_s=600")
     return Finding(
         severity=Severity.URGENT if holder["oldest_s"] >= HELD_LONG_S else Severity.PROBLEM,
         kind="held-too-long",
@@ -90,17 +106,14 @@ def _blocked(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
     taking = f"{counted(takers, 'consumer')} take{'s' if takers == 1 else ''}" if takers else "nobody takes"
     if not takers and (queue["acquired_messages"] or (queue.get("rates") or {}).get("delivered_60s")):
         taking = "somebody takes now and then"  # by gets: none waits just now
-    path, queue_name = argument(look.path), argument(name)
-    raised = (
-        ""
-        if limit is None or on == "capacity"
-        else f", or let in more: `qflow alter {path} {queue_name} {on}={2 * limit}`"
-    )
+    raised = ""
+    if limit is not None and on != "capacity":
+        raised = f", or let in more: {command('alter', look.path, name, f'{on}={2 * limit}')}"
     yield Finding(
         severity=Severity.URGENT if longest >= BLOCKED_LONG_S else Severity.PROBLEM,
         kind="blocked-producers",
         sentence=f"{counted(putters, 'producer')} blocked for up to {span(longest)} at {at}; {taking} from it",
-        remedy=f"start consumers, or take what is in the way: `qflow get {path} {queue_name}`{raised}",
+        remedy=f"start consumers, or take what is in the way: {command('get', look.path, name)}{raised}",
         queue=name,
         facts={"putters": putters, "longest_s": longest, "on": on, "limit": limit, "consumers": takers},
     )
@@ -125,7 +138,6 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
     facts = {"waiting": waiting, "put_60s": incoming, "acked_60s": outgoing, "consumers": takers}
     if not waiting or not grows:
         return
-    path, queue_name = argument(look.path), argument(name)
     coming = f", {incoming:,.1f} more each second" if rates else ""
     is_slow = bool(rates) and incoming < SLOWEST
     if not takers and not taken and not queue["acquired_messages"]:
@@ -134,8 +146,8 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
             kind="no-consumer",
             sentence=f"nobody consumes queue {quoted(name)}{'' if is_slow else ', and it grows'}: "
             f"{counted(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}{'' if is_slow else coming}",
-            remedy=f"start its consumers; `qflow peek {path} {queue_name}` shows what waits; if it is not needed, "
-            f"`qflow purge {path} {queue_name}` and end who puts",
+            remedy=f"start its consumers; {command('peek', look.path, name)} shows what waits; if it is not needed, "
+            f"{command('purge', look.path, name)} and end who puts",
             queue=name,
             facts=facts,
         )
@@ -146,8 +158,8 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
             kind="slow-consumers",
             sentence=f"{who} queue {quoted(name)} fall behind: {incoming:,.1f} messages a second come, {outgoing:,.1f} "
             f"are acked, {waiting:,} wait",
-            remedy=f"start more consumers (`qflow work {path} {queue_name} module:function --processes 8`), or take "
-            "many at once with `get_many`",
+            remedy=f"start more consumers ({command('work --processes 8', look.path, name, 'module:function')}), or "
+            "take many at once with `get_many`",
             queue=name,
             facts=facts,
         )
@@ -171,7 +183,6 @@ def _lost(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
 def _letters(look: Look, name: str, letters: Letters) -> Iterator[Finding]:
     if not letters.messages:
         return
-    path, queue = argument(look.path), argument(name)
     why = ""
     if letters.reasons:
         reason, count = letters.reasons[0]
@@ -181,8 +192,8 @@ def _letters(look: Look, name: str, letters: Letters) -> Iterator[Finding]:
         severity=Severity.PROBLEM,
         kind="dead-letters",
         sentence=f"{counted(letters.messages, 'dead letter')} in queue {quoted(name)}{why}",
-        remedy=f"mend the cause (`qflow peek {path} {queue}` shows headers and bodies), then `qflow redrive {path} "
-        f"{queue}`, or `qflow purge {path} {queue}` if they are of no use",
+        remedy=f"mend the cause ({command('peek', look.path, name)} shows headers and bodies), then "
+        f"{command('redrive', look.path, name)}, or {command('purge', look.path, name)} if they are of no use",
         queue=name,
         facts={"messages": letters.messages, "reasons": dict(letters.reasons), "looked_at": letters.looked_at},
     )

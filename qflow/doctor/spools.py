@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.look import Look
-from qflow.doctor.words import argument, counted, quoted, size, span
+from qflow.doctor.words import counted, quoted, size, span
 from qflow.errors import FormatTooNew
+from qflow.names import argument
 
 SILENT_S = 30.0
 """An owner renews `stats.json` more often."""

@@ -1,12 +1,13 @@
-"""How findings say numbers, times, sizes and names."""
+"""How findings say numbers, times and sizes, and that there is nothing else in them."""
 
 from __future__ import annotations
 
-import shlex
+import re
 
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 _SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _LONGEST = 120
+_LINES = re.compile(r"\s*[\r\n]\s*")
 
 
 def span(seconds: float) -> str:
@@ -38,13 +39,6 @@ def quoted(text: str) -> str:
     return repr(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 
-def argument(text: str) -> str:
-    """Return a path or name as a shell takes it, with nothing in it that does something to a terminal."""
-    if text.isprintable():
-        return shlex.quote(text)
-    return "$'" + text.encode("unicode_escape").decode().replace("'", "\\'") + "'"
-
-
 def harmless(text: str) -> str:
     """Return a sentence on one line, with escapes for what a terminal would act on."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(text.split()))
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in _LINES.sub(" ", text.strip()))

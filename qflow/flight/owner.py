@@ -11,7 +11,7 @@ from qflow.arrow.states import SpoolState, StreamState, state_of
 from qflow.broker import Broker
 from qflow.errors import BrokerClosed, NotFound, StorageError
 from qflow.flight.room import Room
-from qflow.names import choices
+from qflow.names import choices, command
 
 
 class Owner:
@@ -58,7 +58,7 @@ class Owner:
             again = f" with number {number}: it was deleted, and declared again" if found is not None else ""
             raise NotFound(f"there is no stream {name!r}{again} in {self.path}; {choices(name, state.streams)}")
         if not found.rows:
-            raise StorageError(f"the rows of stream {name!r} are damaged: see `qflow check {self.path}`")
+            raise StorageError(f"the rows of stream {name!r} are damaged: see {command('check', self.path)}")
         return found
 
     def check_uuid(self, expected: str | None) -> None:

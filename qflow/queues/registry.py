@@ -27,6 +27,7 @@ from qflow.events import Teller
 from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import StraightLock
+from qflow.names import command
 from qflow.queues.checking import problems
 from qflow.queues.context import Context, Shared, Tick
 from qflow.queues.dead_letter_router import DeadLetterRouter
@@ -362,7 +363,7 @@ class Queues:
 
     def _broken_error(self, name: str) -> CorruptionError:
         return CorruptionError(
-            f"queue {name!r} is in the log, but its record is damaged: see `qflow check {self._spool.path}`; "
+            f"queue {name!r} is in the log, but its record is damaged: see {command('check', self._spool.path)}; "
             "delete_queue removes it with its messages"
         )
 

@@ -17,6 +17,7 @@ from qflow.arrow.record_batches import check_nulls, headers_of
 from qflow.arrow.schema import LOG_APPEND_TIME, Column, arrow_schema
 from qflow.errors import CorruptionError, InvalidArgument, NotFound
 from qflow.message import Message, Record, is_logged
+from qflow.names import command
 from qflow.spark.options import ReadOptions
 from qflow.spark.places.hosts import check_hosts
 from qflow.spark.places.local import LocalPlace
@@ -66,7 +67,7 @@ class QueueReader(DataSourceReader):
                 )
             if record.rows is None:
                 raise CorruptionError(
-                    f"the rows of queue {record.name!r} are damaged: see `qflow check {self._options.path}`"
+                    f"the rows of queue {record.name!r} are damaged: see {command('check', self._options.path)}"
                 )
             return [Lane(state.uuid, record.owner, lane) for lane in sorted(record.rows)]
 

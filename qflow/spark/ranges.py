@@ -13,6 +13,7 @@ from qflow.arrow.eras import Known
 from qflow.arrow.ranges import Cutting, Span
 from qflow.arrow.states import SpoolState, StreamState
 from qflow.errors import CorruptionError, InvalidArgument, NotFound
+from qflow.names import command
 from qflow.spark.offsets import Progress
 from qflow.spark.options import ReadOptions
 from qflow.spark.parallelism import parallelism
@@ -97,7 +98,7 @@ def selected(seen: Seen, options: ReadOptions, *, all_named: bool = True) -> lis
     found = [state.streams[name] for name in sorted(state.streams) if options.selects(name)]
     for stream in found:
         if not stream.rows:
-            raise CorruptionError(f"the rows of stream {stream.name!r} are damaged: see `qflow check {where}`")
+            raise CorruptionError(f"the rows of stream {stream.name!r} are damaged: see {command('check', where)}")
         missing = options.partitions.get(stream.name, frozenset()) - set(range(len(stream.rows)))
         if missing and all_named:
             raise NotFound(

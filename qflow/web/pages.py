@@ -40,8 +40,8 @@ def link(path: str, **query: object) -> str:
     return f"{path}?{urlencode(said, errors='surrogateescape')}"
 
 
-_COMMAND = re.compile(r"`((?:[^`'\"]|'[^']*'|\"[^\"]*\")*)`")
-"""As a sentence has them: between backticks, which names in quotes may have, too."""
+_COMMAND = re.compile(r"`([^`]*)`")
+"""As a sentence has them: between backticks, which none of them has."""
 
 
 def _commands(sentence: str) -> Markup:

@@ -11,7 +11,7 @@ import pytest
 import qflow
 from pages import ROOT
 from qflow.doctor import KINDS, Finding, Letters, Look, Severity, judge
-from qflow.doctor.words import argument, harmless, size, span
+from qflow.doctor.words import harmless, size, span
 from qflow.errors import CorruptionError, FormatTooNew
 
 GIB = 2**30
@@ -205,8 +205,23 @@ def test_hostile_names_do_nothing_to_a_terminal(empty: dict[str, Any]) -> None:
     assert found.sentence.isprintable()
     assert found.remedy.isprintable()
     assert len(found.sentence) < 400
-    assert argument(name) == r"$'\x1b[2J\'; rm -rf ~\n'"
+    assert r"`qflow alter $'a\x1bb' $'\x1b[2J\'; rm -rf ~\x0a' ack_timeout_s=600`" in found.remedy
     assert harmless("a\x1bb\n c") == r"a b c".replace(" ", r"\x1b", 1)
+
+
+SPOILED = {"rates": {**RATES, "put_60s": 4.0, "put_10s": 4.0}, "lag_messages": 1, "messages": 1}
+
+
+def test_a_name_with_a_nul_has_no_command(empty: dict[str, Any]) -> None:
+    """A shell would end it there, and the command be for another queue."""
+    queue = {**empty["queues"]["q"], **SPOILED, "consumers_total": 0}
+    found = judge(Look(path="s", stats={**empty, "queues": {"pay\0ments": queue, "pay  ments": queue}}))
+    assert [one.kind for one in found] == ["no-consumer", "no-consumer"]
+    assert "`qflow" not in found[0].remedy.replace("`qflow top`", "")
+    assert r"`broker.queue('pay\x00ments')`" in found[0].remedy
+    assert r"`qflow purge s $'pay \x20ments'`" in found[1].remedy
+    (letters,) = judge(Look(path="s", letters={"a\0": Letters(messages=1)}))
+    assert "`qflow" not in letters.remedy.replace("`qflow top`", "")
 
 
 def test_numbers_in_words() -> None:

@@ -224,7 +224,7 @@ def test_a_finding_leads_to_its_remedy(spool: Path) -> None:
                     page = (await browser.get("/")).text
                 assert "card `declined` &lt;b&gt;" in page
                 assert " live of " in page
-                assert re.search(r"<code>qflow redrive \S+ &#39;&lt;dead&gt;`&amp;&#39;</code>, or", page)
+                assert re.search(r"<code>qflow redrive \S+ [$]&#39;&lt;dead&gt;\\x60&amp;&#39;</code>, or", page)
                 assert '<a href="/messages?queue=%3Cdead%3E%60%26">Look at messages</a>' in page
                 for link in ("/confirm/purge?queue=%3Cdead%3E%60%26", "/queue?queue=%3Cdead%3E%60%26#move"):
                     assert (f'<a href="{link}"' in page) == (who is not None)
