@@ -92,3 +92,23 @@ def test_what_comes_after_the_end_of_the_broker_is_said_on_the_page(spool: Path)
             await broker.close()
 
     asyncio.run(test())
+
+
+def test_a_server_that_hangs_is_told_with_the_time(spool: Path) -> None:
+    """Its connections stay open, and nothing ever comes: the page waits ten seconds, and says since when it does."""
+
+    async def test() -> None:
+        async with browsing(spool) as (_broker, tab, home):
+            await tab.goto(f"{home}/consumers")
+            await tab.evaluate("""() => {
+                const patience = [];
+                AbortSignal.timeout = (ms) => {
+                    patience.push(ms);
+                    return AbortSignal.abort(new DOMException("", "TimeoutError"));
+                };
+                window.fetch = (_, { signal }) => patience.at(-1) === 10_000 ? Promise.reject(signal.reason) : undefined;
+            }""")
+            await tab.wait_for_selector("#offline:not([hidden])")
+            assert "the server has not answered for " in await tab.inner_text("#offline")
+
+    asyncio.run(test())

@@ -2,6 +2,7 @@
 // Renews what is marked with data-live from the page itself, as the server makes it anew, and draws the charts.
 (() => {
   const EACH_MS = 2000;
+  const PATIENCE_MS = 10000;
   const CHARTS = {
     rates: [["put", "put", "--one"], ["delivered", "delivered", "--two"], ["acked", "acked", "--three"], ["published", "published", "--four"]],
     messages: [["messages", "messages", "--one"], ["acquired_messages", "held", "--two"]],
@@ -14,6 +15,7 @@
   const places = [...document.querySelectorAll("[data-chart]")];
   let points = [];
   let charts = [];
+  let asking = 0; // since when nothing was answered
 
   function say(sentence) {
     if (!offline) return;
@@ -22,7 +24,7 @@
   }
 
   async function asked(address, headers) {
-    const response = await fetch(address, { headers, redirect: "manual", cache: "no-store" });
+    const response = await fetch(address, { headers, redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
     if (response.type === "opaqueredirect" || response.status === 401) throw new Error("you are logged out: open the page again");
     if (!response.ok) throw new Error(response.status === 404 ? "this is gone" : `the server answers ${response.status}`);
     return response;
@@ -80,14 +82,22 @@
     }
   }
 
+  function why(error) {
+    if (error.name === "TimeoutError") return `the server has not answered for ${Math.round((Date.now() - asking) / 1000)} s`;
+    return error instanceof TypeError ? "the server does not answer" : error.message;
+  }
+
   async function turn() {
-    if (!document.hidden) {
+    if (document.hidden) asking = 0;
+    else {
+      asking ||= Date.now();
       try {
         await follow();
         await renew();
+        asking = 0;
         say("");
       } catch (error) {
-        say(`These figures are old: ${error instanceof TypeError ? "the server does not answer" : error.message}.`);
+        say(`These figures are old: ${why(error)}.`);
       }
     }
     setTimeout(turn, EACH_MS);
