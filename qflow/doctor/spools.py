@@ -77,8 +77,8 @@ def _obstacle(look: Look) -> Iterator[Finding]:
             severity=Severity.URGENT,
             kind="obstacle",
             sentence=f"nobody can open the spool: {look.obstacle}",
-            remedy="see what stands there, and move it away, or give it the rights it had; the log, with what waits, "
-            "is beside it",
+            remedy="see what stands there, and move it away, or give it the rights it had, or mount it for writing; "
+            "the log, with what waits, is beside it",
         )
 
 

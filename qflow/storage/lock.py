@@ -131,9 +131,11 @@ def check_lock_file(spool: str) -> None:
     """Raise what `acquire_lock` would of what stands in the place of the lock file; that of another user is one."""
     path = os.path.join(spool, LOCK_NAME)
     try:
+        if os.statvfs(spool).f_flag & os.ST_RDONLY:  # also where there is no lock file yet
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         os.close(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM):
             raise storage_error(error, "lock the spool", path) from error
 
 

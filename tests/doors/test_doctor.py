@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -151,6 +152,23 @@ def test_what_keeps_everybody_from_opening_is_told(spool: Path, name: str, kind:
     with pytest.raises(qflow.QflowError) as refused:
         qflow.open(spool)
     assert found["sentence"] == f"nobody can open the spool: {refused.value}"
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_file_system_for_reading_alone_keeps_everybody_from_opening(
+    spool: Path, has_lock: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of the error that an opening has."""
+    if not has_lock:
+        (spool / "lock").unlink()
+    status = SimpleNamespace(f_flag=os.ST_RDONLY | os.ST_NODEV)
+    monkeypatch.setattr("qflow.storage.lock.os.statvfs", lambda path: status)
+    code, [found] = doctor(spool)
+    assert (code, found["kind"], found["severity"]) == (6, "obstacle", "urgent")
+    assert found["sentence"].startswith(
+        f"nobody can open the spool: cannot lock the spool ({spool / 'lock'}): Read-only file system; "
+    )
+    assert "mount it for writing" in found["remedy"]
 
 
 def test_what_is_no_spool_is_bad_usage(tmp_path: Path) -> None:
