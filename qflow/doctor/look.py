@@ -60,5 +60,8 @@ class Look:
     disk_bytes: int = 0
     """Of the file system; 0: not known."""
     disk_free_bytes: int = 0
+    disk_inodes: int = 0
+    """Of the file system; 0: it makes them as it needs them, or it is not known."""
+    disk_free_inodes: int = 0
     refused_batches: int = 0
     """Batches from outside that were set aside."""

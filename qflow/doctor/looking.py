@@ -66,11 +66,17 @@ def seen_in(spool: str, health: Health | None = None) -> Look:
         health: None: nothing is known of the log.
     """
     try:
-        disk = shutil.disk_usage(spool)
+        disk, status = shutil.disk_usage(spool), os.statvfs(spool)
     except FileNotFoundError:
         look = Look(path=spool)
     else:
-        look = Look(path=spool, disk_bytes=disk.total, disk_free_bytes=disk.free)
+        look = Look(
+            path=spool,
+            disk_bytes=disk.total,
+            disk_free_bytes=disk.free,
+            disk_inodes=status.f_files,
+            disk_free_inodes=status.f_favail,
+        )
     if health is None:
         return look
     return attrs.evolve(

@@ -18,6 +18,8 @@ DEAD = 0.5
 SCARCE, SCARCE_BYTES = 0.10, 10 * 2**30
 """The disk is nearly full where less than this share and less than so much is free."""
 OUT, OUT_BYTES = 0.02, 2**30
+SCARCE_INODES, OUT_INODES = 10_000, 100
+"""Likewise for inodes, of which a file takes one."""
 PINNING = 1000
 """A read of the log that began so many commits ago pins what has been freed since."""
 _LOAD = "`qflow snapshot load SNAPSHOT NEW`"
@@ -110,11 +112,35 @@ def _problems(look: Look) -> Iterator[Finding]:
 
 def is_disk_scarce(look: Look) -> bool:
     """Tell whether the file system of a spool is nearly full."""
+    return _are_bytes_scarce(look) or _are_inodes_scarce(look)
+
+
+def _are_bytes_scarce(look: Look) -> bool:
     return bool(look.disk_bytes) and look.disk_free_bytes < min(SCARCE * look.disk_bytes, SCARCE_BYTES)
 
 
+def _are_inodes_scarce(look: Look) -> bool:
+    return bool(look.disk_inodes) and look.disk_free_inodes < min(SCARCE * look.disk_inodes, SCARCE_INODES)
+
+
+def _inodes(look: Look) -> Iterator[Finding]:
+    if not _are_inodes_scarce(look):
+        return
+    free, whole = look.disk_free_inodes, look.disk_inodes
+    yield Finding(
+        severity=Severity.URGENT if free < OUT_INODES else Severity.PROBLEM,
+        kind="disk-full",
+        sentence=f"the disk is nearly out of inodes: {free:,} of {whole:,} are free ({100 * free / whole:.0f} %), and "
+        "each message that is spilled takes one; without one, puts wait as on a full disk, whatever room there is",
+        remedy=f"`df -i {argument(look.path)}` shows them; remove files elsewhere, or start consumers; the next time, "
+        "`qflow.open(spill='segments')` keeps many messages in a file",
+        facts={"free_inodes": free, "disk_inodes": whole},
+    )
+
+
 def _disk(look: Look) -> Iterator[Finding]:
-    if not is_disk_scarce(look):
+    yield from _inodes(look)
+    if not _are_bytes_scarce(look):
         return
     free, whole = look.disk_free_bytes, look.disk_bytes
     path = argument(look.path)

@@ -39,6 +39,8 @@ def roomy_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever disk the tests are on."""
     usage = SimpleNamespace(total=2**40, free=2**39)
     monkeypatch.setattr("qflow.doctor.looking.shutil.disk_usage", lambda path: usage)
+    status = SimpleNamespace(f_flag=0, f_files=2**20, f_favail=2**19)
+    monkeypatch.setattr("qflow.doctor.looking.os.statvfs", lambda path: status)
 
 
 @pytest.fixture
@@ -161,7 +163,7 @@ def test_a_file_system_for_reading_alone_keeps_everybody_from_opening(
     """In the words of the error that an opening has."""
     if not has_lock:
         (spool / "lock").unlink()
-    status = SimpleNamespace(f_flag=os.ST_RDONLY | os.ST_NODEV)
+    status = SimpleNamespace(f_flag=os.ST_RDONLY | os.ST_NODEV, f_files=0, f_favail=0)
     monkeypatch.setattr("qflow.storage.lock.os.statvfs", lambda path: status)
     code, [found] = doctor(spool)
     assert (code, found["kind"], found["severity"]) == (6, "obstacle", "urgent")
@@ -169,6 +171,16 @@ def test_a_file_system_for_reading_alone_keeps_everybody_from_opening(
         f"nobody can open the spool: cannot lock the spool ({spool / 'lock'}): Read-only file system; "
     )
     assert "mount it for writing" in found["remedy"]
+
+
+def test_a_disk_without_inodes_is_full(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has room for bytes, and none for one more file; one that makes inodes as it needs them has no such end."""
+    for whole, free, expected in ((2**20, 7, 6), (0, 0, 0)):
+        status = SimpleNamespace(f_flag=0, f_files=whole, f_favail=free)
+        monkeypatch.setattr("qflow.doctor.looking.os.statvfs", lambda path, status=status: status)
+        code, found = doctor(spool)
+        assert (code, [one["kind"] for one in found]) == (expected, ["disk-full"] if expected else [])
+    assert "df -i" in judge(Look(path="s", disk_inodes=10, disk_free_inodes=0))[0].remedy
 
 
 def test_what_is_no_spool_is_bad_usage(tmp_path: Path) -> None:
