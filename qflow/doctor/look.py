@@ -33,6 +33,8 @@ class Look:
     """By the owner, when it was asked; False: it let nobody in, or did not answer, and `stats.json` was read."""
     owner_pid: int | None = None
     """None: nobody owns it; 0: a process that is not known."""
+    is_stopped: bool = False
+    """A signal or a debugger stopped the owner, which does not answer."""
     is_there: bool = True
     """What its owner has lies at the path; False: it was removed or replaced, and the owner goes on without."""
     clean: bool = True

@@ -112,7 +112,16 @@ def _told(spool: str, owner: int) -> dict[str, Any]:
         with qflow.connect(spool, timeout_s=ANSWERS_S) as broker:
             return {"stats": attrs.asdict(broker.stats())}
     except (QflowError, OSError):
-        live = read_live(spool)
+        seen, live = {"is_told": False, "is_stopped": _is_stopped(owner)}, read_live(spool)
         if live is None or owner not in (0, live["pid"]):
-            return {"is_told": False}
-        return {"is_told": False, "stats": live, "told_s_ago": max(0.0, time.time() - live["time_s"])}
+            return seen
+        return {**seen, "stats": live, "told_s_ago": max(0.0, time.time() - live["time_s"])}
+
+
+def _is_stopped(pid: int) -> bool:
+    """Tell whether a process is stopped by a signal or a debugger; 0 is one that is not known."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False

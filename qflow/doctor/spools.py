@@ -209,7 +209,17 @@ def _owner(look: Look) -> Iterator[Finding]:
             "stopped (`ps -o stat`: T or D) does not answer",
             facts={"pid": look.owner_pid},
         )
-        if look.stats is None or look.told_s_ago >= SILENT_S:
+        if look.is_stopped:
+            yield Finding(
+                severity=Severity.URGENT,
+                kind="silent-owner",
+                sentence=f"the owner, {process}, is stopped (state T): nothing is stored, delivered or answered until "
+                "it goes on",
+                remedy=f"`kill -CONT {look.owner_pid}` has it go on; Ctrl-Z in its terminal, a signal or a debugger "
+                "stopped it",
+                facts={"pid": look.owner_pid, "told_s_ago": look.told_s_ago},
+            )
+        elif look.stats is None or look.told_s_ago >= SILENT_S:
             ps = "`ps -o pid,stat,wchan,cmd` where it runs"
             if look.owner_pid:
                 ps = f"`ps -o pid,stat,wchan,cmd -p {look.owner_pid}`"
@@ -217,7 +227,7 @@ def _owner(look: Look) -> Iterator[Finding]:
             if look.stats is not None:
                 wrote = f"wrote its figures last {span(look.told_s_ago)} ago"
             yield Finding(
-                severity=Severity.PROBLEM,
+                severity=Severity.PROBLEM if look.stats is None else Severity.URGENT,
                 kind="silent-owner",
                 sentence=f"the owner, {process}, {wrote}: it is stopped, or its disk is full",
                 remedy=f"look at it: {ps}, its log, and the disk (`df`)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -214,6 +215,21 @@ def test_an_owner_is_asked(spool: Path) -> None:
     with owned(spool, door=False) as pid:
         code, (found,) = doctor(spool)
         assert (code, found["kind"], found["facts"]["pid"]) == (1, "no-door", pid)
+
+
+def test_an_owner_that_is_stopped_is_urgent_at_once(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However new the figures are that it wrote."""
+    monkeypatch.setattr("qflow.doctor.looking.ANSWERS_S", 0.1)
+    with owned(spool, door=True) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            os.waitid(os.P_PID, pid, os.WSTOPPED)
+            code, found = doctor(spool)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert (code, [one["kind"] for one in found]) == (6, ["silent-owner", "no-door"])
+    assert f"process {pid}, is stopped" in found[0]["sentence"]
+    assert f"`kill -CONT {pid}`" in found[0]["remedy"]
 
 
 def test_the_program_that_owns_it_asks_in_another_process(spool: Path) -> None:

@@ -175,9 +175,11 @@ def test_an_owner_that_tells_nothing_is_told(empty: dict[str, Any]) -> None:
     """It is stopped, or its disk is full."""
     found = judge(Look(path="s", stats=empty, owner_pid=7, is_told=False, told_s_ago=300.0))
     assert [finding.kind for finding in found] == ["silent-owner", "no-door"]
+    assert found[0].severity is Severity.URGENT
     assert "wrote its figures last 5 minutes ago: " in found[0].sentence
     found = judge(Look(path="s", owner_pid=7, is_told=False))
     assert [finding.kind for finding in found] == ["silent-owner", "no-door"]
+    assert found[0].severity is Severity.PROBLEM, "it may have begun just now"
     assert "process 7, has never written its figures: " in found[0].sentence
 
 
