@@ -53,8 +53,9 @@ def _of_queues(look: Look) -> Iterator[Finding]:
         if name not in look.letters and not blocked:  # who is blocked says that it grows, too
             yield from _growing(look, name, queue)
     for name, letters in look.letters.items():
-        messages = stats.get("queues", {}).get(name, {}).get("messages", letters.messages)
-        yield from _letters(look, name, attrs.evolve(letters, messages=messages))
+        queue = stats.get("queues", {}).get(name, {})
+        now = attrs.evolve(letters, messages=queue.get("messages", letters.messages))
+        yield from _letters(look, name, now, is_durable=queue.get("durable", True))
     yield from _memory(look, stats)
 
 
@@ -141,13 +142,14 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
     coming = f", {incoming:,.1f} more each second" if rates else ""
     is_slow = bool(rates) and incoming < SLOWEST
     if not takers and not taken and not queue["acquired_messages"]:
+        shown = f"{command('peek', look.path, name)} shows what waits; " if queue.get("durable", True) else ""
         yield Finding(
             severity=Severity.PROBLEM,
             kind="no-consumer",
             sentence=f"nobody consumes queue {quoted(name)}{'' if is_slow else ', and it grows'}: "
             f"{counted(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}{'' if is_slow else coming}",
-            remedy=f"start its consumers; {command('peek', look.path, name)} shows what waits; if it is not needed, "
-            f"{command('purge', look.path, name)} and end who puts",
+            remedy=f"start its consumers; {shown}if it is not needed, {command('purge', look.path, name)} and end who "
+            "puts",
             queue=name,
             facts=facts,
         )
@@ -180,7 +182,7 @@ def _lost(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
         )
 
 
-def _letters(look: Look, name: str, letters: Letters) -> Iterator[Finding]:
+def _letters(look: Look, name: str, letters: Letters, *, is_durable: bool) -> Iterator[Finding]:
     if not letters.messages:
         return
     why = ""
@@ -188,12 +190,13 @@ def _letters(look: Look, name: str, letters: Letters) -> Iterator[Finding]:
         reason, count = letters.reasons[0]
         of = f"{count:,} of {letters.looked_at:,}" if letters.looked_at < letters.messages else f"{count:,}"
         why = f"; the commonest reason, of {of}: {quoted(reason)}"
+    shown = f" ({command('peek', look.path, name)} shows headers and bodies)" if is_durable else ""
     yield Finding(
         severity=Severity.PROBLEM,
         kind="dead-letters",
         sentence=f"{counted(letters.messages, 'dead letter')} in queue {quoted(name)}{why}",
-        remedy=f"mend the cause ({command('peek', look.path, name)} shows headers and bodies), then "
-        f"{command('redrive', look.path, name)}, or {command('purge', look.path, name)} if they are of no use",
+        remedy=f"mend the cause{shown}, then {command('redrive', look.path, name)}, or "
+        f"{command('purge', look.path, name)} if they are of no use",
         queue=name,
         facts={"messages": letters.messages, "reasons": dict(letters.reasons), "looked_at": letters.looked_at},
     )

@@ -106,6 +106,19 @@ def test_a_queue_that_grows_is_told(empty: dict[str, Any], changes: dict[str, An
     assert of_letters.sentence == "500 dead letters in queue 'q'", "as many as its owner says that there are"
 
 
+def test_what_no_command_shows_is_not_to_be_peeked_at(empty: dict[str, Any]) -> None:
+    """Messages of a transient queue are in its owner's memory alone; a purge reaches it, and a redrive."""
+    for durable in (True, False):
+        stats = told(empty, lag_messages=5, messages=5, rates={**RATES, "put_60s": 4.0}, durable=durable)
+        found = only(Look(path="s", stats=stats))
+        assert ("`qflow peek s q` shows what waits" in found.remedy, "`qflow purge s q`" in found.remedy) == (
+            durable,
+            True,
+        )
+        found = only(Look(path="s", stats=stats, letters={"q": Letters(messages=5)}))
+        assert ("`qflow peek" in found.remedy, "`qflow redrive s q`" in found.remedy) == (durable, True)
+
+
 def test_who_falls_behind_may_be_nobody_who_is_there_now(empty: dict[str, Any]) -> None:
     """Gets that come and go are no consumers."""
     rates = {**RATES, "put_60s": 9.0, "acked_60s": 2.0, "delivered_60s": 2.0}
