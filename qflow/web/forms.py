@@ -137,7 +137,7 @@ async def _login(request: Request) -> Response:
     wanted = inside(given.optional_text("next") or "/")
     key = await site.open_session(name, password, peer_of(request.scope))
     if key is None:
-        return shown(request, "login.html", 401, wanted=wanted, failed=True)
+        return shown(request, "login.html", 401, wanted=wanted, failed=True, undone=False)
     site.sessions.close(request.cookies.get(site.cookie, ""))
     response = RedirectResponse(wanted, 303)
     response.set_cookie(

@@ -49,6 +49,8 @@ _HEADERS = {
 }
 _READING = frozenset({"GET", "HEAD"})
 _FOR_ALL = ("/login", "/static/", "/favicon.ico")
+_SENT_TO = ("/do/", "/login", "/logout")
+"""Where forms go: an answer of theirs is a page, too, which nobody can get again."""
 _MOST_HEADER = 4096
 
 
@@ -115,7 +117,10 @@ class Guard:
             asked = {} if from_browser else {"WWW-Authenticate": 'Basic realm="qflow", charset="UTF-8"'}
             return _refused(scope, 401, "log in: with a name and a password of the users file", asked)
         wanted = scope["path"] + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
-        return RedirectResponse(f"/login?next={quote(wanted, safe='')}", status_code=303)
+        if changes:
+            wanted = _page_before(headers)
+        undone = "&undone=1" if changes else ""
+        return RedirectResponse(f"/login?next={quote(wanted, safe='')}{undone}", status_code=303)
 
     async def _by_password(self, scope: Scope, headers: Headers) -> Rights | None:
         kind, _, packed = headers.get("authorization", "").partition(" ")
@@ -188,6 +193,17 @@ def _is_from_here(headers: Headers) -> bool:
         return urlsplit(origin).netloc.lower() == headers.get("host", "").lower() != ""
     except ValueError:
         return False
+
+
+def _page_before(headers: Headers) -> str:
+    """Return the page of this server that a form was sent from, or the first one."""
+    try:
+        page = urlsplit(headers.get("referer", ""))
+    except ValueError:
+        return "/"
+    if page.netloc.lower() != headers.get("host", "").lower() or page.path.startswith(_SENT_TO):
+        return "/"
+    return (page.path or "/") + (f"?{page.query}" if page.query else "")
 
 
 def _is_api(scope: Scope) -> bool:

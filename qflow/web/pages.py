@@ -208,7 +208,8 @@ async def _publish(request: Request) -> Response:
 async def _login(request: Request) -> Response:
     if not request.app.state.site.has_users:
         return RedirectResponse("/", 303)
-    return shown(request, "login.html", wanted=inside(request.query_params.get("next", "/")), failed=False)
+    wanted, undone = inside(request.query_params.get("next", "/")), "undone" in request.query_params
+    return shown(request, "login.html", wanted=wanted, failed=False, undone=undone)
 
 
 def inside(wanted: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -187,6 +189,40 @@ def test_nobody_gets_in_without_a_password(spool: Path) -> None:
             assert (answer.status_code, "set-cookie" in answer.headers) == (401, False)
             for packed in ("Basic !!!", "Basic ", "Basic " + "A" * 5000, "Bearer x", "Basic Og=="):
                 assert (await site.client().get("/api/queues", headers={"Authorization": packed})).status_code == 401
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("referer", "page"),
+    [
+        (f"{HOST}/queue?queue=a+b", "/queue?queue=a+b"),
+        (f"{HOST}", "/"),
+        ("", "/"),
+        ("http://evil.example/queue", "/"),
+        ("http://[", "/"),
+        (f"{HOST}/do/put", "/"),
+        ("/queue", "/"),
+    ],
+)
+def test_a_form_of_a_session_that_is_over_does_nothing_and_says_so(spool: Path, referer: str, page: str) -> None:
+    """Whoever logs in comes back to the page of the form, and not to the place that takes forms alone."""
+
+    async def test() -> None:
+        async with served(spool, users()) as site:
+            browser = await site.browser()
+            await site.broker.declare_queue("a b")
+            browser.cookies.clear()
+            answer = await browser.post("/do/put", data={"queue": "a b", "body": "x"}, headers={"Referer": referer})
+            assert answer.status_code == 303
+            login = await browser.get(answer.headers["location"])
+            assert "You were logged out: nothing was done." in login.text
+            wanted = html.unescape(re.search(r'name="next" value="([^"]*)"', login.text)[1])  # type: ignore[index]
+            assert wanted == page
+            answer = await browser.post("/login", data={"name": "anna", "password": PASSWORD, "next": wanted})
+            assert answer.headers["location"] == page
+            assert (await browser.get(page)).status_code == 200
+            assert "nothing was done" not in (await site.client().get("/login")).text
 
     run(test)
 
