@@ -140,7 +140,8 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
     if not waiting or not grows:
         return
     coming = f", {incoming:,.1f} more each second" if rates else ""
-    is_slow = bool(rates) and incoming < SLOWEST
+    still = not rates or rates.get("put_10s", incoming) > rates.get("acked_10s", outgoing) * GROWS
+    is_slow = bool(rates) and (incoming < SLOWEST or not still)
     if not takers and not taken and not queue["acquired_messages"]:
         shown = f"{command('peek', look.path, name)} shows what waits; " if queue.get("durable", True) else ""
         yield Finding(
@@ -153,7 +154,7 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
             queue=name,
             facts=facts,
         )
-    elif rates and waiting > 60 * max(outgoing, 1.0):
+    elif rates and still and waiting > 60 * max(outgoing, 1.0):
         who = f"{counted(takers, 'consumer')} of" if takers else "those who take from"
         yield Finding(
             severity=Severity.NOTICE,

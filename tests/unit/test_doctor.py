@@ -69,7 +69,7 @@ def test_blocked_producers_are_counted(empty: dict[str, Any]) -> None:
     )
     assert (found.severity, found.kind) == (Severity.URGENT, "blocked-producers")
     assert "limit_messages=2000" in found.remedy
-    growing = {"lag_messages": 500, "messages": 500, "rates": {**RATES, "put_60s": 4.0}}
+    growing = {"lag_messages": 500, "messages": 500, "rates": {**RATES, "put_60s": 4.0, "put_10s": 4.0}}
     assert (
         only(Look(path="spool", stats=told(stats, **{**stats["queues"]["q"], **growing}))).kind == "blocked-producers"
     )
@@ -85,16 +85,21 @@ def test_blocked_producers_are_counted(empty: dict[str, Any]) -> None:
 RATES = dict.fromkeys((f"{what}_{span}s" for what in ("put", "delivered", "acked") for span in (1, 10, 60)), 0.0)
 
 
+STOPPED = {**RATES, "put_60s": 9.0}
+"""What was put stopped coming ten seconds ago."""
+
+
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"rates": {**RATES, "put_60s": 4.0}}, "no-consumer"),
-        ({"rates": {**RATES, "put_60s": 4.0}, "consumers_total": 1}, "slow-consumers"),
+        ({"rates": {**RATES, "put_60s": 4.0, "put_10s": 4.0}}, "no-consumer"),
+        ({"rates": {**RATES, "put_60s": 4.0, "put_10s": 4.0}, "consumers_total": 1}, "slow-consumers"),
         ({"rates": RATES}, None),
         ({"rates": {}, "put_total": 500}, "no-consumer"),
         ({"rates": {}, "put_total": 500, "delivered_total": 1}, None),
-        ({"rates": {**RATES, "put_60s": 9.0, "acked_60s": 2.0, "delivered_60s": 2.0}, "consumers_total": 1}, "slow-consumers"),
-        ({"rates": {**RATES, "put_60s": 9.0, "acked_60s": 9.0, "delivered_60s": 9.0}, "consumers_total": 1}, None),
+        ({"rates": {**RATES, "put_60s": 9.0, "put_10s": 9.0, "acked_60s": 2.0, "delivered_60s": 2.0}, "consumers_total": 1}, "slow-consumers"),
+        ({"rates": {**STOPPED, "acked_60s": 2.0, "delivered_60s": 2.0}, "consumers_total": 1}, None),
+        ({"rates": {**RATES, "put_60s": 9.0, "put_10s": 9.0, "acked_60s": 9.0, "delivered_60s": 9.0}, "consumers_total": 1}, None),
         ({"rates": RATES, "paused": True}, "paused"),
     ],
 )  # fmt: skip
@@ -106,10 +111,21 @@ def test_a_queue_that_grows_is_told(empty: dict[str, Any], changes: dict[str, An
     assert of_letters.sentence == "500 dead letters in queue 'q'", "as many as its owner says that there are"
 
 
+def test_a_queue_that_grows_no_more_is_not_said_to_grow(empty: dict[str, Any]) -> None:
+    """Nobody consumes it all the same."""
+    waits = {"lag_messages": 500, "messages": 500}
+    found = only(Look(path="s", stats=told(empty, **waits, rates=STOPPED)))
+    assert found.sentence == "nobody consumes queue 'q': 500 messages wait"
+    found = only(Look(path="s", stats=told(empty, **waits, rates={**STOPPED, "put_10s": 8.0})))
+    assert found.sentence == "nobody consumes queue 'q', and it grows: 500 messages wait, 9.0 more each second"
+
+
 def test_what_no_command_shows_is_not_to_be_peeked_at(empty: dict[str, Any]) -> None:
     """Messages of a transient queue are in its owner's memory alone; a purge reaches it, and a redrive."""
     for durable in (True, False):
-        stats = told(empty, lag_messages=5, messages=5, rates={**RATES, "put_60s": 4.0}, durable=durable)
+        stats = told(
+            empty, lag_messages=5, messages=5, rates={**RATES, "put_60s": 4.0, "put_10s": 4.0}, durable=durable
+        )
         found = only(Look(path="s", stats=stats))
         assert ("`qflow peek s q` shows what waits" in found.remedy, "`qflow purge s q`" in found.remedy) == (
             durable,
@@ -121,7 +137,7 @@ def test_what_no_command_shows_is_not_to_be_peeked_at(empty: dict[str, Any]) -> 
 
 def test_who_falls_behind_may_be_nobody_who_is_there_now(empty: dict[str, Any]) -> None:
     """Gets that come and go are no consumers."""
-    rates = {**RATES, "put_60s": 9.0, "acked_60s": 2.0, "delivered_60s": 2.0}
+    rates = {**RATES, "put_60s": 9.0, "put_10s": 9.0, "acked_60s": 2.0, "delivered_60s": 2.0}
     for takers, who in ((2, "2 consumers of"), (0, "those who take from")):
         stats = told(empty, rates=rates, consumers_total=takers, lag_messages=500, messages=500)
         assert only(Look(path="s", stats=stats)).sentence.startswith(f"{who} queue 'q' fall behind: 9.0 messages ")
