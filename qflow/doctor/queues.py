@@ -22,8 +22,8 @@ GROWS = 1.1
 SLOWEST = 0.05
 """Messages a second; what grows by less is shown as 0.0."""
 FULL = 0.95
-BEHIND_MESSAGES = 1000
-"""A subscription that nobody has open may be so far behind."""
+BEHIND_MESSAGES, BEHIND_BYTES = 1000, 64 * 2**20
+"""A subscription that nobody has open may be less than that behind."""
 Stats = Mapping[str, Any]
 
 
@@ -230,22 +230,20 @@ def judge_streams(look: Look) -> Iterator[Finding]:
     """Yield what is wrong with streams."""
     for name, stream in (look.stats or {}).get("streams", {}).items():
         for subscription in stream["subscriptions"]:
-            if (
-                subscription["name"] is None
-                or subscription["members"]
-                or subscription["lag_messages"] < BEHIND_MESSAGES
-            ):
-                continue
             behind = subscription["lag_messages"]
+            size_bytes = int(stream["bytes"] * min(1.0, behind / max(1, stream["messages"])))
+            is_behind = behind >= BEHIND_MESSAGES or size_bytes >= BEHIND_BYTES
+            if subscription["name"] is None or subscription["members"] or not is_behind:
+                continue
             yield Finding(
                 severity=Severity.NOTICE,
                 kind="stream-behind",
                 sentence=f"subscription {quoted(subscription['name'])} of stream {quoted(name)} is "
-                f"{counted(behind, 'message')} behind, and nobody has it open",
+                f"{counted(behind, 'message')} behind, about {size(size_bytes)}, and nobody has it open",
                 remedy="start who reads with it, or end it with `broker.delete_subscription(stream, name)`: a stream "
                 "that retains until all have consumed keeps what it has not read",
                 queue=name,
-                facts={"subscription": subscription["name"], "lag_messages": behind},
+                facts={"subscription": subscription["name"], "lag_messages": behind, "lag_bytes": size_bytes},
             )
         if stream.get("damaged_total", 0):
             yield Finding(

@@ -220,6 +220,28 @@ def test_streams_are_judged(empty: dict[str, Any]) -> None:
     assert [finding.kind for finding in judge(Look(path="s", stats=stats))] == ["lost-messages", "stream-behind"]
 
 
+@pytest.mark.parametrize(
+    ("behind", "messages", "bytes_", "said"),
+    [
+        (30, 30, 150 * 2**20, "30 messages behind, about 150.0 MiB,"),
+        (30, 60, 150 * 2**20, "30 messages behind, about 75.0 MiB,"),
+        (5000, 60, 150, "5,000 messages behind, about 150 bytes,"),
+        (30, 90, 150 * 2**20, None),
+        (0, 0, 0, None),
+    ],
+)
+def test_few_large_messages_are_far_behind(
+    empty: dict[str, Any], behind: int, messages: int, bytes_: int, said: str | None
+) -> None:
+    """What a subscription keeps on the disk counts as well, by its share of the stream."""
+    stream = empty["streams"]["plant"]
+    reader = {**stream["subscriptions"][0], "lag_messages": behind}
+    changed = {**stream, "subscriptions": [reader], "messages": messages, "bytes": bytes_}
+    found = judge(Look(path="s", stats={**empty, "streams": {"plant": changed}}))
+    assert [said in one.sentence for one in found if said] == ([True] if said else [])
+    assert [one.kind for one in found] == (["stream-behind"] if said else [])
+
+
 def test_the_worst_comes_first(empty: dict[str, Any]) -> None:
     """As in a hospital."""
     stats = told(empty, holders=[HOLDER], blocked_putters=1, blocked_longest_s=2.0, blocked_on="capacity", lost_total=1)
