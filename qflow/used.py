@@ -1,4 +1,4 @@
-"""What the doors of a process use of a broker for themselves, so that nobody deletes it meanwhile."""
+"""What the doors of a process use of a broker for themselves, so that nobody takes it from them meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Used:
         self._doors.pop(what, None)
 
     def check(self, *what: str) -> None:
-        """Refuse to delete what is used. Holding `changing`.
+        """Refuse to delete what is used, or to have a stream take less. Holding `changing`.
 
         Raises:
             InvalidArgument: it names the door.

@@ -189,6 +189,8 @@ class Streams:
         stream = self.own(of)
         name = stream.name
         settings = altered(stream.settings, changes)
+        if not set(stream.settings.topics) <= set(settings.topics):
+            self._shared.used.check("stream", name)
         value = recovery.queue_value(name, 0, settings.to_dict(), kind=STREAM)
         self._records.replace(stream.owner, value, partial(self._apply, stream, settings))
         return stream

@@ -275,6 +275,7 @@ def test_what_doors_use_is_not_deleted_while_they_do(spool: Path) -> None:
                 (partial(broker.delete_queue, QUEUE), "the bridge"),
                 (partial(broker.delete_subscription, "mqtt", "amq.topic"), "the bridge"),
                 (partial(broker.delete_stream, "mqtt"), "the server for MQTT"),
+                (partial(broker.alter_stream, "mqtt", topics=["a/#"]), "the server for MQTT"),
             ]
             async with await mqtt.serve(broker, port=0):
                 async with await bridge.join(broker):
@@ -286,6 +287,7 @@ def test_what_doors_use_is_not_deleted_while_they_do(spool: Path) -> None:
                     await delete()
                 with pytest.raises(InvalidArgument, match="used by the server for MQTT"):
                     await broker.delete_stream("mqtt")
+                await broker.alter_stream("mqtt", topics=["#", "a/#"])
             await broker.delete_stream("mqtt")
             assert QUEUE not in broker.queues()
             assert not broker.streams()
