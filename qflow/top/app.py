@@ -24,6 +24,7 @@ from qflow.top.look import Board, Key, Look, Mode, Order
 from qflow.top.one import Inside
 from qflow.top.screens import Change, Opened, Question, Reading
 from qflow.top.source import Source
+from qflow.top.terminal import Terminal
 from qflow.top.watching import Watcher
 from qflow.top.widgets import Lines, Table
 
@@ -118,7 +119,7 @@ class Top(App[int]):
     ]
 
     def __init__(self, source: Source, *, watches: bool = True) -> None:
-        super().__init__()
+        super().__init__(driver_class=Terminal)
         self.board = Board()
         self.order = Order()
         self._source = source
@@ -370,4 +371,6 @@ def run(source: Source) -> int:
     code = top.run()
     if top.failure is not None:
         raise top.failure
-    return top.return_code or 0 if code is None else code
+    if code is None:
+        return 1 if top.return_code is None else top.return_code  # None: Textual has shown what went wrong
+    return code

@@ -86,6 +86,45 @@ def test_a_signal_ends_it_whose_terminal_takes_nothing_more(spool: Path, number:
         assert process.returncode == 128 + number
 
 
+def test_a_byte_that_is_no_utf_8_is_passed_over(spool: Path) -> None:
+    """An umlaut of a terminal that writes Latin-1: the next key does what it does."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("jobs")
+    master, slave = pty.openpty()
+    terminal = {"stdin": slave, "stdout": slave, "stderr": slave, "start_new_session": True}
+    command = [sys.executable, "-m", "qflow", "top", str(spool)]
+    with ExitStack() as stack:
+        stack.callback(os.close, master)
+        process = stack.enter_context(subprocess.Popen(command, env={**os.environ, "TERM": "xterm"}, **terminal))
+        stack.callback(process.kill)
+        os.close(slave)
+        shown = b""
+        while b"quit" not in shown:
+            assert select.select([master], [], [], DEADLINE_S)[0]
+            shown += os.read(master, 65_536)
+        os.write(master, b"\xf6")
+        with suppress(OSError):  # its end
+            for _ in range(2 * DEADLINE_S):
+                os.write(master, b"\x03")
+                if select.select([master], [], [], 0.5)[0]:
+                    shown += os.read(master, 65_536)
+        assert process.wait(DEADLINE_S) == 130
+        assert b"Traceback" not in shown
+
+
+@pytest.mark.parametrize(("code", "returned", "expected"), [(None, None, 1), (None, 0, 0), (143, 0, 143)])
+def test_what_ends_it_without_a_code_is_a_failure(
+    spool: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, returned: int | None, expected: int
+) -> None:
+    """Textual shows a traceback then, and says nothing of a code."""
+    application = importlib.import_module("qflow.top.app")
+    with qflow.open(spool):
+        pass
+    monkeypatch.setattr(application.Top, "run", lambda self: code)
+    monkeypatch.setattr(application.Top, "return_code", returned)
+    assert application.run(application.Source(spool)) == expected
+
+
 def test_without_a_terminal_it_is_refused_with_a_sentence(spool: Path) -> None:
     """Its output is a pipe, or there is no spool."""
     with qflow.open(spool):
