@@ -374,9 +374,9 @@ def forget_unchanged(broker: AsyncBroker, room: str, values: Mapping[str, bytes]
     return broker._publishing.forget_unchanged(room, values)
 
 
-async def in_thread(broker: AsyncBroker, function: Callable[[], T]) -> T:
-    """Return what a function returns that reads the disk. Cancelled, it is done all the same."""
-    return await broker._run(function)
+async def in_thread(broker: AsyncBroker, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+    """Return what a function returns that reads the disk. Cancelled, it is done all the same, and `undo` after it."""
+    return await broker._run(function, undo)
 
 
 def open(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Opening[AsyncBroker]:

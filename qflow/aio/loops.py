@@ -306,7 +306,6 @@ class Worker:
         self._lock = StraightLock()
         self._ended = False
         finalize(self, self._threads.jobs.put, None).atexit = False
-        self._begun: set[Future[object]] = set()
         self._spilling: set[Any] = set()
 
     def begin(self, job: Callable[[], object]) -> None:
@@ -329,14 +328,11 @@ class Worker:
                 if "shutdown" not in str(error):
                     raise
                 raise BrokerClosed(f"the broker of {self._name} is closed: the interpreter is ending") from error
-            begun: Future[object] = Future()
-            self._begun.add(begun)
-            self._threads.jobs.put((job, begun))
-        begun.add_done_callback(self._begun.discard)
+            self._threads.put(job)
 
     def begun(self) -> list[Future[object]]:
         """Return the jobs that are not done."""
-        return list(self._begun)
+        return list(self._threads.begun)
 
     async def run(self, home: Home, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         """Run a function that may wait for the disk or a commit in a thread; return its result.

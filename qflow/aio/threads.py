@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import Empty, SimpleQueue
 from threading import Thread
+from weakref import WeakSet
 
 THREADS = 2
 """Threads for the disk: one may wait for a commit or a large spill while the other restores messages for a get."""
@@ -14,15 +17,25 @@ THREADS = 2
 class Threads:
     """Up to `THREADS` of them, started when first needed.
 
-    They work on while the main thread has returned and others have not. (What the standard library has for that refuses
-    jobs from then on.)
+    They work on while the main thread has returned and others have not, and the interpreter does not end before what
+    was begun is done. (What the standard library has for that refuses jobs once the main thread has returned.)
     """
 
     def __init__(self) -> None:
+        self.begun: set[Future[object]] = set()
+        """Jobs that are not done."""
         self.jobs: SimpleQueue[tuple[Callable[[], object], Future[object]] | None] = SimpleQueue()
         self._count = 0
         self._free: list[None] = []
         """As many as wait for a job."""
+        _all.add(self)
+
+    def put(self, job: Callable[[], object]) -> None:
+        """Have a job done; see `start` first."""
+        begun: Future[object] = Future()
+        self.jobs.put((job, begun))
+        self.begun.add(begun)
+        begun.add_done_callback(self.begun.discard)
 
     def start(self) -> None:
         """See that there is one for the next job, or are as many as may be.
@@ -57,3 +70,16 @@ class Threads:
             except BaseException as error:
                 begun.set_exception(error)
             del found, job, begun
+
+
+_all: WeakSet[Threads] = WeakSet()
+
+
+@atexit.register
+def _finish() -> None:
+    """Return when what was begun is done: after all threads but daemons have ended, and what was registered later."""
+    for threads in list(_all):
+        wait(list(threads.begun))
+
+
+os.register_at_fork(after_in_child=_all.clear)

@@ -64,7 +64,7 @@ class Leases:
 
         Raises:
             GroupInUse: another reader has it, or has had it since. StorageError, CorruptionError.
-        Cost: four syncs for a new one; two for a renewal, once a minute.
+        Cost: two syncs for a new one; once a minute two more, from the first commit of the group on.
         """
         with self._lock:
             self._sweep()

@@ -248,14 +248,15 @@ class Lanes:
 
     # Coming back -----------------------------------------------------------------------------------------------------
 
-    def add(self, first: int, records: list[Record], marks: int, due_ms: int = 0) -> bool:
+    def add(self, first: int, records: list[Record], marks: int, due_ms: int = 0, *, was_due: bool = False) -> bool:
         """Put messages into a schedule that are delayed, or scattered; False if they belong into a list of runs.
 
         Args:
-            due_ms: when they may be delivered again, on the monotonic clock; 0: at once, or when they were due first.
+            due_ms: when they may be delivered again, on the monotonic clock; 0: at once, or when they are due first.
+            was_due: they were due already, whatever the clock says.
         """
         if due_ms or lane_of(first) >= DELAYED:
-            self._add_delayed(first, records, marks, due_ms)
+            self._add_delayed(first, records, marks, due_ms, was_due=was_due)
         elif self.list_of(first).scatters(len(records)):
             schedule = self.schedules.setdefault(lane_of(first), Schedule())
             before = schedule.overhead_bytes
@@ -265,18 +266,22 @@ class Lanes:
             return False
         return True
 
-    def _add_delayed(self, first: int, records: list[Record], marks: int, due_ms: int) -> None:
+    def _add_delayed(self, first: int, records: list[Record], marks: int, due_ms: int, *, was_due: bool) -> None:
         """Put messages into the schedule of their lane, by their own due times, or into that of what was given back."""
         number = lane_of(first)
-        if due_ms:
+        if due_ms or was_due:
             number = number % DELAYED + RETURNED
         schedule = self.schedules.setdefault(number, Schedule())
         before = schedule.overhead_bytes
         if due_ms:
             schedule.add(due_ms, first, records, marks)
         else:
+            now_ms = self.now_ms(number)
+            by_wall_ms = self.context.now_ms() - now_ms
             for due, start, stop in by_due(records):
-                schedule.add(due, first + start, records[start:stop], marks)
+                # In the order of before.
+                moment = max(1, min(due - by_wall_ms, now_ms)) if was_due else due
+                schedule.add(moment, first + start, records[start:stop], marks)
         self.cover(schedule.overhead_bytes - before)
 
     def cover(self, charged: int = 0) -> None:

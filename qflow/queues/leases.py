@@ -113,7 +113,7 @@ class Leases:
         if in_hand is None or not isinstance(held, Deliveries):
             return [held]
         settled = held.settled or ()
-        places = list(islice((place for place in range(held.total) if place not in settled), in_hand))
+        places = list(islice((place for place in range(held.total) if place not in settled), min(in_hand, held.total)))
         found = [self.claims.leave_batch(held, place, stays=False) for place in places]
         self.claims.returns.give_up(held)
         return [one for one in found if one is not None]

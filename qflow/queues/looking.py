@@ -49,6 +49,7 @@ def figures(queue: Parts) -> dict[str, Any]:
         visible = queue.gate.visible - overhead
         messages = lanes.messages()
         totals = _totals(queue)
+        delivered = _delivered(queue)
         there = present(queue)
     waits = tallies[0] if len(tallies) == 1 else Tally(*map(sum, zip(*tallies, strict=True)))
     delayed = Whereabouts(*map(sum, zip(*schedules.values(), strict=True))) if schedules else _NOWHERE
@@ -77,7 +78,7 @@ def figures(queue: Parts) -> dict[str, Any]:
         "capacity_bytes": queue.gate.account.capacity,
         "limit_messages": settings.limit_messages,
         "limit_bytes": settings.limit_bytes,
-        "delivered_total": totals["acked_total"] + totals["redelivered_total"] + acquired - undelivered,
+        "delivered_total": delivered + acquired - undelivered,
         "spill_files_created_total": counters.created,
         "spill_files_overwritten_total": counters.overwritten,
         "spill_files_read_total": counters.read,
@@ -121,8 +122,14 @@ def _flow(queue: Parts) -> Totals:
     """Return how many were put, delivered and acked so far. Under the lock."""
     lanes, held = queue.lanes, queue.held
     acquired = held.count() + sum([weigh(leaving.segments)[0] for leaving in held.leaving if leaving.is_delivered])
-    delivered = lanes.acked + queue.claims.returns.total + acquired
+    delivered = _delivered(queue) + acquired
     return lanes.messages() + lanes.acked + lanes.gone - queue.found, delivered, lanes.acked
+
+
+def _delivered(queue: Parts) -> int:
+    """Return how many deliveries are over. Under the lock."""
+    returns = queue.claims.returns
+    return queue.lanes.acked + returns.total + returns.given_up
 
 
 def _totals(queue: Parts) -> dict[str, Any]:

@@ -32,6 +32,8 @@ class Returns:
         exits.come_back = self._come_back
         self.total = 0
         """Deliveries that came back, those that made a dead letter included."""
+        self.given_up = 0
+        """Messages that were fetched, and came back without having been seen: `delivered_total` only grows."""
 
     def take_back(self, held: Collection[HeldOne], how: Return = AT_ONCE) -> None:
         """Return acquired messages to the queue, or let them go if they are not wanted or came too often.
@@ -57,6 +59,7 @@ class Returns:
         """Return what nobody has seen of this, not counted as delivered; nothing if it is not acquired."""
         if one in self._held:
             left = segments_of([one])
+            self.given_up += weigh(left)[0]
             self._held.drop([one])
             if isinstance(one, Deliveries):
                 one.settled = None

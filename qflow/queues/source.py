@@ -109,7 +109,7 @@ class Source:
         """Put taken messages back in their place, or in a schedule until they are due; as `Admission.rebalance`."""
         lanes, gate = self._lanes, self._gate
         for first, records, marks in segments:
-            if not lanes.add(first, records, marks, due_ms):
+            if not lanes.add(first, records, marks, due_ms, was_due=True):
                 lanes.list_of(first).give_back(first, records, marks)
         lanes.renew_front()
         if gate.getters and gained:

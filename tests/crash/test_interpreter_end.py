@@ -133,7 +133,23 @@ def work():
         threading.Event().wait(0.001)
     broker.close()
 """
+CANCELLED = """
+import asyncio, qflow.aio
+broker.close()
+ending = threading.Event()
+atexit.register(ending.set)
+async def use():
+    tasks = await qflow.aio.open(sys.argv[1])
+    end = tasks.broker.close
+    tasks.broker.close = lambda: (ending.wait(), end(), print("closed"))
+    closing = asyncio.create_task(tasks.close())
+    while not tasks._worker.begun():
+        await asyncio.sleep(0)
+    closing.cancel()
+asyncio.run(use())
+"""
 CASES = {
+    "a task is cancelled that closes it": (CANCELLED, "closed"),
     "a thread goes on, with tasks": (TASKS + "def work(): asyncio.run(use())" + THREAD, "worked"),
     "a thread goes on, and a first caller comes": (CALLER + THREAD, "worked"),
     "a thread goes on, and drops a queue": (ITEMS + THREAD, "worked"),

@@ -13,6 +13,7 @@ import pytest
 import inside
 import qflow
 import qflow.aio
+from door_raw import RawDoor
 from doors import event_loop
 from drivers import DOOR, OWNER, joining
 from qflow.opening import with_door
@@ -104,6 +105,18 @@ def test_a_loop_hands_out_none_that_it_does_not_hold_any_more(owner: qflow.Broke
     work.check()
 
 
+def test_a_caller_may_say_any_number_of_callbacks(owner: qflow.Broker, spool: Path, clock: Clock) -> None:
+    """The lease of what it holds ends for all that."""
+    queue = owner.declare_queue("q", ack_timeout_s=10)
+    queue.put(b"x")
+    with RawDoor(spool, timeout_s=10).greeted() as raw:
+        said = raw.ask({"op": "consume", "queue": "q", "name": "c", "at_once": 2**70})
+        raw.ask({"op": "get", "queue": "q", "most": 5, "consumer": said.head["result"]})
+        clock.advance(11)
+        inside.tick(queue)
+        assert queue.get(0).body == b"x"
+
+
 @pytest.mark.parametrize("access", [OWNER, DOOR])
 def test_of_several_callbacks_at_once_what_they_have_is_counted(owner: qflow.Broker, clock: Clock, access: str) -> None:
     """And no other message, when the leases end while three of them run."""
@@ -122,8 +135,10 @@ def test_of_several_callbacks_at_once_what_they_have_is_counted(owner: qflow.Bro
             broker.queue("jobs").consume(take, concurrency=3),
         ):
             await event_loop.until(lambda: len(calls) == 3)
+            delivered = queue.stats().delivered_total
             clock.advance(11)
             inside.tick(queue)
+            assert queue.stats().delivered_total >= delivered
             go_on.set()
             await event_loop.until(lambda: not len(queue))
 
