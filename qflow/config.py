@@ -33,7 +33,9 @@ MAX_MESSAGE_BYTES = 2**31
 MAX_PRIORITIES = 10
 MAX_PARTITIONS = 64
 AMQP_STREAMS = "amqp-stream/"
-"""How topics of streams begin that AMQP declared; other streams have them by no filter that begins with a wildcard."""
+"""How topics of streams begin that AMQP declared."""
+APART_IN_STREAMS = ("$", AMQP_STREAMS)
+"""How topics begin that a stream has by no filter that begins with a wildcard."""
 LONGEST_S = 100 * 366 * 86_400.0
 """No time span is longer, so that a moment in milliseconds always fits."""
 SPILL_STORES = ("files", "segments")

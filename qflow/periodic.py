@@ -182,10 +182,11 @@ class Periodic:
     def _is_put_alone(self, one: Schedule) -> bool:
         """Tell whether a message may be refused, or turned away at a limit: then so would be all that go with it."""
         try:
-            policy = self._queues.get(one.queue).settings.on_overflow
+            settings = self._queues.get(one.queue).settings
         except QflowError:
             return True
-        return bool(one.trouble) or policy in TURNING_AWAY
+        is_ring = settings.on_overflow is Overflow.DROP_OLDEST  # all that go together may be more than it takes
+        return bool(one.trouble) or settings.on_overflow in TURNING_AWAY or is_ring
 
     def _put(self, some: list[Schedule], now_s: float) -> bool:
         """Put the messages of schedules, of those that are due still, in one commit; tell whether that holds.

@@ -1,4 +1,4 @@
-"""A time of day that is set forward, as on a machine without a battery for its clock, while a process goes by it."""
+"""A time of day that is set, as on a machine without a battery for its clock, while a process goes by it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ KEPT = 16
 class Steps:
     """Moments that were written down since it was made, by the clock as it is set now.
 
-    A step counts if the clock is set forward by more than it has been looked at for, so that no moment of before can be
-    one of after it. Of other steps nothing is known. All in one unit of time.
+    A step counts if the clock is set by more than it has been looked at for, so that no moment of before can be one of
+    after it. Of other steps nothing is known. All in one unit of time.
     """
 
     def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float], least: float) -> None:
@@ -33,14 +33,19 @@ class Steps:
             return
         began, before = self._began, now - by
         self._lead += by
-        self._began = began + by if by > 0 else now
-        if by > before - began:
+        if abs(by) <= before - began:
+            self._began = began + by if by > 0 else now
+        else:
+            self._began = began + by
             self._steps = (*self._steps[1 - KEPT :], (began, before, by))
             self.count += 1
 
     def moment(self, moment: float) -> float:
-        """Return a moment that was written down, maybe before the clock was set; any other stays. Thread-safe."""
+        """Return a moment that was written down, maybe before the clock was set; any other stays. Thread-safe.
+
+        None is later than now.
+        """
         for began, ended, by in self._steps:
             if began <= moment <= ended:
                 moment += by
-        return moment
+        return min(moment, self._clock())

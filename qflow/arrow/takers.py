@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from qflow.config import APART_IN_STREAMS
 from qflow.errors import MessageTooLarge, NotFound
 from qflow.message import topic_prefix
 from qflow.names import choices
@@ -37,19 +38,20 @@ class Takers:
         """The takers of all topics that were asked for."""
         self._spool = spool
         self._stream = stream
-        self._trie: FilterTrie[Taker] = FilterTrie()
+        self._streams: FilterTrie[Taker] = FilterTrie(apart=APART_IN_STREAMS)
+        self._queues: FilterTrie[Taker] = FilterTrie()
         names = []
         for record in found.streams:
             if not record.deleted:
                 names.append(record.name)
                 for topic_filter in record.settings["topics"]:
                     most = record.settings["max_message_bytes"]
-                    self._trie.add(topic_filter, Taker("stream", record.name, record.owner, most))
+                    self._streams.add(topic_filter, Taker("stream", record.name, record.owner, most))
         for record in found.queues:
             if not record.deleted:
                 for topic_filter in record.settings.get(BINDINGS, ()):
                     most = record.settings["max_message_bytes"] - (_EXPIRY_BYTES if record.settings.get("ttl_s") else 0)
-                    self._trie.add(topic_filter, Taker("queue", record.name, record.owner, most))
+                    self._queues.add(topic_filter, Taker("queue", record.name, record.owner, most))
         self._names = ", ".join(map(repr, sorted(names))) or "none"
         if stream is not None and stream not in names:
             raise NotFound(f"there is no stream {stream!r} in {spool}; {choices(stream, names)}")
@@ -60,7 +62,8 @@ class Takers:
         Raises:
             NotFound: no stream or queue takes it, or the named stream does not. InvalidArgument: it is no valid topic.
         """
-        takers = self._trie.match(check_topic(topic))
+        check_topic(topic)
+        takers = [*self._streams.match(topic), *self._queues.match(topic)]
         if self._stream is not None and ("stream", self._stream) not in {taker[:2] for taker in takers}:
             raise NotFound(
                 f"stream {self._stream!r} of {self._spool} does not take topic {topic!r}: have it take that with "

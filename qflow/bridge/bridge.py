@@ -93,8 +93,7 @@ class Bridge:
             _BRIDGED.discard(self._broker.broker)
             raise
         try:
-            for what in self._uses:
-                await in_thread(self._broker, partial(self._used.begin, "the bridge between MQTT and AMQP", *what))
+            await in_thread(self._broker, self._use, self._leave)
             self._hosts = await Hosts.of(self._broker)
             self._host = await self._hosts.find(ROOT)
             await self._bound()
@@ -118,8 +117,7 @@ class Bridge:
             return
         self._is_closed = True
         _BRIDGED.discard(self._broker.broker)
-        for what in self._uses:
-            self._used.end(*what)
+        self._leave()
         if self._tap.owner is not None:
             self._house.hub.remove(self._tap)
         await self._tasks.close()
@@ -245,6 +243,15 @@ class Bridge:
             except Exception as error:
                 _tell(self._amqp_waits, "what is published by AMQP waits on its way to MQTT: %s", error)
                 await asyncio.sleep(AGAIN_S)
+
+    def _use(self) -> None:
+        """Have nobody delete what it needs."""
+        for what in self._uses:
+            self._used.begin("the bridge between MQTT and AMQP", *what)
+
+    def _leave(self, _: object = None) -> None:
+        for what in self._uses:
+            self._used.end(*what)
 
     async def _bound(self) -> AsyncQueue:
         """Return the queue, made and bound if it is not."""

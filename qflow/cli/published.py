@@ -65,7 +65,7 @@ class Tally:
         line, topic = self._first_unrouted
         lost = "it was not stored" if self._unrouted == 1 else f"{self._unrouted:,} such messages were not stored"
         where = f"line {line}: " if self.lines > 1 else ""
-        declared = f"{argument(str(self._spool))} --declare NAME --topics {argument(topic)}"
+        declared = f"{argument(str(self._spool))} --declare NAME --topics={argument(topic)}"
         raise NotFound(
             f"{where}nobody takes topic {facts.readable(topic)}: no stream does, and no queue is bound to it; {lost}. "
             f"Make a stream: qflow streams {declared}"

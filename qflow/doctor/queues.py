@@ -38,8 +38,9 @@ def _typed(finding: Finding) -> Finding:
     name = finding.queue or ""
     if "\0" not in name or argument(name) not in finding.remedy:
         return finding
+    written = repr(name).replace("`", "\\x60")  # what stands between backticks has none
     remedy = f"no command takes this name, for a shell ends it at its NUL: do what the runbook says at {finding.kind} "
-    remedy += f"on the page, in `qflow top`, or from Python with `broker.queue({name!r})`"
+    remedy += f"on the page, in `qflow top`, or from Python with `broker.queue({written})`"
     return attrs.evolve(finding, remedy=remedy)
 
 

@@ -201,14 +201,15 @@ def _owner(look: Look) -> Iterator[Finding]:
             if look.stats is None
             else f"what it wrote {span(look.told_s_ago)} ago is judged"
         )
-        yield Finding(
-            severity=Severity.NOTICE,
-            kind="no-door",
-            sentence=f"the owner, {process}, lets nobody in or does not answer; {told}",
-            remedy="open the spool with `door=True`, which is the default, as the user who asks; a process that is "
-            "stopped (`ps -o stat`: T or D) does not answer",
-            facts={"pid": look.owner_pid},
-        )
+        if not look.is_stopped:
+            yield Finding(
+                severity=Severity.NOTICE,
+                kind="no-door",
+                sentence=f"the owner, {process}, lets nobody in or does not answer; {told}",
+                remedy="open the spool with `door=True`, which is the default, as the user who asks; a process that is "
+                "stopped (`ps -o stat`: T or D) does not answer",
+                facts={"pid": look.owner_pid},
+            )
         if look.is_stopped:
             yield Finding(
                 severity=Severity.URGENT,

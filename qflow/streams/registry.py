@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import attrs
 
-from qflow.config import AMQP_STREAMS, StreamSettings, check_changes, check_name, settings_from
+from qflow.config import APART_IN_STREAMS, StreamSettings, check_changes, check_name, settings_from
 from qflow.errors import (
     CorruptionError,
     ForkedProcess,
@@ -70,7 +70,7 @@ class Streams:
         self, shared: Shared, records: Records, *, new_owner: Callable[[], int], reroute: Callable[[], None]
     ) -> None:
         self.room = shared.room
-        self.routes: FilterTrie[StreamLog] = FilterTrie(apart=("$", AMQP_STREAMS))
+        self.routes: FilterTrie[StreamLog] = FilterTrie(apart=APART_IN_STREAMS)
         """Streams by the filters of their topics."""
         self.deleted: list[int] = []
         """Numbers of deleted streams and cursors, whose rows the broker still has to remove."""

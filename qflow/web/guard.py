@@ -119,7 +119,7 @@ class Guard:
         wanted = scope["path"] + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
         if changes:
             wanted = _page_before(headers)
-        undone = "&undone=1" if changes else ""
+        undone = "&undone=1" if changes and scope["path"] != "/logout" else ""
         return RedirectResponse(f"/login?next={quote(wanted, safe='')}{undone}", status_code=303)
 
     async def _by_password(self, scope: Scope, headers: Headers) -> Rights | None:

@@ -23,6 +23,7 @@ from qflow import amqp, bridge, mqtt
 from qflow.aio import AsyncTransaction
 from qflow.amqp.model.arguments import LONGEST_MS
 from qflow.amqp.server.content import NO_PROPERTIES, headers_of, read_properties
+from qflow.amqp.server.stores import DEAD_LETTERS
 from qflow.bridge import translation
 from qflow.bridge.bridge import AT_ONCE, MOST_BYTES, QUEUE, Bridge
 from qflow.bridge.translation import key_of, topic_of
@@ -275,11 +276,13 @@ def test_what_doors_use_is_not_deleted_while_they_do(spool: Path) -> None:
                 (partial(broker.delete_queue, QUEUE), "the bridge"),
                 (partial(broker.delete_subscription, "mqtt", "amq.topic"), "the bridge"),
                 (partial(broker.delete_stream, "mqtt"), "the server for MQTT"),
+                (partial(broker.delete_queue, DEAD_LETTERS), "the server for AMQP"),
                 (partial(broker.alter_stream, "mqtt", topics=["a/#"]), "the server for MQTT"),
             ]
-            async with await mqtt.serve(broker, port=0):
+            async with await mqtt.serve(broker, port=0), await amqp.serve(broker, port=0):
                 async with await bridge.join(broker):
                     await until(lambda: broker.broker.stream("mqtt").stats().subscriptions)
+                    await until(lambda: DEAD_LETTERS in broker.queues())
                     for delete, door in deletions:
                         with pytest.raises(InvalidArgument, match=f"used by {door}"):
                             await delete()
@@ -291,6 +294,23 @@ def test_what_doors_use_is_not_deleted_while_they_do(spool: Path) -> None:
             await broker.delete_stream("mqtt")
             assert QUEUE not in broker.queues()
             assert not broker.streams()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+def test_a_start_that_is_cancelled_leaves_nothing_in_use(spool: Path, turns: int) -> None:
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            await broker.declare_stream("mqtt", topics=["#"])
+            task = asyncio.create_task(mqtt.serve(broker, port=0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await broker.check()  # what threads have begun is done
+            await broker.delete_stream("mqtt")
 
     run(scenario())
 

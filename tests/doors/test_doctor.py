@@ -227,7 +227,7 @@ def test_an_owner_that_is_stopped_is_urgent_at_once(spool: Path, monkeypatch: py
             code, found = doctor(spool)
         finally:
             os.kill(pid, signal.SIGCONT)
-    assert (code, [one["kind"] for one in found]) == (6, ["silent-owner", "no-door"])
+    assert (code, [one["kind"] for one in found]) == (6, ["silent-owner"])
     assert f"process {pid}, is stopped" in found[0]["sentence"]
     assert f"`kill -CONT {pid}`" in found[0]["remedy"]
 

@@ -168,7 +168,7 @@ def test_nobody_takes_the_topic(cli: CommandLine) -> None:
     done = cli.run("publish", cli.spool, "it's/a", "x")
     assert done.returncode == 2
     assert "nobody takes topic it's/a" in error_line(done)
-    assert f"qflow streams {cli.spool} --declare NAME --topics 'it'\"'\"'s/a'" in error_line(done)
+    assert f"qflow streams {cli.spool} --declare NAME --topics='it'\"'\"'s/a'" in error_line(done)
     done = cli.run("publish", cli.spool, "--topic-in-line", stdin=b"plant/1\ta\nx\tb\nplant/1\tc\ny\td\n")
     assert done.returncode == 2
     assert "line 2: nobody takes topic x" in error_line(done)

@@ -108,6 +108,9 @@ def test_topics_have_takers(broker: qflow.Broker, act: Any) -> None:
     assert [taker[:2] for taker in found["takers"]] == [["stream", "plants"]]
     assert found["rooms"]["plant/1"] > 0
     assert "takes topic 'nowhere'" in str(refused(lambda: act("takers", topics=["nowhere"])))
+    broker.declare_stream("all", topics=["#"])
+    of_amqp = refused(lambda: act("takers", topics=["amqp-stream/x"], stream="all"))
+    assert "'all' of" in str(of_amqp), "as a publish finds it"
 
 
 def test_a_group_has_one_reader(broker: qflow.Broker, act: Any) -> None:

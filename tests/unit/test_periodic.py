@@ -217,6 +217,21 @@ def test_where_one_has_no_room_the_others_are_put_together_the_next_time(
         assert (len(jobs), len(full), broker.schedules()[2].trouble) == (12, 1, "")
 
 
+def test_a_ring_that_is_smaller_than_what_is_due_has_the_others_put_together(
+    spool: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that never fits it would take all of them alone, each time."""
+    with open_still(spool, clock) as broker:
+        jobs = broker.declare_queue("jobs")
+        ring = broker.declare_queue("ring", limit_messages=2, on_overflow=qflow.Overflow.DROP_OLDEST)
+        for number in range(6):
+            broker.schedule(f"s{number}", ring if number < 3 else jobs, b"x", every_s=10)
+        commits = Commits(broker, monkeypatch)
+        pass_time(broker, clock, 10)
+        assert commits.since() == [3, 1, 1, 1]
+        assert (len(jobs), len(ring)) == (3, 2)
+
+
 def test_what_is_turned_away_at_a_limit_turns_no_other_away(spool: Path, clock: Clock) -> None:
     """As it is by puts one after the other."""
     with open_still(spool, clock) as broker:

@@ -57,6 +57,20 @@ def test_other_steps_change_nothing() -> None:
     assert [times.steps.moment(one) for one in (first, second)] == [first, second + 8000]
 
 
+def test_a_clock_that_is_set_by_mistake_and_set_right_changes_nothing() -> None:
+    """Moments of before, and of the time in between; and none is later than now."""
+    times = Times()
+    first = times.passes(10)
+    times.passes(10)
+    times.is_set(3e7)
+    second = times.passes(10)
+    times.passes(10)
+    times.is_set(-3e7)
+    assert [times.steps.moment(one) for one in (first, second)] == [first, second - 3e7]
+    assert times.steps.moment(times.passes(1)) == times.wall
+    assert times.steps.moment(times.wall + 10) == times.wall
+
+
 def test_few_steps_are_remembered() -> None:
     times = Times()
     first = times.passes(0)

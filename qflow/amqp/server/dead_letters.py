@@ -12,8 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from qflow.aio.broker import in_thread
 from qflow.amqp.errors import AmqpError
 from qflow.amqp.server.content import content_of
 from qflow.amqp.server.deaths import REJECTED, dead
@@ -92,7 +94,16 @@ class DeadLetters:
         self._carried = 0
 
     async def run(self) -> None:
-        """Carry those that the broker made, until it is closed."""
+        """Carry those that the broker made, until it is closed. Nobody deletes the queue meanwhile."""
+        used = self._broker.broker.engine.spool.used
+        begin, end = partial(used.begin, "the server for AMQP"), partial(used.end, "queue", DEAD_LETTERS)
+        await in_thread(self._broker, partial(begin, "queue", DEAD_LETTERS), lambda _: end())
+        try:
+            await self._carry_all()
+        finally:
+            end()
+
+    async def _carry_all(self) -> None:
         self._queue = queue = await self._broker.declare_queue(DEAD_LETTERS)
         await self._held_up.find()
         while True:

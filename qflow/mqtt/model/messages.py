@@ -13,7 +13,7 @@ from binascii import Error as NotBase64
 from collections.abc import Mapping
 from typing import Any, cast
 
-from qflow.config import AMQP_STREAMS
+from qflow.config import APART_IN_STREAMS
 from qflow.message import EncodedHeaders, Headers
 from qflow.mqtt.wire import MAX_FIELD_BYTES, Encoded, encode_publish, has_place
 from qflow.mqtt.wire.packets import Properties, Publish, Will
@@ -157,7 +157,7 @@ def published(publish: Publish | Will, publisher: str, now_ms: int) -> Message:
 
 def is_reserved(topic: str) -> bool:
     """Tell whether a topic is the server's: no client publishes to it."""
-    return topic.startswith(("$", AMQP_STREAMS))
+    return topic.startswith(APART_IN_STREAMS)
 
 
 def unpack(topic: str, data: bytes) -> Message:

@@ -70,6 +70,9 @@ class House:
         if not self._users:
             if _HOUSES.get(self.hub.broker.broker) is self:
                 del _HOUSES[self.hub.broker.broker]
+            if self._opened is not None and not self._opened.done():
+                self._opened.cancel()
+                await asyncio.wait([self._opened])
             self.leaving.end()
             await self.hub.leave()
 

@@ -61,8 +61,8 @@ class Hub:
         self.clock = clock
         self.counts = Counts()
         self.recent = Recent()
-        self.started_ms = clock.now_ms()
         self.steps = Steps(clock.now_ms, lambda: clock.monotonic() * 1000, SET_MS)
+        self.started_ms = clock.now_ms()
         self.records = Records(broker, self.started_ms, self.steps)
         self.keeper = Keeper(broker)
         self.tasks = Tasks(_logger)
@@ -101,7 +101,8 @@ class Hub:
             InvalidArgument: it has several partitions, or does not take all topics.
         """
         self._name = name
-        await in_thread(self.broker, partial(self._used.begin, "the server for MQTT", "stream", name))
+        begin = partial(self._used.begin, "the server for MQTT", "stream", name)
+        await in_thread(self.broker, begin, lambda _: self._used.end("stream", name))
         try:
             around = self.broker.stream(name)
         except NotFound:

@@ -24,7 +24,9 @@
   }
 
   async function asked(address, headers) {
+    asking ||= Date.now();
     const response = await fetch(address, { headers, redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    asking = 0;
     if (response.type === "opaqueredirect" || response.status === 401) throw new Error("you are logged out: open the page again");
     if (!response.ok) throw new Error(response.status === 404 ? "this is gone" : `the server answers ${response.status}`);
     return response;
@@ -83,18 +85,16 @@
   }
 
   function why(error) {
-    if (error.name === "TimeoutError") return `the server has not answered for ${Math.round((Date.now() - asking) / 1000)} s`;
+    if (error.name === "TimeoutError") return `the server has not answered for ${Math.round((asking ? Date.now() - asking : PATIENCE_MS) / 1000)} s`;
     return error instanceof TypeError ? "the server does not answer" : error.message;
   }
 
   async function turn() {
     if (document.hidden) asking = 0;
     else {
-      asking ||= Date.now();
       try {
         await follow();
         await renew();
-        asking = 0;
         say("");
       } catch (error) {
         say(`These figures are old: ${why(error)}.`);
