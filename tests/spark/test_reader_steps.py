@@ -305,6 +305,8 @@ def test_a_group_holds_retention(still: qflow.Broker, clock: Clock, reader: Read
     reader(there.latest, end)
     assert first_at(now) == 0  # it is done, but the checkpoint that says so is perhaps not on the disk yet
     assert first_at(now + groups.GRACE_S + 60) == 60
+    assert first_at(now + groups.EXPIRY_S + 60) == 60  # somebody reads as the group
+    reader(there.end)
     assert first_at(now + groups.EXPIRY_S + 60) == 99
 
 
