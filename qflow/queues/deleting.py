@@ -225,7 +225,7 @@ class Deleting:
         pieces = runs.pick(run, self._sequence, AT_ONCE)
         if pieces is None:
             return PAUSE_S
-        self._queue.source.give_back(pieces[1:], gained=False)
+        self._queue.source.give_back(pieces[1:], gained=False, was_due=False)
         return self._let_leave(pieces[:1])
 
     def _let_leave(self, segments: list[Segment]) -> float | None:

@@ -314,7 +314,7 @@ class Exits:
         Else who rejects it again would get nothing else.
         """
         if cause is None or cause.reason != REJECTED:
-            self._source.give_back(segments, gained=gained)
+            self._source.give_back(segments, gained=gained, was_due=cause is not None)  # else it was deleted
             return
         for segment in segments:
             delay_ms = REJECTED_AGAIN_MS << min(max(0, (segment.marks >> 1) - 1), MOST_DOUBLED)

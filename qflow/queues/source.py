@@ -105,11 +105,15 @@ class Source:
         self._admission.rebalance(gained=False)
         return one
 
-    def give_back(self, segments: list[Segment], due_ms: int = 0, *, gained: bool = True) -> None:
-        """Put taken messages back in their place, or in a schedule until they are due; as `Admission.rebalance`."""
+    def give_back(self, segments: list[Segment], due_ms: int = 0, *, gained: bool = True, was_due: bool = True) -> None:
+        """Put taken messages back in their place, or in a schedule until they are due; as `Admission.rebalance`.
+
+        Args:
+            was_due: as `Lanes.add`.
+        """
         lanes, gate = self._lanes, self._gate
         for first, records, marks in segments:
-            if not lanes.add(first, records, marks, due_ms, was_due=True):
+            if not lanes.add(first, records, marks, due_ms, was_due=was_due):
                 lanes.list_of(first).give_back(first, records, marks)
         lanes.renew_front()
         if gate.getters and gained:
