@@ -22,6 +22,7 @@ from door_raw import RawDoor, until
 from qflow import InvalidArgument, QueueEmpty, TransactionTooLarge
 from qflow.aio.delivery import AsyncDeliveries
 from qflow.aio.queue_work import QueueWork
+from qflow.aio.threads import Threads
 from qflow.remote.server import budget, connection
 from qflow.remote.server.session import Session
 from qflow.remote.wire.errors import decode_error
@@ -454,7 +455,7 @@ def test_an_owner_that_ends_without_a_close_says_nothing_of_what_a_connection_he
 def test_what_a_connection_held_as_the_interpreter_ends_is_no_line_of_the_log(
     owner: qflow.Broker, spool: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No thread takes a job any more: calls of tasks raise `BrokerClosed`."""
+    """No thread can be started any more, as in Python 3.12: calls of tasks raise `BrokerClosed`."""
     owner.declare_queue("jobs", max_deliveries=5, dead_letter="dead").put(b"held")
     closed: list[Session] = []
     close = Session.close
@@ -465,10 +466,13 @@ def test_what_a_connection_held_as_the_interpreter_ends_is_no_line_of_the_log(
             await qflow.aio.AsyncBroker(owner).stats()
         closed.append(session)
 
+    def refuses(_: Threads) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
     monkeypatch.setattr(Session, "close", closes)
     with RawDoor(spool).greeted() as raw:
         raw.ask(GET)
-        monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+        monkeypatch.setattr(Threads, "start", refuses)
     until(lambda: closed)
     monkeypatch.undo()
     assert caplog.text == ""
