@@ -10,12 +10,12 @@ from collections.abc import Callable
 from time import perf_counter, sleep
 
 from qflow.config import Overflow, QueueSettings
-from qflow.errors import BrokerClosed, QflowError
+from qflow.errors import BrokerClosed, InvalidArgument, QflowError
 from qflow.memory.line import FOREVER, PAUSE_S
 from qflow.memory.run import Place
 from qflow.memory.waiting import sheltered
 from qflow.queues.lanes import TIMED
-from qflow.queues.overflow import Depth, excess
+from qflow.queues.overflow import Depth, check_can_ever_fit, excess
 from qflow.queues.parts import Parts
 
 AT_ONCE_S = 0.05
@@ -29,6 +29,17 @@ def check_open(queue: Parts) -> None:
         queue.context.check_open()
 
 
+def _wake_misfits(queue: Parts, settings: QueueSettings) -> None:
+    """Have those in line look anew that could never fit any more, and would hold the others up. Under the lock."""
+    for putter in queue.admission.line:
+        try:
+            check_can_ever_fit(queue.context.name, settings, *putter.size)
+        except InvalidArgument:
+            if putter.wake is not None:
+                putter.wake()
+                putter.wake = None
+
+
 def alter(queue: Parts, settings: QueueSettings) -> None:
     """Apply other settings: a lower capacity spills from the tail, a lower limit of a ring drops from the head."""
     gate = queue.gate
@@ -40,7 +51,9 @@ def alter(queue: Parts, settings: QueueSettings) -> None:
         gate.ledger.set_capacity(gate.account, settings.capacity_bytes)
         queue.restorer.refilling |= gate.account.capacity > before
         queue.admission.rebalance()
-        queue.admission.wake_putters()
+        queue.admission.admit_line()
+        _wake_misfits(queue, settings)
+        gate.room.notify_all()
         gate.arrived.notify_all()
     queue.spiller.spill_excess()
     fit(queue)

@@ -278,7 +278,7 @@ class Streams:
     def delete_subscription(self, stream: Stream | str, name: str) -> None:
         """Delete a durable subscription, or a group, with its position; its gets raise `StreamDeleted`."""
         own = self.own(stream)
-        self._shared.used.check("subscription", own.name, name)
+        self._shared.used.check("subscription", own.name, check_name(name, "subscription"))
         self._sessions.delete(own, name)
 
     def own(self, stream: Stream | str) -> StreamLog:

@@ -286,6 +286,7 @@ def test_what_doors_use_is_not_deleted_while_they_do(spool: Path) -> None:
                     for delete, door in deletions:
                         with pytest.raises(InvalidArgument, match=f"used by {door}"):
                             await delete()
+                await broker.check()  # what threads have begun is done
                 for delete, _ in deletions[:2]:
                     await delete()
                 with pytest.raises(InvalidArgument, match="used by the server for MQTT"):
