@@ -249,7 +249,7 @@ class Admission:
             if first is None:
                 return
             if not blocks or not gate.borrow(gate.over + first.charged):
-                _wake(first)
+                wake_putter(first)
                 return
 
     def _admit_together(self) -> Putter | None:
@@ -299,7 +299,7 @@ class Admission:
                 if putter.in_turn:
                     self._woken_next[putter] = None
                 else:
-                    _wake(putter)
+                    wake_putter(putter)
             coming_in.popleft()
         if self._woken_next and self._waker is None:
             self._wake_next()
@@ -325,7 +325,7 @@ class Admission:
             self._waker, _ = self._woken_next.popitem(last=False)
             self._left = TURN
             self.count_places()
-            _wake(self._waker)
+            wake_putter(self._waker)
 
     def give_way(self, putter: Putter, wake: Wake) -> bool:
         """Have a thread that found room wait behind those that are to be woken, if there are some and its turn is over.
@@ -375,7 +375,7 @@ class Admission:
     def wake_putters(self) -> None:
         """Have all who wait look why they do."""
         for putter in self.line:
-            _wake(putter)
+            wake_putter(putter)
         self._gate.room.notify_all()
 
     # Time ------------------------------------------------------------------------------------------------------------
@@ -442,7 +442,7 @@ class Admission:
             gate.arrived.notify()  # if it leaves some room, it wakes the next
 
 
-def _wake(putter: Putter) -> None:
+def wake_putter(putter: Putter) -> None:
     """Have it look again, once: it says anew what wakes it."""
     if putter.wake is not None:
         putter.wake()

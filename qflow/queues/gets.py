@@ -219,9 +219,8 @@ class Gets:
         """Return in how many seconds something may become available by itself; None = not at all. Under the lock."""
         if not self.lanes.schedules and self.context.settings.ack_timeout_s is None:
             return None
-        moments: list[float] = []
-        moments.append((self.lanes.next_due_in_ms() + 1) / 1000)
+        moments = [(self.lanes.next_due_in_ms() + 1) / 1000]
         if self.held.timeout_s is not None:
             moments.append(self.leases.next_end_s())
-        soonest = min(moments, default=FOREVER)
+        soonest = min(moments)
         return None if soonest == FOREVER else max(0.001, min(LOOK_AGAIN_S, soonest))

@@ -35,7 +35,8 @@ class Source:
         schedules = lanes.schedules
         for runs in lanes.ranked:
             if schedules:
-                for number in sorted((runs.number + DELAYED, runs.number + RETURNED), key=lanes.due_in_ms):
+                numbers = [number for number in (runs.number + DELAYED, runs.number + RETURNED) if number in schedules]
+                for number in sorted(numbers, key=lanes.due_in_ms):
                     found = self._take_delayed(number, most, segments)
                     if found is not None:
                         return found
@@ -58,9 +59,7 @@ class Source:
     def _take_delayed(self, number: int, most: int, segments: list[Segment]) -> tuple[int, RunList | int | None] | None:
         """Do so from a schedule; None if nothing of it comes before what is not delayed."""
         lanes = self._lanes
-        schedule, runs = lanes.schedules.get(number), lanes.lists.get(number)
-        if schedule is None:
-            return None
+        schedule, runs = lanes.schedules[number], lanes.lists.get(number)
         if runs is not None and (unread := runs.settle_head()).place is not Place.RESIDENT:
             return (0, runs) if self._reads_first(unread) else None
         taken = self.take_due(schedule, most, lanes.now_ms(number), segments)

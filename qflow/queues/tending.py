@@ -14,6 +14,7 @@ from qflow.errors import BrokerClosed, InvalidArgument, QflowError
 from qflow.memory.line import FOREVER, PAUSE_S
 from qflow.memory.run import Place
 from qflow.memory.waiting import sheltered
+from qflow.queues.admission import wake_putter
 from qflow.queues.lanes import TIMED
 from qflow.queues.overflow import Depth, check_can_ever_fit, excess
 from qflow.queues.parts import Parts
@@ -35,9 +36,7 @@ def _wake_misfits(queue: Parts, settings: QueueSettings) -> None:
         try:
             check_can_ever_fit(queue.context.name, settings, *putter.size)
         except InvalidArgument:
-            if putter.wake is not None:
-                putter.wake()
-                putter.wake = None
+            wake_putter(putter)
 
 
 def alter(queue: Parts, settings: QueueSettings) -> None:
