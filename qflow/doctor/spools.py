@@ -201,15 +201,6 @@ def _owner(look: Look) -> Iterator[Finding]:
             if look.stats is None
             else f"what it wrote {span(look.told_s_ago)} ago is judged"
         )
-        if not look.is_stopped:
-            yield Finding(
-                severity=Severity.NOTICE,
-                kind="no-door",
-                sentence=f"the owner, {process}, lets nobody in or does not answer; {told}",
-                remedy="open the spool with `door=True`, which is the default, as the user who asks; a process that is "
-                "stopped (`ps -o stat`: T or D) does not answer",
-                facts={"pid": look.owner_pid},
-            )
         if look.is_stopped:
             yield Finding(
                 severity=Severity.URGENT,
@@ -220,7 +211,16 @@ def _owner(look: Look) -> Iterator[Finding]:
                 "stopped it",
                 facts={"pid": look.owner_pid, "told_s_ago": look.told_s_ago},
             )
-        elif look.stats is None or look.told_s_ago >= SILENT_S:
+            return
+        yield Finding(
+            severity=Severity.NOTICE,
+            kind="no-door",
+            sentence=f"the owner, {process}, lets nobody in or does not answer; {told}",
+            remedy="open the spool with `door=True`, which is the default, as the user who asks; a process that is "
+            "stopped (`ps -o stat`: T or D) does not answer",
+            facts={"pid": look.owner_pid},
+        )
+        if look.stats is None or look.told_s_ago >= SILENT_S:
             ps = "`ps -o pid,stat,wchan,cmd` where it runs"
             if look.owner_pid:
                 ps = f"`ps -o pid,stat,wchan,cmd -p {look.owner_pid}`"
