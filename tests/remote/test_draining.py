@@ -16,6 +16,7 @@ from door_raw import RawDoor, until
 from qflow import BrokerClosed, QueueEmpty
 from qflow.door import Door
 from qflow.remote.client import lone
+from qflow.remote.client.link import Link
 from qflow.remote.server.connection import Connection
 
 Connect = Callable[[], qflow.RemoteBroker]
@@ -48,6 +49,32 @@ def test_who_holds_something_is_told_in_time_that_there_is_nothing_more(
         with pytest.raises(BrokerClosed):
             without_end.result()
     assert [bytes(one.body) for one in owner.queue("jobs").get_many(10, 0)] == [b"left"]
+
+
+def test_a_caller_told_that_the_broker_is_closed_sees_so_before_its_connection_ends(
+    owner: qflow.Broker, remote: qflow.RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller looks whether it is closed, and calls: that is refused from the answer on."""
+    monkeypatch.setattr(Link, "end", lambda *_: None)  # it is on its way
+    jobs = remote.declare_queue("jobs", limit_messages=1)
+    jobs.put(b"in the way")
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(owner.path) as broker:
+            task = asyncio.ensure_future((await broker.queue("jobs")).put(b"waits for room"))
+            while owner.queue("jobs").stats().blocked_putters < 2:
+                await asyncio.sleep(0)
+            await asyncio.to_thread(owner.close)
+            with pytest.raises(BrokerClosed):
+                await task
+            assert broker.closed
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(jobs.put, b"waits for room")
+        asyncio.run(scenario())
+        with pytest.raises(BrokerClosed):
+            waiting.result()
+    assert remote.closed
 
 
 def test_a_drain_before_the_first_caller_is_served_is_for_it(

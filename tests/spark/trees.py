@@ -14,8 +14,8 @@ from qflow.storage.inbox import stages
 
 
 def left_in_inbox(spool: Path) -> list[str]:
-    """Return the files that lie in the inbox."""
-    return [str(path) for path in (spool / "inbox").rglob("*") if path.is_file()]
+    """Return the files that lie in the inbox; an owner that tries a batch again moves it meanwhile."""
+    return [os.path.join(path, name) for path, _, names in os.walk(spool / "inbox") for name in names]
 
 
 def in_flight(spool: Path, moment: int) -> bool:

@@ -148,6 +148,11 @@ class Link:
         """The owner is to hear what was sent before the connection is closed: it may be acks."""
         return self._unheard != 0 and self.ended is None and bool(self.limits)
 
+    @property
+    def refuses(self) -> bool:
+        """No call can be made any more; it may not have ended yet."""
+        return self._refused is not None
+
     def begin(self, request: Request, waiting: Waiting) -> int:
         """Have a request sent; return its number.
 

@@ -63,7 +63,7 @@ class TaskConnection(asyncio.Protocol):
     @property
     def closed(self) -> bool:
         """No call can be made."""
-        return self._is_ending or self._link.ended is not None
+        return self._is_ending or self._link.refuses
 
     # Calls -----------------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class Connection:
     @property
     def closed(self) -> bool:
         """No call can be made."""
-        return self._is_ending or self._link.ended is not None
+        return self._is_ending or self._link.refuses
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
