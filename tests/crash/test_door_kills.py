@@ -88,6 +88,7 @@ def live_and_die(beings: Beings, roles: Sequence[str], kills: int, progress: int
     """Begin processes, kill one after the other, each when so much was told, and look at their histories."""
     print(f"seed {SEED} (set QFLOW_SEED)")
     chance = random.Random(SEED)
+    door_client.own(str(beings.spool)).close()  # who comes first finds the stream, too
     try:
         for role in roles:
             beings.start(role)

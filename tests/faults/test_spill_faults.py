@@ -565,6 +565,8 @@ def test_damage_is_told_to_the_log_of_the_process_without_a_lock(spool, open_spo
         queue.put_many(BODIES, delay_s=0.001)
         for path in spill_files(spool):
             path.write_bytes(b"\xff" * path.stat().st_size)
+        put_s = time.time()
+        until(lambda: time.time() > put_s + 0.01)  # all are due
         assert in_thread(lambda: drained(queue)) == BODIES
         assert b"does not match" in in_thread(lambda: lines.get(PATIENCE_S)).body
     finally:
