@@ -95,13 +95,13 @@ def test_grpc_writes_no_lines_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("0123456789abcdef\n")
     pem = Path(__file__).parent / "certificates"
     options = ("--cert", pem / "server.pem", "--key", pem / "server.key", "--token-file", tmp_path / "tokens")
-    command = ("serve", tmp_path / "spool", "--flight", "localhost:0", *options, "--log-format", "json")
+    command = ("serve", tmp_path / "spool", "--flight", "127.0.0.1:0", *options, "--log-format", "json")
     with subprocess.Popen(
         [sys.executable, "-m", "qflow", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline().rsplit(":", 1)[1])
-        with socket.create_connection(("localhost", port)) as knocking:
+        with socket.create_connection(("127.0.0.1", port)) as knocking:
             knocking.sendall(b"GET / HTTP/1.0\r\n\r\n")
             while knocking.recv(1024):
                 pass
