@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import attrs
 import pytest
 
 import qflow
+import qflow.aio
+from qflow.remote.client.stream_holding import RemoteStreamDeliveries
 from qflow.remote.server import pages
 from qflow.stats import Rates
+from qflow.streams.deliveries import StreamDeliveries
 from unit.clocks import until
 
 Connect = Callable[[], qflow.RemoteBroker]
@@ -177,3 +182,51 @@ def test_a_closed_subscription_says_so(stream: qflow.Stream, remote: qflow.Remot
     with pytest.raises(qflow.InvalidArgument, match="subscribe again"):
         next(loop)
     assert remote.streams() == ["s"]
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is asked of batches that are held by this side of the door."""
+    looked: list[str] = []
+
+    def counted(name: str) -> property:
+        slot: Any = getattr(StreamDeliveries, name)
+
+        def look(batch: RemoteStreamDeliveries) -> Any:
+            looked.append(name)
+            return slot.__get__(batch)
+
+        return property(look, slot.__set__)
+
+    for name in ("taker", "shown"):
+        monkeypatch.setattr(RemoteStreamDeliveries, name, counted(name), raising=False)
+    return looked
+
+
+def test_a_get_of_a_named_subscription_does_not_look_at_what_is_held(
+    stream: qflow.Stream, remote: qflow.RemoteBroker, looked_at: list[str]
+) -> None:
+    """A consumer that acks late holds many."""
+    reader = remote.subscribe("s", "#", name="r", start="earliest")
+    held = [reader.get() for _ in range(COUNT // 2)]
+    looked_at.clear()
+    reader.get()
+    assert len(looked_at) < 5
+    held[0].ack(wait=True)
+
+
+def test_a_get_of_a_task_does_not_look_at_what_others_hold(
+    owner: qflow.Broker, stream: qflow.Stream, looked_at: list[str]
+) -> None:
+    """Tasks that share a subscription hold one each."""
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(owner.path) as broker:
+            reader = await broker.subscribe("s", "#", start="earliest")
+            held = await asyncio.gather(*(reader.get() for _ in range(COUNT // 2)))
+            looked_at.clear()
+            await asyncio.create_task(reader.get())
+            assert len(looked_at) < 5
+            assert len(held) == COUNT // 2
+
+    asyncio.run(scenario())

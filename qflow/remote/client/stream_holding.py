@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import defaultdict
 from typing import Any
 
 from qflow.errors import AlreadySettled, InvalidArgument
@@ -28,7 +29,10 @@ class RemoteStreamDeliveries(StreamDeliveries):
 
 
 class Holding:
-    """See the module; of one subscription. Its methods are called under one lock of the connection."""
+    """See the module; of one subscription. Its methods are called under one lock of the connection.
+
+    Cost of a call: what the loops of its taker hold, and what a get settles; not what is held beside.
+    """
 
     def __init__(self, opened: Opened) -> None:
         self.stream = opened.stream
@@ -39,6 +43,11 @@ class Holding:
         self._is_named = opened.name is not None
         self._parts = [object() for _ in range(opened.settings.partitions)]
         self._held: weakref.WeakSet[RemoteStreamDeliveries] = weakref.WeakSet()
+        self._of: defaultdict[object, weakref.WeakSet[RemoteStreamDeliveries]] = defaultdict(weakref.WeakSet)
+        """Of each taker, what a get or loop of its may change: what loops asked for; without a name, all.
+
+        A task or thread that comes has the number of one that has ended, so there are as many as were at once.
+        """
 
     def add(self, granted: Granted, settler: Any, taker: int, *, ahead: bool = False) -> RemoteStreamDeliveries:
         """Return what came as a batch that `settler` settles."""
@@ -49,6 +58,8 @@ class Holding:
             batch.shown = 0
         if shares:
             self._held.add(batch)
+            if ahead or not self._is_named:
+                self._of[taker].add(batch)
         return batch
 
     def check_open(self) -> None:
@@ -60,17 +71,16 @@ class Holding:
         """A thread or task asks for more: what a loop of its has not returned goes back, or all is settled."""
         self.check_open()
         self.drop_unshown(taker)
-        for batch in self._of(taker) if not self._is_named else ():
-            batch.settled = None
+        if not self._is_named:
+            self._drop(taker)
 
     def loop_begins(self, taker: int) -> Request | None:
         """A thread begins a loop: what an earlier one of its has left goes back."""
         if self.closed:
             return None
         self.drop_unshown(taker)
-        for batch in self._of(taker):
-            if batch.shown is not None and self._is_named:
-                batch.settled = None
+        if self._is_named:
+            self._drop(taker)
         return stream_requests.loop_begins(self.number, taker)
 
     def held(self) -> list[RemoteStreamDeliveries]:
@@ -93,14 +103,15 @@ class Holding:
 
     def drop_unshown(self, taker: object) -> None:
         """What loops of a thread or task have not returned goes back."""
-        for batch in self._of(taker):
-            if batch.shown is not None:
+        for batch in list(self._of.get(taker, ())):
+            if batch.shown is not None and batch.settled is not None:
                 batch.note_settled(range(batch.shown, batch.total))
                 if not batch.unsettled:
                     batch.settled = None
 
-    def _of(self, taker: object) -> list[RemoteStreamDeliveries]:
-        return [batch for batch in self._held if batch.taker == taker and batch.settled is not None]
+    def _drop(self, taker: object) -> None:
+        for batch in list(self._of.pop(taker, ())):
+            batch.settled = None
 
 
 class StreamGrant:
