@@ -331,8 +331,8 @@ class Streams:
                 self._forget_at = now + FORGET_S
                 return False
         found: list[Forgotten] = []
-        now_ms, start = int(self._clock() * 1000), self._forgotten_to
-        self._log.commit(self._log.write(lambda txn: found.append(table.forget(txn, now_ms, start))))
+        now_ms, start, moment = int(self._clock() * 1000), self._forgotten_to, self._sessions.moment_ms
+        self._log.commit(self._log.write(lambda txn: found.append(table.forget(txn, now_ms, start, moment=moment))))
         self._forgotten_to = found[-1].position
         if not self._forgotten_to:
             self._forget_at = now + FORGET_S

@@ -321,6 +321,11 @@ class Sessions:
                     self._delete(facts.stream, facts.cursor)
         return False
 
+    def moment_ms(self, moment_ms: int) -> int:
+        """Return a moment that was written down, by the clock as it is set now."""
+        moment_s = self._steps.moment(moment_ms / 1000)
+        return moment_ms if moment_s == moment_ms / 1000 else int(moment_s * 1000)
+
     @property
     def lanes(self) -> list[Lane]:
         """All lanes of durable cursors."""

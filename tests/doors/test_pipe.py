@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -201,17 +205,27 @@ def test_a_second_signal_ends_a_command_that_does_not_read(
     assert cli.waiting() == lines
 
 
+def give(pipe: IO[bytes], data: bytes) -> None:
+    """Write into a pipe until nobody reads it any more; it stays open, so that whoever reads does not come to its end."""
+    with suppress(BrokenPipeError):
+        while data:
+            data = data[pipe.write(data) :]
+
+
 @pytest.mark.parametrize("after", [1, 2_000, 20_000])
 def test_a_killed_pipe_loses_nothing_it_had_stored(cli: CommandLine, after: int) -> None:
     """After SIGKILL, the next run delivers every stored line that was not delivered, in order; repeats are allowed."""
     lines = numbers(0, 40_000)
-    (cli.directory / "input").write_bytes(text(lines))
     delivered = cli.directory / "delivered"
-    with (cli.directory / "input").open("rb") as source, delivered.open("wb") as sink:
-        process = cli.start_on(source, sink, "pipe", cli.spool, "q", "--capacity", "256KiB")
+    with delivered.open("wb") as sink:
+        process = cli.start_on(subprocess.PIPE, sink, "pipe", cli.spool, "q", "--capacity", "256KiB")
+        assert process.stdin is not None
+        giving = threading.Thread(target=give, args=(process.stdin, text(lines)))
+        giving.start()
         cli.wait_until_stored(after)
         process.kill()
         process.wait()
+        giving.join()
     assert process.returncode == -signal.SIGKILL
     stored = inspect.read_spool(cli.spool).queues[0].next_sequence
     first_run = delivered.read_bytes().split(b"\n")[:-1]

@@ -30,6 +30,7 @@ from qflow.queues.getting import TURNS
 from qflow.queues.held import Held
 from qflow.queues.queue import parts_of
 from qflow.queues.restorer import Restorer
+from qflow.storage.streams.producers import PRODUCER_EXPIRY_S
 from unit.clocks import LONG_S, Clock, until
 
 pytestmark = pytest.mark.two_drivers
@@ -428,10 +429,34 @@ def test_a_clock_before_1970_holds_up_no_put(open_at: Open, clock: Clock, before
     assert broker.check() == []
     assert [message.time_ms for message in stream.query()] == [0]
     broker.close()
+    broker = open_at()
+    assert broker.publish("t", b"x", producer="p", number=1).duplicate
+    broker.close()
     clock.wall_s = right_s
     broker = open_at()
     assert numbers_of(broker.queue("q")) == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.owner_only
+def test_a_producer_outlives_a_clock_that_is_set_after_the_start(open_at: Open, clock: Clock) -> None:
+    """What it published before that, with a clock that was years behind, is not stored again; it is forgotten in time."""
+    clock.wall_s -= 1e8
+    broker = open_at()
+    broker.declare_stream("s", topics=["#"])
+    broker.publish("t", b"x", producer="p", number=1)
+    clock.advance(10)
+    clock.wall_s += 1e8
+    broker.engine.streams.tick()
+    broker.close()
+    broker = open_at()
+    broker.engine.streams.tick()
     assert broker.publish("t", b"x", producer="p", number=1).duplicate
+    broker.close()
+    clock.advance(PRODUCER_EXPIRY_S)
+    broker = open_at()
+    broker.engine.streams.tick()
+    assert not broker.publish("t", b"x", producer="p", number=1).duplicate
+    assert broker.stream("s").stats().messages == 2
 
 
 def test_expiry_survives_reopening(open_at: Open, clock: Clock) -> None:

@@ -157,9 +157,11 @@ def forget(
         keep: queries to be left, for a stage of theirs lies in the inbox: it would be taken for one that is new.
     Cost: 5 µs a record.
     """
-    return table.forget(
-        txn, _PREFIX, start, limit, lambda key, value: _name(key) not in keep and _is_expired(now_ms, key, value)
-    )
+
+    def left(key: bytes, value: bytes) -> bytes | None:
+        return value if _name(key) in keep or not _is_expired(now_ms, key, value) else None
+
+    return table.forget(txn, _PREFIX, start, limit, left)
 
 
 def problems(txn: Any) -> Iterator[str]:

@@ -95,13 +95,15 @@ def delete_between(txn: Any, start: bytes, stop: bytes, limit: int = LAST) -> in
     return removed
 
 
-def forget(txn: Any, prefix: bytes, start: bytes, limit: int, is_over: Callable[[bytes, bytes], bool]) -> Forgotten:
+def forget(
+    txn: Any, prefix: bytes, start: bytes, limit: int, left: Callable[[bytes, bytes], bytes | None]
+) -> Forgotten:
     """Look at some of the records whose keys begin so, and delete those that are over.
 
     Args:
         start: the `position` where the last call stopped; empty: begin with the first.
         limit: how many to look at.
-        is_over: given key and value.
+        left: given key and value; returns the value from now on, None if it is over.
     """
     stop = behind(prefix)
     removed = looked = 0
@@ -111,11 +113,15 @@ def forget(txn: Any, prefix: bytes, start: bytes, limit: int, is_over: Callable[
             if looked >= limit:
                 return Forgotten(removed, cursor.key())
             looked += 1
-            if is_over(cursor.key(), cursor.value()):
+            key, value = cursor.item()
+            after = left(key, value)
+            if after is None:
                 removed += 1
                 found = cursor.delete()
-            else:
-                found = cursor.next()
+                continue
+            if after != value:
+                cursor.put(key, after)
+            found = cursor.next()
     return Forgotten(removed, b"")
 
 
