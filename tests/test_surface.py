@@ -42,7 +42,7 @@ SURFACE = {
     qflow.RemoteSubscription: SUBSCRIBER,
     qflow.RemoteTransaction: TRANSACTION,
     qflow.PublishResult: SEQUENCE + "offsets sequences partitions duplicate ",
-    qflow.aio.AsyncBroker: BROKER + "figures ",
+    qflow.aio.AsyncBroker: BROKER + "uuid settings figures ",
     qflow.aio.AsyncQueue: QUEUE + "iterate ",
     qflow.aio.AsyncDelivery: OF_DELIVERY + "delivery ",
     qflow.aio.AsyncDeliveries: SEQUENCE + "bodies sequences ack nack extend deliveries ",

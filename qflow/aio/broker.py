@@ -9,6 +9,7 @@ from concurrent import futures
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
+from uuid import UUID
 
 from qflow.aio.dedupe import AsyncKeys
 from qflow.aio.loops import Home, Worker, homes_of
@@ -20,7 +21,7 @@ from qflow.aio.subscription import AsyncSubscription, subscription_of
 from qflow.aio.transaction import AsyncTogether, AsyncTransaction, transaction_of
 from qflow.broker import Broker
 from qflow.callbacks import call, check_callback
-from qflow.config import check_names
+from qflow.config import BrokerSettings, check_names
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed
 from qflow.events import Event
@@ -72,6 +73,16 @@ class AsyncBroker:
     def path(self) -> str:
         """The directory of the spool."""
         return self.broker.path
+
+    @property
+    def uuid(self) -> UUID:
+        """Of the spool, made with it and kept; a snapshot has one of its own."""
+        return self.broker.uuid
+
+    @property
+    def settings(self) -> BrokerSettings:
+        """How it was opened."""
+        return self.broker.settings
 
     @property
     def recovery(self) -> RecoveryReport:

@@ -31,6 +31,11 @@ def take_place(path: str, files: Files, *, unsafe_filesystem: bool = False) -> S
     check_filesystem(path, unsafe_filesystem)
     try:
         if not os.path.isdir(path):
+            if os.path.islink(path) and not os.path.exists(path):
+                raise InvalidArgument(
+                    f"{path} is a link to {os.readlink(path)!r}, where nothing is: make that directory, remove the "
+                    "link, or open another path"
+                )
             if os.path.lexists(path):
                 raise InvalidArgument(f"{path} is not a directory: move it away, or open another path")
             make_place(files, path, "the spool")

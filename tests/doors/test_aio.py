@@ -125,6 +125,19 @@ def test_it_is_opened_by_await_and_by_async_with(spool: Path) -> None:
     run(scenario())
 
 
+def test_a_broker_for_tasks_tells_of_itself_what_one_for_threads_does(on: On) -> None:
+    """Beside the owner, and through the door: each property that a `Broker` has, of the same spool."""
+    told = [name for name, member in vars(qflow.Broker).items() if isinstance(member, property)]
+
+    async def scenario(broker: Any) -> None:
+        async with qflow.aio.connect(broker.path) as other:
+            assert {"uuid", "settings"} <= set(told)
+            for name in told:
+                assert getattr(broker, name) == getattr(other, name), name
+
+    on(scenario)
+
+
 @pytest.mark.owner_only(reason="it opens spools")
 def test_an_opening_that_is_cancelled_leaves_the_spool_free(spool: Path) -> None:
     """Cancelled while a thread opens it, the broker is closed again by that thread."""

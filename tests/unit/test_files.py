@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import qflow
 from qflow.errors import DiskFull, SpoolInUse, StorageError
 from qflow.storage import files as files_module
 from qflow.storage import lock as lock_module
@@ -125,6 +126,19 @@ def test_the_owner_is_known_through_a_link_to_the_spool_and_no_link_inside_is_fo
     with pytest.raises(StorageError, match="symbolic link"):
         owner_pid(link)
     link.unlink()
+
+
+def test_a_link_that_leads_nowhere_is_told_as_one(tmp_path):
+    """Where a disk is not mounted: nothing is made in its place."""
+    link = tmp_path / "link"
+    link.symlink_to("away")
+    for spool in (link, f"{link}/"):
+        with pytest.raises(qflow.InvalidArgument, match="is a link to 'away', where nothing is: make that directory"):
+            qflow.open(spool)
+    assert os.listdir(tmp_path) == ["link"]
+    (tmp_path / "away").mkdir()
+    with qflow.open(link) as broker:
+        assert broker.check() == []
 
 
 def test_the_directory_alone_does_not_admit_while_the_file_is_locked(spool, monkeypatch):
