@@ -106,6 +106,7 @@ class AsyncPublishing:
         timeout_s: Duration | None,
     ) -> PublishResult:
         """`publish` of one message."""
+        timeout_s = parse_timeout(timeout_s)
         if producer is None and number is None:
             lots = self._publisher.lots_of([message], headers)
             if lots is not None:
@@ -126,7 +127,7 @@ class AsyncPublishing:
         timeout_s: Duration | None,
     ) -> asyncio.Future[PublishResult]:
         """`publish_one` that returns a future; without a task if the message can join a batch at once."""
-        home = self._homes.here()
+        home, timeout = self._homes.here(), parse_timeout(timeout_s)
         if producer is None and number is None:
             lots = self._publisher.lots_of([message], headers)
             if lots is not None:
@@ -137,7 +138,6 @@ class AsyncPublishing:
                 sent = self._send_at_once(lots)
                 if sent is not None:
                     return home.confirmed(sent.request, lambda: lots.results(sent)[0])
-        timeout = parse_timeout(timeout_s)
         return home.loop.create_task(self.publish_one(message, headers, producer, number, timeout))
 
     def _send_at_once(self, lots: Lots, kept: Kept | None = None) -> Sent | None:

@@ -16,7 +16,7 @@ from qflow.aio.queue_work import QueueWork
 from qflow.aio.takers import loop_taker, task_name
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback
-from qflow.config import QueueSettings, SlowConsumer
+from qflow.config import QueueSettings, SlowConsumer, parse_timeout
 from qflow.delivery import Entry
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled
@@ -87,8 +87,8 @@ class AsyncQueue(Generic[Placed]):
         same, or refused with its batch.
         Cost: transient 0.8 µs, without suspending; durable 6 µs and a share of a commit for all that put meanwhile.
         """
-        puts = self._puts
-        settings = puts.settings
+        timeout_s = None if timeout_s is None else parse_timeout(timeout_s)  # refused also where there is room
+        settings = (puts := self._puts).settings
         if (
             type(body) is bytes
             and headers is None
@@ -154,6 +154,7 @@ class AsyncQueue(Generic[Placed]):
         """Append messages together, all or none; see `Queue.put_many`. Cancelled as `put`."""
         envelope = self._puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         records, plain = envelope.records(bodies)
+        parse_timeout(timeout_s)
         if not records:
             return range(0)
         first = await self._put(records, plain, envelope, timeout_s)
@@ -183,7 +184,7 @@ class AsyncQueue(Generic[Placed]):
     def _submitted(
         self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
     ) -> asyncio.Future[Any]:
-        puts, home = self._puts, self._homes.here()
+        puts, home, timeout_s = self._puts, self._homes.here(), parse_timeout(timeout_s)
         if is_logged(records[0]) or not puts.settings.durable:
             put = puts.draft(records, plain, envelope.number)
             if puts.enter_at_once(put):

@@ -216,6 +216,7 @@ class Puts:
 
     def put(self, records: list[Record], plain: bool, number: int, timeout_s: Duration | None) -> int | None:
         """Put messages; return the first sequence, None if a limit turned them away."""
+        config.parse_timeout(timeout_s)
         log = self.context.log
         if log is not None and type(records[0]) is Message and not records[0].logged:
             direct = shelter(partial(self.put_unlogged, records, number))
@@ -256,6 +257,7 @@ class Puts:
         future: Future[int | None] | None = None,
     ) -> Put | None:
         """Hand messages over, or make them visible where they are not logged; None if a limit turned them away."""
+        config.parse_timeout(timeout_s)
         put = self.draft(records, plain, number)
         put.future = future
         if self.enter_at_once(put, urgent=future is None, waits=future is None):

@@ -108,6 +108,8 @@ class Queue(Generic[Placed]):
             BrokerClosed, QueueDeleted: it is gone.
         Cost: transient 0.3 µs; durable a share of one commit.
         """
+        if timeout_s is not None:  # also where there is room, and nothing is waited for
+            config.parse_timeout(timeout_s)
         if (
             type(body) is bytes
             and headers is None
@@ -177,6 +179,7 @@ class Queue(Generic[Placed]):
         puts = self._parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         records, plain = envelope.records(bodies)
+        config.parse_timeout(timeout_s)
         if not records:
             return range(0)
         first = puts.put(records, plain, envelope.number, timeout_s)
