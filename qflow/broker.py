@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Unpack, overload
 from uuid import UUID
 
-from qflow.config import BrokerSettings, QueueSettings, check_name, check_names, settings_from
+from qflow.config import BrokerSettings, QueueSettings, check_name, check_names, parse_timeout, settings_from
 from qflow.durations import Duration
 from qflow.engine import Engine
 from qflow.events import Event
@@ -190,8 +190,7 @@ class Broker(Scheduling):
             key: messages of one key are in one partition of a stream, in order; without one, those of a topic are.
             producer, number: the name of the publisher, and its number for this call: what it published before under
                 that number is not stored again. Both or neither; see `docs/howto/streams.md`.
-            timeout_s: seconds to wait for room in queues that are at their limit, and for the outcome of another call
-                that is publishing the same number; None = without end.
+            timeout_s: seconds to wait for room in queues, and for another call with the same number; None = no end.
 
         Returns:
             The offset in each stream, and the sequence in each queue, None where its policy dropped the message. Both
@@ -202,7 +201,8 @@ class Broker(Scheduling):
             ProducerBusy: another call was publishing the same number, and its outcome was not known in time.
         Cost: transient 0.3 µs for each queue; durable a share of one commit, and 6 µs for each queue.
         """
-        if headers is None and key is None and producer is None and timeout_s is None:
+        timeout_s = None if timeout_s is None else parse_timeout(timeout_s)  # refused also where nothing is waited for
+        if headers is None and key is None and producer is None:
             quick = self.engine.routing.publish_quickly(topic, body)
             if quick is not None:
                 return quick

@@ -216,7 +216,6 @@ class Puts:
 
     def put(self, records: list[Record], plain: bool, number: int, timeout_s: Duration | None) -> int | None:
         """Put messages; return the first sequence, None if a limit turned them away."""
-        config.parse_timeout(timeout_s)
         log = self.context.log
         if log is not None and type(records[0]) is Message and not records[0].logged:
             direct = shelter(partial(self.put_unlogged, records, number))
