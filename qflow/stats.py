@@ -207,7 +207,7 @@ class BrokerStats:
 
     capacity_bytes: int
     resident_bytes: int
-    """Of all queues, streams and open transactions together."""
+    """Of all queues, streams and open transactions together; of streams also the cache of what came last."""
     spilled_bytes: int
     messages: int
     commits_total: int

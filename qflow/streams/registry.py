@@ -352,12 +352,19 @@ class Streams:
                 f"subscription {title!r} of stream {stream.name!r} is damaged and is not served"
                 for title in sorted(stream.pinned)
             ]
-        found += self.room.problems()
+        found += self.room.problems() + self._tails_left()
         with self._log.read() as txn:
             found += table.problems(txn)
         for stream in self.all():
             found += stream.problems()
         return found
+
+    def _tails_left(self) -> list[str]:
+        """Return a text where something is kept that belongs to no stream any more."""
+        tails = self.room.tails  # before the streams: one that ends from now on has dropped its own
+        known = {partition.tail for stream in self.all() for partition in stream.partitions}
+        left = sum(tail.charged for tail in tails if tail not in known)
+        return [f"live tails of streams that are gone hold {left} bytes"] if left else []
 
     @sheltered
     def end(self, error: Any) -> None:

@@ -1,7 +1,8 @@
 """The memory of all streams of a broker: publishes not yet confirmed, live tails, messages that subscribers hold.
 
 It is one account of the broker's ledger. Publishes, and messages that subscribers hold, are charged before they take
-memory. A live tail is a cache of the log: it takes free memory, and gives it back on demand, oldest messages first.
+memory. A live tail is a cache of the log: it takes free memory, and gives it back on demand, oldest messages first; all of
+it when its stream ends.
 If that is not enough, publishes wait in line: one that ends gives its memory to the first in line. If no other publish
 is under way and queues have no memory to give, the first in line passes without any, alone.
 """
@@ -55,6 +56,13 @@ class Tail:
 
     def __init__(self) -> None:
         self.slabs: dict[int, Slab] = {}
+        self.ended = False
+        """Its stream has ended: nothing is kept any more."""
+
+    @property
+    def charged(self) -> int:
+        """Bytes charged for it. Cost: O(commits)."""
+        return sum([slab.charged for slab in list(self.slabs.values())])
 
 
 class Asking:
@@ -188,14 +196,34 @@ class Room:
             self._serve()
 
     def keep(self, tail: Tail, slab: Slab) -> None:
-        """Keep a commit in memory, if there is free memory."""
+        """Keep a commit in memory, if there is free memory, and the stream has not ended."""
         with self._lock:
+            if tail.ended:
+                return
             while self._kept and self._kept_bytes + slab.charged > self._most_kept:
                 self._evict()
             if slab.charged <= self._most_kept and self._take(slab.charged, evict=True):
                 self._kept_bytes += slab.charged
                 tail.slabs[slab.first] = slab
                 self._kept.append((tail, slab.first))
+
+    @sheltered
+    def drop(self, tail: Tail) -> None:
+        """Keep nothing of a partition whose stream has ended; twice is fine. Cost: O(commits kept of all streams)."""
+        with self._lock:
+            tail.ended = True
+            if tail.slabs:
+                self._kept = deque([kept for kept in self._kept if kept[0] is not tail])
+                self._kept_bytes -= tail.charged
+                tail.slabs.clear()
+                self._settle_slack()
+                self._serve()
+
+    @property
+    def tails(self) -> list[Tail]:
+        """The live tails that hold something."""
+        with self._lock:
+            return list(dict.fromkeys(tail for tail, _ in self._kept))
 
     @sheltered
     def give_way(self, missing: int) -> bool:

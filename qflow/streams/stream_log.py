@@ -174,9 +174,11 @@ class StreamLog(Stream):
         return self.history.problems()
 
     def end(self, error: type[QflowError]) -> None:
-        """End the stream and its cursors; waiting gets raise the error."""
+        """End the stream, its cursors and its live tails; waiting gets raise the error."""
         if self.ended is None:
             self.ended = error
+        for partition in self.partitions:
+            partition.room.drop(partition.tail)
         for cursor in self.open_cursors():
             cursor.end(error)
         for cursor in list(self.cursors.values()):

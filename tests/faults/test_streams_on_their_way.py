@@ -13,6 +13,7 @@ import inside
 import qflow
 from faults.seams import PATIENCE_S
 from qflow.storage.log.keys import BLOCKS
+from qflow.streams.room import Tail
 from unit.clocks import until
 
 Open = Callable[..., qflow.Broker]
@@ -96,6 +97,79 @@ def test_a_deletion_waits_for_who_is_about_to_join(open_spool: Open, monkeypatch
     with broker.engine.log.read() as txn:
         left = [key for key, _ in txn.cursor() if key[0] == BLOCKS and key[1:5] == stream.owner.to_bytes(4, "big")]
     assert left == []
+
+
+@pytest.mark.parametrize("under_way", ["nothing", "publish", "read"])
+def test_a_deleted_stream_leaves_nothing_in_memory(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, under_way: str
+) -> None:
+    """Its live tails go with it, also what a commit adds to them, or a get reads, when it has ended already."""
+    broker = open_spool()
+    other = broker.declare_stream("other", topics=["o"], partitions=2)
+    stream = broker.declare_stream("s", topics=["t", "u"], partitions=2)
+    readers = [broker.subscribe("other"), broker.subscribe("s", "u"), broker.subscribe("s", "t")]
+    for topic in ["o", "t", "t", "u"]:
+        broker.publish(topic, bytes(1000))
+    ended = threading.Event()
+    steps = []
+
+    def outlasted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*given: Any, **named: Any) -> Any:
+            steps.append(under_way)
+            assert ended.wait(PATIENCE_S)
+            return real(*given, **named)
+
+        return step
+
+    def end(error: Any) -> None:
+        ending(error)
+        ended.set()
+
+    ending = stream.end
+    monkeypatch.setattr(stream, "end", end)
+    works: list[Callable[[], object]] = []
+    if under_way == "publish":
+        monkeypatch.setattr(broker.engine.streams.room, "keep", outlasted(broker.engine.streams.room.keep))
+        works = [lambda: broker.publish("t", bytes(1000))]
+    elif under_way == "read":
+        broker.engine.streams.room.give_way(2**30)
+        monkeypatch.setattr(stream.history, "read", outlasted(stream.history.read))
+        works = [readers[2].get]
+    with ThreadPoolExecutor() as threads:
+        done = [threads.submit(work) for work in works]
+        until(lambda: len(steps) == len(works))
+        broker.delete_stream("s")
+        if under_way == "read":
+            with pytest.raises(qflow.StreamDeleted):
+                done[0].result(PATIENCE_S)
+        for one in done:
+            one.exception(PATIENCE_S)
+    kept = sum(slab.charged for partition in other.partitions for slab in partition.tail.slabs.values())
+    assert broker.stats().resident_bytes == kept
+    assert (kept > 0) == (under_way != "read")
+    assert not any(partition.tail.slabs for partition in stream.partitions)
+    assert broker.check() == []
+    broker.delete_stream("other")
+    assert broker.stats().resident_bytes == 0
+    for reader in readers:
+        reader.close()
+    assert broker.stats().resident_bytes == 0
+
+
+def test_a_check_names_what_is_kept_of_a_stream_that_is_gone(open_spool: Open) -> None:
+    """It is charged, and nobody can get it."""
+    broker = open_spool()
+    stream = broker.declare_stream("s", topics=["t"])
+    reader = broker.subscribe("s")
+    broker.publish("t", bytes(1000))
+    assert broker.check() == []
+    ((_, slab),) = stream.partitions[0].tail.slabs.items()
+    tail = Tail()
+    broker.engine.streams.room.keep(tail, slab)
+    assert broker.check() == [f"live tails of streams that are gone hold {slab.charged} bytes"]
+    broker.engine.streams.room.drop(tail)
+    assert broker.check() == []
+    reader.close()
 
 
 def test_a_publish_waits_no_longer_for_another_with_its_number_than_it_says(open_spool: Open) -> None:
