@@ -10,9 +10,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from qflow.cli.main import main as run
 
-    if is_heard:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()
+    run(hears_interrupts=is_heard)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,6 +80,25 @@ _BY_NAME = {name: command for section in COMMANDS.values() for name, command in 
 
 class _Commands(click.Group):
     """A group whose commands return an exit code, or None for 0, and are imported when they are called."""
+
+    def main(self, *given: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        """Run a command and exit, as click does, which gives 1 for Ctrl-C where it works itself, or asks something."""
+        run: Callable[[], Any] = partial(super().main, *given, standalone_mode=False, **more)
+        if not standalone_mode:
+            return run()
+        try:
+            code = run()
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
+        except click.Abort as abort:
+            code = 128 + signal.SIGINT
+            if not isinstance(abort.__context__, KeyboardInterrupt):
+                click.echo("Aborted!", err=True)
+                code = Exit.DIFFERS
+        except click.ClickException as error:
+            error.show()
+            code = error.exit_code
+        sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> None:
         from qflow.cli.damage import Damage
@@ -177,7 +198,12 @@ def app(context: click.Context, color: str) -> None:
         context.color = False
 
 
-def main() -> None:
-    """Run the command line."""
-    occupy_standard()
-    app(prog_name="qflow")
+def main(*, hears_interrupts: bool = False) -> None:
+    """Run the command line; with `hears_interrupts`, Ctrl-C raises from now on, where it ended the process as it is."""
+    try:
+        if hears_interrupts:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        occupy_standard()
+        app(prog_name="qflow")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -1,8 +1,8 @@
 """The memory of all streams of a broker: publishes not yet confirmed, live tails, messages that subscribers hold.
 
 It is one account of the broker's ledger. Publishes, and messages that subscribers hold, are charged before they take
-memory. A live tail is a cache of the log: it takes free memory, and gives it back on demand, oldest messages first; all of
-it when its stream ends.
+memory. A live tail is a cache of the log: it takes free memory, and gives it back on demand, oldest messages first; all
+of it when its stream ends.
 If that is not enough, publishes wait in line: one that ends gives its memory to the first in line. If no other publish
 is under way and queues have no memory to give, the first in line passes without any, alone.
 """

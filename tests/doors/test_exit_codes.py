@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import click
 import pytest
@@ -19,7 +20,7 @@ import refused
 import top_seen
 from layout import commands
 from qflow.cli.exits import Exit
-from qflow.cli.main import app
+from qflow.cli.main import app, main
 
 SPOOL = {"spool", "a"}
 """How the argument is called; the other spool of `diff` is `b`."""
@@ -256,3 +257,55 @@ def test_a_spool_that_one_may_read_and_not_write_says_what_reading_takes(dead: P
     finally:
         for one in there:
             one.chmod(0o755 if one.is_dir() else 0o644)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "signal.signal",
+        "qflow.cli.main.occupy_standard",
+        "click.Command.make_context",
+        "click.Group.parse_args",
+        "click.Context.invoke",
+        "click.Context.exit",
+        "click.Context.close",
+        "click.Parameter.process_value",
+    ],
+)
+def test_ctrl_c_at_any_moment_of_a_start_ends_with_130(
+    step: str, dead: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also while click works, before the command begins and after it: click would say "Aborted!", and 1."""
+
+    def struck(*_given: Any, **_named: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["qflow", "ls", str(dead)])
+    monkeypatch.setattr(step, struck)
+    with pytest.raises(SystemExit) as ended:
+        main(hears_interrupts=step == "signal.signal")
+    monkeypatch.undo()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+@pytest.mark.parametrize(("struck", "code"), [(KeyboardInterrupt, 130), (EOFError, 1)])
+def test_ctrl_c_at_a_question_is_no_answer(
+    struck: type[BaseException],
+    code: int,
+    dead: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It ends the command with 130; the end of the input is a no."""
+
+    def answer(_prompt: str) -> NoReturn:
+        raise struck
+
+    monkeypatch.setattr("qflow.cli.asking.is_there", lambda: True)
+    monkeypatch.setattr("click.termui.visible_prompt_func", answer)
+    monkeypatch.setattr(sys, "argv", ["qflow", "purge", str(dead), "q"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    assert ("Aborted!" in capsys.readouterr().err) == (code == 1)
