@@ -182,6 +182,11 @@ def is_there(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def is_blocked(path: str) -> bool:
+    """Tell whether something else stands where the socket of a spool is to be."""
+    return os.path.lexists(os.path.join(path, NAME)) and not is_there(path)
+
+
 def remove_stale(directory: int) -> None:
     """Remove the socket that a dead owner has left.
 

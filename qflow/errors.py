@@ -109,6 +109,10 @@ class FormatTooNew(StorageError):
     """The spool was written by a newer qflow; upgrade to open it."""
 
 
+class FormatTooOld(StorageError):
+    """The spool was written by a qflow from before the first release; this one does not read it."""
+
+
 class CorruptionError(QflowError):
     """Stored bytes do not match their checksum or place."""
 

@@ -28,7 +28,7 @@ def open_broker(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) 
     Raises:
         SpoolInUse: another process owns it; nothing was touched.
         StorageError: the directory or its file system cannot be used.
-        FormatTooNew: a newer qflow wrote it.
+        FormatTooNew, FormatTooOld: a newer qflow wrote it, or one from before the first release.
         CorruptionError: its log or its first records are damaged, or it has no log any more; it was left as it is.
         InvalidArgument: an option is unknown or makes no sense, or the path is a URL, or holds something that is no
             spool.

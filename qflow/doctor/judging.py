@@ -12,6 +12,7 @@ from qflow.doctor.spools import judge_spool
 
 KINDS = (
     "newer-format",
+    "older-format",
     "removed",
     "obstacle",
     "damage",

@@ -53,6 +53,8 @@ class Look:
     """What keeps anybody from opening it, beside its log; where nobody owns it."""
     letters: Mapping[str, Letters] = {}
     """The queues that others name as `dead_letter`."""
+    is_door_blocked: bool = False
+    """Something else stands where its owner makes the socket through which it lets others in."""
     log_bytes: int = 0
     """Length of the log's file."""
     log_used_bytes: int = 0

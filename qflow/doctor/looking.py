@@ -11,7 +11,8 @@ import attrs
 
 from qflow.config import spool_path
 from qflow.doctor.look import Letters, Look
-from qflow.errors import CorruptionError, FormatTooNew, QflowError
+from qflow.door import is_blocked
+from qflow.errors import CorruptionError, FormatTooNew, FormatTooOld, QflowError
 from qflow.inspect import Health, LettersFacts, check_there, owner_of, read_health, read_live
 from qflow.inspect.logs import can_be_opened, check_openable
 
@@ -29,9 +30,10 @@ def look_at(path: str | os.PathLike[str]) -> Look:
     """
     spool = spool_path(path)
     look, owner = look_inside(spool, READ_BYTES), owner_of(spool)
+    look = attrs.evolve(look, is_door_blocked=is_blocked(spool))
     if owner is None:
         return attrs.evolve(look, obstacle=_obstacle(spool))
-    if isinstance(look.failure, FormatTooNew):
+    if isinstance(look.failure, FormatTooNew | FormatTooOld):
         return attrs.evolve(look, owner_pid=owner)
     return attrs.evolve(look, owner_pid=owner, **_told(spool, owner))
 
@@ -53,7 +55,7 @@ def look_inside(path: str | os.PathLike[str], read_bytes: int = 0) -> Look:
         return attrs.evolve(seen_in(spool), failure=error, has_log=False)
     try:
         return seen_in(spool, read_health(spool, read_bytes))
-    except FormatTooNew as error:
+    except (FormatTooNew, FormatTooOld) as error:
         return attrs.evolve(seen_in(spool), failure=error)
     except CorruptionError as error:
         return attrs.evolve(seen_in(spool), failure=error, has_pages=can_be_opened(spool))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.look import Look
 from qflow.doctor.words import counted, quoted, size, span
-from qflow.errors import FormatTooNew
+from qflow.errors import FormatTooNew, FormatTooOld
 from qflow.names import argument
 
 SILENT_S = 30.0
@@ -22,6 +22,7 @@ SCARCE_INODES, OUT_INODES = 10_000, 100
 """Likewise for inodes, of which a file takes one."""
 PINNING = 1000
 """A read of the log that began so many commits ago pins what has been freed since."""
+_BLOCKED = "something else stands at `door` in it"
 _LOAD = "`qflow snapshot load SNAPSHOT NEW`"
 
 
@@ -46,6 +47,13 @@ def _failure(look: Look) -> Iterator[Finding]:
             kind="newer-format",
             sentence=f"a newer qflow wrote this spool than the one that looks: {error}",
             remedy="upgrade this one: `git pull && pip install .` in its clone; nothing was changed",
+        )
+    elif isinstance(error, FormatTooOld):
+        yield Finding(
+            severity=Severity.URGENT,
+            kind="older-format",
+            sentence=f"a qflow from before the first release wrote this spool: {error}",
+            remedy="take what waits with the version that wrote it, and put it into a new spool; nothing was changed",
         )
     elif not look.has_log:
         yield Finding(
@@ -79,8 +87,8 @@ def _obstacle(look: Look) -> Iterator[Finding]:
             severity=Severity.URGENT,
             kind="obstacle",
             sentence=f"nobody can open the spool: {look.obstacle}",
-            remedy="see what stands there, and move it away, or give it the rights it had, or mount it for writing; "
-            "the log, with what waits, is beside it",
+            remedy="see what stands there, and move it away, or give it the user and the rights it had, or mount it "
+            "for writing; the log, with what waits, is beside it",
         )
 
 
@@ -182,17 +190,27 @@ def _readers(look: Look) -> Iterator[Finding]:
             )
 
 
+def _unowned(look: Look) -> Iterator[Finding]:
+    if not (look.clean or look.failure or look.problems or look.obstacle):
+        yield Finding(
+            severity=Severity.NOTICE,
+            kind="not-closed",
+            sentence="nobody owns the spool, and the last owner did not close it: it was killed, or the machine",
+            remedy="start the program again: nothing that was confirmed is lost, and what was held is delivered "
+            f"again; `qflow check {argument(look.path)}` reads everything once if the machine itself had crashed",
+        )
+    if look.is_door_blocked:
+        yield Finding(
+            severity=Severity.NOTICE,
+            kind="no-door",
+            sentence=f"who opens the spool will let nobody in: {_BLOCKED}",
+            remedy="see what it is, and move it away; the next owner makes a socket there",
+        )
+
+
 def _owner(look: Look) -> Iterator[Finding]:
-    path = argument(look.path)
     if look.owner_pid is None:
-        if not look.clean and look.failure is None:
-            yield Finding(
-                severity=Severity.NOTICE,
-                kind="not-closed",
-                sentence="nobody owns the spool, and the last owner did not close it: it was killed, or the machine",
-                remedy="start the program again: nothing that was confirmed is lost, and what was held is delivered "
-                f"again; `qflow check {path}` reads everything once if the machine itself had crashed",
-            )
+        yield from _unowned(look)
         return
     process = f"process {look.owner_pid}" if look.owner_pid else "a process that is not known here"
     if not look.is_told:
@@ -217,7 +235,9 @@ def _owner(look: Look) -> Iterator[Finding]:
             kind="no-door",
             sentence=f"the owner, {process}, lets nobody in or does not answer; {told}",
             remedy="open the spool with `door=True`, which is the default, as the user who asks; a process that is "
-            "stopped (`ps -o stat`: T or D) does not answer",
+            "stopped (`ps -o stat`: T or D) does not answer"
+            if not look.is_door_blocked
+            else f"{_BLOCKED}: move that away, and open the spool again",
             facts={"pid": look.owner_pid},
         )
         if look.stats is None or look.told_s_ago >= SILENT_S:

@@ -9,17 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from qflow.config import spool_path
-from qflow.errors import NotFound, QflowError
+from qflow.errors import NotFound, PermissionDenied, QflowError
 from qflow.inspect.child import in_child
 from qflow.names import choices
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files, storage_error
-from qflow.storage.lock import check_lock_file
+from qflow.storage.lock import LOCK_NAME, check_lock_file
 from qflow.storage.log import recovery
-from qflow.storage.log.directory import LOG
+from qflow.storage.log.directory import DATA, LOG
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import read_rows
 from qflow.storage.log.shared_reading import OLD, open_to_read
+from qflow.storage.spill.store import SPILL, WIPING
 from qflow.storage.spill.wiper import check_directories
 
 _NO_LOG = " is not a spool: it holds no log. Give the directory that `qflow.open` was given"
@@ -51,8 +52,33 @@ def check_openable(path: str) -> None:
     try:
         check_lock_file(path)
         check_directories(Files(), path)
+        _check_users(Files(), path)
     except OSError as error:
         raise storage_error(error, "look into the spool", path) from error
+
+
+def _check_users(files: Files, path: str) -> None:
+    """Raise what keeps out the one user whom the spill directories let in: those of others are refused."""
+    spill, wiping = (os.path.join(path, name) for name in (SPILL, WIPING))
+    users = {place: files.lstat(place).st_uid for place in (spill, wiping) if os.path.lexists(place)}
+    if len(set(users.values())) > 1:
+        raise PermissionDenied(
+            f"{spill} belongs to user {users[spill]}, and {wiping} to user {users[wiping]}: give both to the user to "
+            "whom the log belongs"
+        )
+    for place, user in users.items():
+        for name in (LOCK_NAME, os.path.join(LOG, DATA)):
+            beside = os.path.join(path, name)
+            if user and os.path.lexists(beside) and not _may_write(files.lstat(beside), user):
+                raise PermissionDenied(
+                    f"{place} belongs to user {user}, who may not write {beside}: give it to the user to whom the log "
+                    "belongs"
+                )
+
+
+def _may_write(status: os.stat_result, user: int) -> bool:
+    """Tell whether a user may write something, as far as its mode says: nobody knows here of which groups they are."""
+    return status.st_uid == user or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def can_be_opened(path: str) -> bool:

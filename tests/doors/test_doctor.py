@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ from qflow.cli.main import app
 from qflow.doctor import Look, examine, judge
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.log.keys import FORMAT, meta_key
+from qflow.storage.log.keys import FORMAT, OLDEST_FORMAT, meta_key
 from qflow.storage.log.sealing import seal
 
 
@@ -49,6 +51,13 @@ def spool(tmp_path: Path) -> Path:
     with qflow.open(tmp_path / "spool", capacity_bytes="1MiB") as broker:
         broker.declare_queue("orders", dead_letter="dead").put_many([b"x"] * 10)
     return tmp_path / "spool"
+
+
+def killed(spool: Path) -> Path:
+    """Return a copy of a spool that its owner has not closed."""
+    with qflow.open(spool, capacity_bytes="1MiB") as broker:
+        broker.queue("orders").put(b"late")
+        return shutil.copytree(spool, spool.parent / "killed", ignore=shutil.ignore_patterns("door"))
 
 
 def test_a_spool_that_is_well(spool: Path) -> None:
@@ -107,15 +116,16 @@ def test_dead_letters_are_told_without_an_owner(spool: Path) -> None:
     assert found["sentence"] == "3 dead letters in queue 'dead'; the commonest reason, of 2: 'card declined'"
 
 
-def test_a_newer_format_is_told(spool: Path) -> None:
+@pytest.mark.parametrize(("version", "kind"), [(FORMAT + 1, "newer-format"), (OLDEST_FORMAT - 1, "older-format")])
+def test_a_format_that_cannot_be_read_is_told(spool: Path, version: int, kind: str) -> None:
     """In place of all that this version cannot know; as something urgent."""
     env = Environment(str(spool / "log"), Files())
     with env.begin(write=True) as txn:
-        txn.put(meta_key("format"), seal((FORMAT + 1).to_bytes(4, "little")))
+        txn.put(meta_key("format"), seal(version.to_bytes(4, "little")))
     env.close()
     code, (found,) = doctor(spool)
-    assert (code, found["kind"]) == (6, "newer-format")
-    assert f"format {FORMAT + 1}" in found["sentence"]
+    assert (code, found["kind"]) == (6, kind)
+    assert f"format {version}" in found["sentence"]
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"\xff" * 2**16, b"", None], ids=["short", "long", "empty", "cut"])
@@ -155,6 +165,52 @@ def test_what_keeps_everybody_from_opening_is_told(spool: Path, name: str, kind:
     with pytest.raises(qflow.QflowError) as refused:
         qflow.open(spool)
     assert found["sentence"] == f"nobody can open the spool: {refused.value}"
+
+
+@pytest.mark.parametrize(
+    ("others", "mode", "told"),
+    [
+        ({"spill"}, 0o660, "{spool}/spill belongs to user {other}, and {spool}/wiping to user {me}: "),
+        ({"spill", "wiping"}, 0o600, "{spool}/spill belongs to user {other}, who may not write {spool}/lock: "),
+        ({"spill", "wiping", "lock"}, 0o600, "{spool}/spill belongs to user {other}, who may not write {spool}/log/"),
+        ({"spill", "wiping"}, 0o660, None),
+        ({"spill", "wiping", "lock", "log/data.mdb"}, 0o600, None),
+    ],
+)
+def test_directories_of_a_user_who_cannot_open_the_rest_are_told(
+    spool: Path, monkeypatch: pytest.MonkeyPatch, others: set[str], mode: int, told: str | None
+) -> None:
+    """Everybody else is refused for these directories, and their user for the rest, unless a group may write that."""
+    spool = killed(spool)
+    for place in ("log/data.mdb", "lock"):
+        (spool / place).chmod(mode)
+    real, me = Files.lstat, os.geteuid()
+
+    def lstat(files: Files, path: str) -> os.stat_result:
+        found = list(real(files, path))
+        found[stat.ST_UID] = me + (os.path.relpath(path, spool) in others)
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Files, "lstat", lstat)
+    code, found = doctor(spool)
+    assert (code, [one["kind"] for one in found]) == ((6, ["obstacle"]) if told else (1, ["not-closed"]))
+    if told:
+        told = told.format(spool=spool, me=me, other=me + 1)
+        assert found[0]["sentence"].startswith(f"nobody can open the spool: {told}")
+
+
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_what_stands_in_the_place_of_the_door_is_told(spool: Path, kind: str) -> None:
+    """Before somebody opens the spool, who would let nobody in, and while somebody has it open."""
+    place = spool / "door"
+    place.mkdir() if kind == "directory" else place.touch()
+    code, (found,) = doctor(spool)
+    assert (code, found["kind"], found["severity"]) == (1, "no-door", "notice")
+    assert "something else stands at `door`" in found["sentence"]
+    with owned(spool, door=True) as pid:
+        code, (found,) = doctor(spool)
+    assert (code, found["kind"], found["facts"]["pid"]) == (1, "no-door", pid)
+    assert "something else stands at `door`" in found["remedy"]
 
 
 @pytest.mark.parametrize("has_lock", [True, False])

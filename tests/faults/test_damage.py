@@ -388,7 +388,7 @@ def test_a_spool_of_a_newer_format_is_refused_before_anything_is_touched(written
     for older in (1, 2):
         value = seal(older.to_bytes(4, "little"))
         edit(written, lambda txn, value=value: txn.put(meta_key("format"), value))
-        with pytest.raises(qflow.StorageError, match=rf"format {older}.*this qflow reads {OLDEST_FORMAT}"):
+        with pytest.raises(qflow.FormatTooOld, match=rf"format {older}.*this qflow reads {OLDEST_FORMAT}"):
             qflow.open(written)
 
 

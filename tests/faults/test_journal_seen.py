@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -196,3 +197,16 @@ def test_a_record_that_is_damaged_is_told_though_the_owner_goes_on(
 def _grown(data: bytes, records: int) -> bytes:
     end = start_of(data, records)
     return data[:end] + bytes(len(data) - end)
+
+
+def test_a_killed_owner_whose_journal_is_gone_is_not_said_to_have_lost_nothing(spool: Path) -> None:
+    """The journal that was left by a kill loses nothing; without it, damage is told, and that alone."""
+    assert [one["kind"] for one in findings(spool)] == ["not-closed"]
+    (spool / JOURNAL).unlink()
+    assert [one["kind"] for one in findings(spool)] == ["damage"]
+
+
+def findings(spool: Path) -> list[dict[str, Any]]:
+    """Return what `doctor` says, but of what waits."""
+    found = json.loads(run("doctor", spool, "--json").stdout)["findings"]
+    return [one for one in found if one["queue"] is None]

@@ -45,7 +45,7 @@ def damage(spool: Path, text: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("version", "expected"),
-    [(99, "FormatTooNew: .* open it with the newer qflow"), (1, "StorageError: .*drain it with the version that")],
+    [(99, "FormatTooNew: .* open it with the newer qflow"), (1, "FormatTooOld: .*drain it with the version that")],
 )
 def test_a_spool_of_another_format_is_told(
     open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path, version: int, expected: str

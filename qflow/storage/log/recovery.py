@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from qflow.errors import CorruptionError, FormatTooNew, StorageError
+from qflow.errors import CorruptionError, FormatTooNew, FormatTooOld
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.environment import BROKEN, Environment
@@ -152,7 +152,7 @@ def read_identity(txn: Any, path: str) -> tuple[UUID, bool]:
     """Return the uuid of a log, and whether it was closed.
 
     Raises:
-        FormatTooNew: it was written by a newer version.
+        FormatTooNew, FormatTooOld: it was written by a newer version, or by one from before the first release.
         CorruptionError: it is not a log of ours, or its first records are damaged.
     """
     values = {}
@@ -167,7 +167,7 @@ def read_identity(txn: Any, path: str) -> tuple[UUID, bool]:
             f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with the newer qflow that wrote it"
         )
     if version < OLDEST_FORMAT:
-        raise StorageError(
+        raise FormatTooOld(
             f"{path} has format {version}, from before the first release; this qflow reads {OLDEST_FORMAT} and later: "
             "drain it with the version that wrote it, or open another directory. It was left as it is"
         )
@@ -181,7 +181,7 @@ def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recove
         broken: owners whose rows are known to be unreadable, and why; see `read_log`.
 
     Raises:
-        FormatTooNew: it was written by a newer version.
+        FormatTooNew, FormatTooOld: it was written by a newer version, or by one from before the first release.
         CorruptionError: it is not a log of ours, or its first records are damaged.
     """
     uuid, clean = read_identity(txn, path)
