@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from qflow.errors import CorruptionError
+from qflow.inspect.moments import Moments, Readable
 from qflow.inspect.stream_check import as_problems, check_streams
 from qflow.storage.environment import Environment
 from qflow.storage.inbox import batches as sink_batches
@@ -33,19 +34,20 @@ def check_log(env: Environment, found: Recovery, lost: Counter[str]) -> Iterator
     Cost: reads the whole log once.
     """
     yield from found.problems
-    for record in found.queues:
-        for lane, row in (record.rows or {}).items():
-            yield from as_problems(check_lane(env, record, lane, row, lost), f"queue {record.name!r}: ")
-    for record in (*found.queues, *found.streams):
-        name = f"{record.kind} {record.name!r}"
-        looked = _in_transaction(env, partial(_set_aside, name=name, owner=record.owner))
-        yield from as_problems(looked, f"{name}: ")
-    yield from as_problems(_in_transaction(env, _set_aside_bodies), "shared bodies: ")
-    yield from as_problems(_in_transaction(env, producers.problems), "producers: ")
-    yield from as_problems(_in_transaction(env, sink_batches.problems), "batches from outside: ")
-    yield from as_problems(_in_transaction(env, eras.problems), "eras: ")
-    yield from as_problems(_in_transaction(env, facts.problems), "facts: ")
-    yield from check_streams(env, found, lost)
+    with Moments(env) as moments:
+        for record in found.queues:
+            for lane, row in (record.rows or {}).items():
+                yield from as_problems(check_lane(moments, record, lane, row, lost), f"queue {record.name!r}: ")
+        for record in (*found.queues, *found.streams):
+            name = f"{record.kind} {record.name!r}"
+            looked = _in_transaction(moments, partial(_set_aside, name=name, owner=record.owner))
+            yield from as_problems(looked, f"{name}: ")
+        yield from as_problems(_in_transaction(moments, _set_aside_bodies), "shared bodies: ")
+        yield from as_problems(_in_transaction(moments, producers.problems), "producers: ")
+        yield from as_problems(_in_transaction(moments, sink_batches.problems), "batches from outside: ")
+        yield from as_problems(_in_transaction(moments, eras.problems), "eras: ")
+        yield from as_problems(_in_transaction(moments, facts.problems), "facts: ")
+        yield from check_streams(moments, found, lost)
     yield from as_problems(check_bodies(env), "shared bodies: ")
     yield from as_problems(_walk(env))
 
@@ -61,7 +63,7 @@ def check_every_page(env: Environment) -> Iterator[str]:
         yield str(error)
 
 
-def _in_transaction(env: Environment, look: Callable[[Any], Iterable[str]]) -> Iterator[str]:
+def _in_transaction(env: Readable, look: Callable[[Any], Iterable[str]]) -> Iterator[str]:
     with env.reading() as txn:
         yield from look(txn)
 
@@ -114,7 +116,7 @@ def check_bodies(env: Environment) -> Iterator[str]:
 
 
 def check_lane(
-    env: Environment, record: QueueRecord, lane: int, row: Row, lost: Counter[str] | None = None
+    env: Readable, record: QueueRecord, lane: int, row: Row, lost: Counter[str] | None = None
 ) -> Iterator[str]:
     """Check one lane in transactions of a bounded number of blocks; stop early if a live owner commits meanwhile.
 

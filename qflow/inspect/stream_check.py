@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from qflow.errors import CorruptionError
+from qflow.inspect.moments import Readable
 from qflow.inspect.stream_facts import rows_of
 from qflow.message import offset_of
-from qflow.storage.environment import Environment
 from qflow.storage.log import recovery
 from qflow.storage.log.marks import count_marks
 from qflow.storage.log.recovery import QueueRecord, Recovery
@@ -23,7 +23,7 @@ from qflow.storage.topics.check import IndexCheck
 _READ_AT_ONCE = 16 * 2**20
 
 
-def check_streams(env: Environment, found: Recovery, lost: Counter[str]) -> Iterator[str]:
+def check_streams(env: Readable, found: Recovery, lost: Counter[str]) -> Iterator[str]:
     """Yield one text for each problem; count in `lost` the messages that cannot be read, by stream.
 
     Cost: reads each stream once, and its index.
@@ -73,7 +73,7 @@ def as_problems(problems: Iterable[str], where: str = "") -> Iterator[str]:
         yield f"{where}{error}"
 
 
-def _check_partition(env: Environment, owner: int, number: int, holes: list[Hole]) -> Iterator[str]:
+def _check_partition(env: Readable, owner: int, number: int, holes: list[Hole]) -> Iterator[str]:
     """Read all blocks from the floor to the end the partition had at first, and compare them with the row.
 
     Ranges that cannot be read are added to `holes`.
@@ -102,7 +102,7 @@ def _check_partition(env: Environment, owner: int, number: int, holes: list[Hole
         yield f"the row says {row.messages} messages of {row.bytes} bytes, the blocks hold {messages} of {size}"
 
 
-def _check_index(env: Environment, record: QueueRecord) -> Iterator[str]:
+def _check_index(env: Readable, record: QueueRecord) -> Iterator[str]:
     """Check the index step by step; stop if the owner rebuilds it, or deletes the stream, meanwhile."""
     check = IndexCheck(record.owner)
     more = True
@@ -112,7 +112,7 @@ def _check_index(env: Environment, record: QueueRecord) -> Iterator[str]:
         yield from check.take_problems()
 
 
-def _check_cursor(env: Environment, cursor: QueueRecord, stream: QueueRecord) -> Iterator[str]:
+def _check_cursor(env: Readable, cursor: QueueRecord, stream: QueueRecord) -> Iterator[str]:
     """Compare the position of a subscription with the stream, and the count of its marks with the marks."""
     count = stream.settings["partitions"]
     with env.reading() as txn:

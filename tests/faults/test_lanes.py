@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from faults.bare_log import Line, bare_log, create_log, in_log
 from faults.seams import Faults, in_thread
 from faults.strikes import Strike
 from qflow import inspect
-from qflow.inspect import log_check
+from qflow.inspect import log_check, moments
+from qflow.inspect.logs import opened_log
 from qflow.message import DELAYED, LANE_SHIFT, lane_of
 from qflow.queues.queue import parts_of
 from qflow.storage.environment import Environment
@@ -222,11 +224,32 @@ def test_a_deleted_queue_leaves_nothing_in_any_lane(limit, written, monkeypatch)
         assert len(left) == 3
 
 
+@pytest.mark.parametrize(("shared_s", "most"), [(math.inf, 25), (0.0, 10_000)])
+def test_a_check_of_many_lanes_begins_few_transactions(
+    spool: Path, monkeypatch: pytest.MonkeyPatch, shared_s: float, most: int
+) -> None:
+    """Each looks what the journal says; lanes share one until it is old, when it would pin what is freed."""
+    with qflow.open(spool) as broker:
+        for queue in broker.declare_queues([f"q{number}" for number in range(100)]):
+            queue.put_many([b"x"] * 3)
+        for name in ("s", "t"):
+            broker.declare_stream(name, topics=[name], partitions=20)
+            broker.publish(name, b"x")
+    monkeypatch.setattr(moments, "SHARED_S", shared_s)
+    with opened_log(str(spool)) as (env, found):
+        begun: list[int] = []
+        monkeypatch.setattr(env, "seen", lambda txn: begun.append(txn.id()) or txn)
+        assert list(log_check.check_log(env, found, Counter())) == []
+    assert len(begun) < most
+    assert (len(begun) > 2 * 100 + 2 * 20) == (shared_s == 0)
+
+
 @pytest.mark.parametrize("removed", [0, 1, 9, 1000])
 @pytest.mark.parametrize("before", range(7))
 def test_a_queue_that_is_deleted_while_it_is_checked_misses_nothing(before, removed, written, monkeypatch):
     """I10: before any transaction of a check in another process, whatever is left of it by then."""
     monkeypatch.setattr(log_check, "READ_AT_ONCE", 1)
+    monkeypatch.setattr(moments, "SHARED_S", 0.0)
     monkeypatch.setattr(removal, "REMOVED_AT_ONCE", 1)
     with qflow.open(written, journal="off") as broker:
         inside.still(broker)
