@@ -77,9 +77,14 @@ class Handing(ABC):
     def _hand_in(self) -> None:
         try:
             stages.hand_in(self._files, self._spool, self._manifest)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             if self._is_gone():  # else this attempt has handed it in before, and did not hear of that
-                raise
+                raise StorageError(
+                    f"batch {self._batch.batch} of query {self._batch.query} cannot be handed in to the spool at "
+                    f"{self._spool}: what was staged of it is gone ({error.filename}). A later attempt at it has "
+                    "begun, or it was removed from outside: run one query with a checkpoint at a time, and let no "
+                    "cleaner work inside a spool"
+                ) from error
 
     def _sweep(self) -> None:
         stages.remove_staged(self._files, self._spool, self._batch.query, up_to=self._batch.batch)

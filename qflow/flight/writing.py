@@ -272,7 +272,10 @@ def _stage(owner: Owner, command: Command, batches: Batches, answer: Answer) -> 
     if topic is not None:
         takers.room(topic)
     directory = stages.staged(owner.path, batch, token)
+    replaces = said.flag("replaces", default=False)
     try:
+        if replaces:
+            stages.remove_earlier(Files(), owner.path, batch, token)
         file = _staged(Outgoing(_in_order(columns), topic, takers), batches.taken(columns), directory, name)
     except OSError as error:
         raise storage_error(error, "write a batch", directory) from error

@@ -1,6 +1,7 @@
 """`df.write.format("qflow")` and `df.writeStream.format("qflow")`: rows published into a spool, each batch once.
 
-    write    each task checks its rows and writes them to a file of its own, in a stage of the batch, synced
+    write    each task checks its rows and writes them to a file of its own, in a stage of the batch, synced; what an
+             earlier attempt of a streaming query left of the batch is removed
     commit   the files of successful tasks are handed in together; it returns once they are in the log
     abort    the stage is removed
 
@@ -33,7 +34,7 @@ from qflow.spark.words import plainly
 from qflow.spark.write_options import WriteOptions, stage_of, target_of
 from qflow.storage.files import Files
 from qflow.storage.inbox.batches import Target
-from qflow.storage.inbox.stages import Batch, Manifest, check_batch
+from qflow.storage.inbox.stages import Batch, Manifest, check_batch, new_token
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,15 +77,16 @@ class _Writer:
             if options.topic is not None:
                 takers.room(options.topic)
             self._places[seen.uuid] = seen.place
-        self._token = uuid4().hex
+        self._token = new_token()
 
-    def _stage(self, iterator: Iterator[pa.RecordBatch], batch: Batch) -> Staged:
+    def _stage(self, iterator: Iterator[pa.RecordBatch], batch: Batch, *, replaces: bool = False) -> Staged:
         """Write the rows of one task to a file at each place that gets some. One sync each."""
         name, options = _file_name(), self._options
         opened: list[Stage] = []
         try:
             for uuid, place in self._places.items():
-                opened.append(place.stage(Staging(uuid, batch, self._token, name, options.topic, options.stream)))
+                asked = Staging(uuid, batch, self._token, name, options.topic, options.stream, replaces)
+                opened.append(place.stage(asked))
             for rows in iterator:
                 if rows.num_rows:
                     for stage, share in zip(opened, shares_of(rows, self._columns, len(opened)), strict=True):
@@ -188,7 +190,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of one task of a batch."""
         with plainly():
-            return self._stage(iterator, _batch_of_task())
+            return self._stage(iterator, _batch_of_task(), replaces=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Return when the batch is in the log, and its plan in the checkpoint is synced."""
@@ -198,7 +200,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             self._hand_over(messages, every=True, plan=plan)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Remove what tasks have staged."""
+        """Remove what tasks have staged, as far as they said so: the next attempt removes the rest."""
         with plainly():
             self._discard(*{message.token for message in messages if isinstance(message, Staged)})
 

@@ -17,6 +17,7 @@ import pytest
 import qflow
 from faults.test_full_disk import disk_of
 from qflow.arrow.schema import Column
+from qflow.errors import StorageError
 from qflow.storage.inbox.stages import Batch, Manifest
 from spark.reader_process import publish
 from spark.task_doors import At, Time, asked, values
@@ -35,7 +36,7 @@ from qflow.spark.places import flight, sent
 from qflow.spark.places.calls import Door
 from qflow.spark.places.flight import FlightPlace
 from qflow.spark.places.local import LocalPlace
-from qflow.spark.places.place import Reading, Staging, Written
+from qflow.spark.places.place import Place, Reading, Staging, Written
 from qflow.spark.ranges import cut
 from qflow.spark.words import Away
 
@@ -209,7 +210,7 @@ def staging(broker: qflow.Broker) -> Staging:
     return Staging(str(broker.uuid), Batch("q", 0), uuid4().hex, f"000000-{uuid4().hex}", None, None)
 
 
-def adopted(place: FlightPlace, asked: Staging, written: Written) -> None:
+def adopted(place: Place, asked: Staging, written: Written) -> None:
     """Have what one task has written adopted."""
     assert written.file is not None
     manifest = Manifest(batch=asked.batch, token=asked.token, uuid=asked.uuid, once=True, files=(written.file,))
@@ -218,6 +219,30 @@ def adopted(place: FlightPlace, asked: Staging, written: Written) -> None:
 
 def bodies(broker: qflow.Broker) -> list[int]:
     return [int(message.body) for message in broker.stream("plants").query()]
+
+
+@pytest.mark.parametrize("kind", ["path", "url"])
+def test_an_attempt_at_a_batch_takes_the_place_of_those_before_it(at: At, tmp_path: Path, kind: str) -> None:
+    """Of a streaming query; data frames of one application stage under one name, each for itself."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        place = at(broker) if kind == "url" else LocalPlace(str(tmp_path / "spool"))
+        asked = [staging(broker)._replace(token=f"{number:032x}") for number in range(3)]
+        if kind == "path":
+            broker.close()  # a sink is another process, or owns the spool itself
+        files: list[Written] = []
+        for number, one in enumerate(asked):
+            stage = place.stage(one._replace(replaces=number == 2))
+            stage.add(batch_of(number))
+            files.append(stage.finish())
+            assert len(left_in_inbox(tmp_path / "spool")) == (1, 2, 1)[number]
+        with pytest.raises(StorageError, match="A later attempt at it has begun"):
+            adopted(place, asked[0], files[0])
+        adopted(place, asked[2], files[2])
+        assert left_in_inbox(tmp_path / "spool") == []
+    spools.let_go(str(tmp_path / "spool"))
+    with qflow.open(tmp_path / "spool") as broker:
+        assert bodies(broker) == [2]
 
 
 @pytest.mark.parametrize("most_held", [0, 30, 2**20])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -15,8 +16,10 @@ import qflow
 from qflow.inspect import check_spool, read_spool
 from qflow.storage.files import Files
 from qflow.storage.inbox import stages
+from qflow.storage.inbox.stages import Batch
 from spark.trees import copy_the_rest, in_flight, left_in_inbox, said, tell
 from unit.clocks import until
+from unit.handing import write_file
 
 SEED = 20_251_122
 ROUNDS = int(os.environ.get("QFLOW_ROUNDS", "2"))
@@ -282,6 +285,19 @@ def test_a_batch_that_writes_two_streams_under_one_version_stores_both_once(spar
         ).start().awaitTermination()
         source.forget_last_commit()
     assert [bodies(stream) for stream in streams] == [[b"a", b"b"]] * 2
+
+
+def test_what_a_failed_attempt_has_staged_is_removed_by_the_next_one(broker, texts, spool):
+    """Also where it fails, too: a task that ends after its query has failed tells nobody what it wrote."""
+    broker.declare_stream("small", topics=["small/#"], max_message_bytes=10)
+    texts.write("x" * 11)
+    with pytest.raises(Exception, match="max_message_bytes=10 of who takes it"):
+        texts.run(topic="small/x")
+    query = json.loads((texts.checkpoint / "metadata").read_text())["id"]
+    write_file(spool, Batch(query, 0), stages.new_token(), "000001-late", [("small/x", b"y")])
+    with pytest.raises(Exception, match="max_message_bytes=10 of who takes it"):
+        texts.run(topic="small/x")
+    assert left_in_inbox(spool) == []
 
 
 def test_complete_mode_publishes_all_of_the_result_with_each_batch(spark, copies, spool, tmp_path):

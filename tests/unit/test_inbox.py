@@ -24,7 +24,7 @@ from qflow.storage.inbox.stage_files import StageWriter
 from qflow.storage.inbox.stages import Batch
 from qflow.storage.log.table import Forgotten
 from unit.clocks import Clock, until
-from unit.handing import hand, staged
+from unit.handing import hand, staged, write_file
 
 ROWS = [("plant/1", b"a"), ("plant/2", b"b"), ("plant/1", b"c"), ("plant/3", b"d"), ("plant/1", b"e")]
 
@@ -545,6 +545,59 @@ def test_stages_that_were_never_handed_in_are_removed_when_they_are_a_day_old(br
     assert [path.name.partition(".")[0] for path in (spool / "inbox" / "staging").iterdir()] == ["young-0"]
     stages.remove_staged(Files(), str(spool), "young", up_to=0)
     assert os.listdir(spool / "inbox" / "staging") == []
+
+
+def attempt(spool: Path, broker: qflow.Broker, at: int, number: int = 0) -> stages.Manifest:
+    """Write a stage of an attempt that began at some time."""
+    batch, token = Batch("q", number), f"{at:032x}"
+    file = write_file(spool, batch, token, "000000-a", [("plant/1", b"%d" % at)])
+    return stages.Manifest(batch=batch, token=token, uuid=str(broker.uuid), once=False, files=(file,))
+
+
+def test_an_attempt_removes_what_earlier_ones_at_its_batch_have_staged(broker, spool):
+    """Not what later ones did, nor of another batch, nor what was handed in; tokens sort by time."""
+    assert stages.new_token()[:12] <= stages.new_token()[:12]
+    for at, number in ((1, 0), (2, 0), (9, 0), (1, 5)):
+        attempt(spool, broker, at, number)
+    stages.remove_earlier(Files(), str(spool), Batch("q", 0), f"{5:032x}")
+    left = sorted(path.name for path in (spool / "inbox" / "staging").iterdir())
+    assert left == [f"q-0.{9:032x}", f"q-5.{1:032x}"]
+    assert stages.hand_in(Files(), str(spool), attempt(spool, broker, 3))
+    stages.remove_earlier(Files(), str(spool), Batch("q", 0), f"{5:032x}")
+    broker.engine.adoption.run()
+    assert bodies(broker) == [b"3"]
+
+
+def test_an_attempt_that_was_replaced_hands_in_nothing(broker, spool):
+    """Neither what is gone, nor what one of its tasks has written since."""
+    manifest = attempt(spool, broker, 1)
+    stages.remove_earlier(Files(), str(spool), Batch("q", 0), f"{5:032x}")
+    with pytest.raises(FileNotFoundError):
+        stages.hand_in(Files(), str(spool), manifest)
+    write_file(spool, manifest.batch, manifest.token, "000001-b", [("plant/1", b"late")])
+    with pytest.raises(FileNotFoundError, match="000000-a"):
+        stages.hand_in(Files(), str(spool), manifest)
+    assert names(spool) == []
+    assert stages.hand_in(Files(), str(spool), attempt(spool, broker, 5))
+    broker.engine.adoption.run()
+    assert bodies(broker) == [b"5"]
+
+
+class ReplacedMeanwhile(Files):
+    """A later attempt begins just before a stage is handed in."""
+
+    def rename(self, old: str, new: str) -> None:
+        if os.path.basename(new) == "q-0":
+            stages.remove_earlier(Files(), os.path.dirname(os.path.dirname(new)), Batch("q", 0), "f" * 32)
+        super().rename(old, new)
+
+
+def test_a_stage_that_is_being_handed_in_is_handed_in_whole_or_not_at_all(broker, spool):
+    """It has another name before the first of its files goes."""
+    manifest = attempt(spool, broker, 1)
+    with pytest.raises(FileNotFoundError):
+        stages.hand_in(ReplacedMeanwhile(), str(spool), manifest)
+    assert (names(spool), os.listdir(spool / "inbox" / "staging")) == ([], [])
 
 
 def test_files_of_tasks_that_do_not_count_are_left_out(broker, spool):

@@ -332,6 +332,7 @@ class FlightStage:
                 "name": asked.name if self._files == 1 else f"{asked.name}-{self._files}",
                 "topic": asked.topic,
                 "stream": asked.stream,
+                "replaces": asked.replaces,
             }
         }
         descriptor = pf.FlightDescriptor.for_command(json.dumps(command).encode())

@@ -46,6 +46,8 @@ class Staging(NamedTuple):
     """Of the file."""
     topic: str | None
     stream: str | None
+    replaces: bool = False
+    """Its query makes one attempt at a batch after the other: stages of earlier ones are removed."""
 
 
 class Written(NamedTuple):

@@ -28,6 +28,7 @@ class LocalStage:
             found = recovery.read(txn, spool)
         self._takers = Takers(found, spool, asked.stream)
         self._asked = asked
+        self._spool = spool
         self._directory = stages.staged(spool, asked.batch, asked.token)
         self._outgoing: Outgoing | None = None
         self._writer: StageWriter | None = None
@@ -40,6 +41,8 @@ class LocalStage:
 
                 columns = {name: number for number, name in enumerate(rows.schema.names)}
                 self._outgoing = Outgoing(columns, self._asked.topic, self._takers)
+                if self._asked.replaces:
+                    stages.remove_earlier(Files(), self._spool, self._asked.batch, self._asked.token)
                 self._writer = StageWriter(Files(), self._directory, self._asked.name)
             self._outgoing.add(rows, self._writer)
 

@@ -20,7 +20,9 @@ import os
 import re
 import stat
 from contextlib import suppress
+from time import time_ns
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import attrs
 
@@ -55,7 +57,7 @@ class Manifest:
 
     batch: Batch
     token: str
-    """Of the stage: another attempt at the same batch has another one."""
+    """Of the stage: another attempt at the same batch has another one; see `new_token`."""
     uuid: str
     """Of the log it was made for."""
     once: bool
@@ -89,6 +91,11 @@ def check_batch(query: str, batch: int) -> Batch:
             f"and {batch}"
         )
     return Batch(query, batch)
+
+
+def new_token() -> str:
+    """Return the token of an attempt, which sorts behind those of earlier ones, as far as the clocks agree."""
+    return f"{time_ns() // 10**6:012x}{uuid4().hex[12:]}"
 
 
 def parse_name(name: str) -> tuple[Batch, bool] | None:
@@ -125,6 +132,9 @@ def hand_in(files: Files, spool: str, manifest: Manifest) -> bool:
 
     Returns:
         False: that batch was handed in before, by another attempt, and is not adopted yet. This one is removed.
+
+    Raises:
+        FileNotFoundError: it was handed in before, by this attempt; or a later one has begun, see `remove_earlier`.
     Cost: three syncs.
     """
     batch = manifest.batch
@@ -133,9 +143,11 @@ def hand_in(files: Files, spool: str, manifest: Manifest) -> bool:
     if not wanted:
         check_no_link(files, source)
         make_directories(files, source)
-    for name in files.list(source):
-        if name not in wanted:
-            files.unlink(os.path.join(source, name))
+    there = set(files.list(source))
+    for name in wanted - there:  # a later attempt has removed them
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(source, name))
+    for name in there - wanted:
+        files.unlink(os.path.join(source, name))
     remove_tree(files, set_aside(spool, batch))  # of an attempt before
     path = os.path.join(source, MANIFEST)
     files.write_replacing(path, seal(json.dumps(attrs.asdict(manifest, recurse=False)).encode()))
@@ -180,6 +192,20 @@ def remove_staged(files: Files, spool: str, query: str, *, up_to: int) -> None:
         if batch.query == query and batch.batch <= up_to:
             with suppress(OSError):
                 remove_tree(files, directory)
+
+
+def remove_earlier(files: Files, spool: str, batch: Batch, token: str) -> None:
+    """Remove what attempts before this one left of a batch, and were not handed in, as far as that can be done.
+
+    One of them may still run. Its stage gets another name first: it is handed in as it was, or not at all. What such an
+    attempt writes later stays for the next one; it removes nothing of this attempt, as its token is an earlier one.
+    """
+    for directory, one in list_staged(files, spool):
+        if one == batch and directory.rpartition(".")[2] < token:
+            left = staged(spool, one, "0" * 12 + uuid4().hex[12:])  # goes with a later attempt, if not now
+            with suppress(OSError):
+                files.rename(directory, left)
+                remove_tree(files, left)
 
 
 # Looking, by anybody -------------------------------------------------------------------------------------------------
