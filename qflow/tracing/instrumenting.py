@@ -12,6 +12,7 @@ from qflow.errors import InvalidArgument
 from qflow.remote.client.broker import RemoteBroker
 from qflow.remote.client.task_broker import AsyncRemoteBroker
 from qflow.tracing import places, spans
+from qflow.tracing.carriers import with_context
 from qflow.tracing.classes import become
 
 
@@ -42,7 +43,7 @@ def _both(kind: Any, queue: Callable[[Any], Any]) -> Mapping[str, Any]:
 
     def submit_publish(self: Any, topic: str, body: Any, *, headers: Any = None, **options: Any) -> Any:
         def submit() -> Any:
-            return kind.submit_publish(self, topic, body, headers=spans.with_context(headers), **options)
+            return kind.submit_publish(self, topic, body, headers=with_context(headers), **options)
 
         return spans.sending_later("publish", topic, submit, of_topic=True)
 
@@ -64,12 +65,12 @@ def _of_threads(kind: Any) -> Mapping[str, Any]:
 
     def publish(self: Any, topic: str, body: Any, *, headers: Any = None, **options: Any) -> Any:
         with spans.sending("publish", topic, of_topic=True, message__body__size=spans.size_of(body)):
-            return kind.publish(self, topic, body, headers=spans.with_context(headers), **options)
+            return kind.publish(self, topic, body, headers=with_context(headers), **options)
 
     def publish_many(self: Any, messages: Any, *, headers: Any = None, **options: Any) -> Any:
-        listed = list(messages)
-        with spans.sending("publish", _topic(listed), of_topic=True, batch__message_count=len(listed)):
-            return kind.publish_many(self, listed, headers=spans.with_context(headers), **options)
+        listed = spans.listed(messages)
+        with spans.sending("publish", _topic(listed), of_topic=True, batch__message_count=spans.count_of(listed)):
+            return kind.publish_many(self, listed, headers=with_context(headers), **options)
 
     def subscribe(self: Any, *arguments: Any, **options: Any) -> Any:
         return become(kind.subscribe(self, *arguments, **options), places.subscription_of_threads)
@@ -90,12 +91,12 @@ def _of_tasks(kind: Any) -> Mapping[str, Any]:
 
     async def publish(self: Any, topic: str, body: Any, *, headers: Any = None, **options: Any) -> Any:
         with spans.sending("publish", topic, of_topic=True, message__body__size=spans.size_of(body)):
-            return await kind.publish(self, topic, body, headers=spans.with_context(headers), **options)
+            return await kind.publish(self, topic, body, headers=with_context(headers), **options)
 
     async def publish_many(self: Any, messages: Any, *, headers: Any = None, **options: Any) -> Any:
-        listed = list(messages)
-        with spans.sending("publish", _topic(listed), of_topic=True, batch__message_count=len(listed)):
-            return await kind.publish_many(self, listed, headers=spans.with_context(headers), **options)
+        listed = spans.listed(messages)
+        with spans.sending("publish", _topic(listed), of_topic=True, batch__message_count=spans.count_of(listed)):
+            return await kind.publish_many(self, listed, headers=with_context(headers), **options)
 
     def subscribe(self: Any, *arguments: Any, **options: Any) -> Any:
         opening = kind.subscribe(self, *arguments, **options)
@@ -109,7 +110,7 @@ def _of_tasks(kind: Any) -> Mapping[str, Any]:
     return {**_both(kind, _task_queue), **{one.__name__: one for one in own}}
 
 
-def _topic(messages: list[Any]) -> str:
+def _topic(messages: Any) -> str:
     """Return the topic of all messages; nothing if there are several, or they are of a wrong shape."""
     try:
         topics = {message[0] for message in messages}

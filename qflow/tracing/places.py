@@ -8,9 +8,10 @@ from contextlib import suppress
 from time import time_ns
 from typing import Any
 
-from qflow.callbacks import run
+from qflow.callbacks import check_callback, run
 from qflow.errors import AlreadySettled
 from qflow.tracing import deliveries, spans
+from qflow.tracing.carriers import with_context
 from qflow.tracing.classes import become
 
 
@@ -49,7 +50,7 @@ def _gets_of_tasks(kind: Any) -> Mapping[str, Any]:
 def _submit(kind: Any) -> Callable[..., Any]:
     def submit(self: Any, body: Any, *, headers: Any = None, **options: Any) -> Any:
         return spans.sending_later(
-            "put", self.name, lambda: kind.submit(self, body, headers=spans.with_context(headers), **options)
+            "put", self.name, lambda: kind.submit(self, body, headers=with_context(headers), **options)
         )
 
     return submit
@@ -60,14 +61,16 @@ def queue_of_threads(kind: Any) -> Mapping[str, Any]:
 
     def put(self: Any, body: Any, *, headers: Any = None, **options: Any) -> Any:
         with spans.sending("put", self.name, message__body__size=spans.size_of(body)):
-            return kind.put(self, body, headers=spans.with_context(headers), **options)
+            return kind.put(self, body, headers=with_context(headers), **options)
 
     def put_many(self: Any, bodies: Any, *, headers: Any = None, **options: Any) -> Any:
-        listed = list(bodies)
-        with spans.sending("put", self.name, batch__message_count=len(listed)):
-            return kind.put_many(self, listed, headers=spans.with_context(headers), **options)
+        listed = spans.listed(bodies)
+        with spans.sending("put", self.name, batch__message_count=spans.count_of(listed)):
+            return kind.put_many(self, listed, headers=with_context(headers), **options)
 
     def consume(self: Any, callback: Callable[[Any], object], **options: Any) -> Any:
+        check_callback(callback)  # what is given in its place is one in any case
+
         @functools.wraps(callback)
         def traced(one: Any) -> object:
             with spans.processing(deliveries.delivery(one)):
@@ -83,14 +86,16 @@ def queue_of_tasks(kind: Any) -> Mapping[str, Any]:
 
     async def put(self: Any, body: Any, *, headers: Any = None, **options: Any) -> Any:
         with spans.sending("put", self.name, message__body__size=spans.size_of(body)):
-            return await kind.put(self, body, headers=spans.with_context(headers), **options)
+            return await kind.put(self, body, headers=with_context(headers), **options)
 
     async def put_many(self: Any, bodies: Any, *, headers: Any = None, **options: Any) -> Any:
-        listed = list(bodies)
-        with spans.sending("put", self.name, batch__message_count=len(listed)):
-            return await kind.put_many(self, listed, headers=spans.with_context(headers), **options)
+        listed = spans.listed(bodies)
+        with spans.sending("put", self.name, batch__message_count=spans.count_of(listed)):
+            return await kind.put_many(self, listed, headers=with_context(headers), **options)
 
     def consume(self: Any, callback: Callable[[Any], Any], **options: Any) -> Any:
+        check_callback(callback, awaited=True)
+
         @functools.wraps(callback)
         async def traced(one: Any) -> None:
             with spans.processing(deliveries.delivery(one)):
@@ -117,12 +122,12 @@ def transaction(kind: Any) -> Mapping[str, Any]:
     """Return methods of a transaction, of threads or of tasks: its messages carry the context that is current."""
 
     def put(self: Any, queue: Any, body: Any, *, headers: Any = None, **options: Any) -> Any:
-        return kind.put(self, queue, body, headers=spans.with_context(headers), **options)
+        return kind.put(self, queue, body, headers=with_context(headers), **options)
 
     def put_many(self: Any, queue: Any, bodies: Any, *, headers: Any = None, **options: Any) -> Any:
-        return kind.put_many(self, queue, bodies, headers=spans.with_context(headers), **options)
+        return kind.put_many(self, queue, bodies, headers=with_context(headers), **options)
 
     def publish(self: Any, topic: str, body: Any, *, headers: Any = None, **options: Any) -> Any:
-        return kind.publish(self, topic, body, headers=spans.with_context(headers), **options)
+        return kind.publish(self, topic, body, headers=with_context(headers), **options)
 
     return {"put": put, "put_many": put_many, "publish": publish}

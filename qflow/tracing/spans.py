@@ -1,21 +1,20 @@
-"""Spans and their attributes, by OpenTelemetry's semantic conventions for messaging; and context in headers."""
+"""Spans and their attributes, by OpenTelemetry's semantic conventions for messaging."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import time_ns
 from typing import Any
 
-from opentelemetry import propagate, trace
+from opentelemetry import context as contexts
+from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 from qflow import __version__
-from qflow.amqp import letters
 from qflow.errors import AlreadySettled
-from qflow.message import Headers
-from qflow.mqtt.model.messages import USER_PROPERTIES, of_headers
+from qflow.tracing.carriers import add_baggage, context_of, context_with_baggage
 
 MOST_LINKS = 128
 """As many messages of a batch are linked to: what the SDK keeps by default."""
@@ -35,30 +34,18 @@ def _attributes(operation: str, kind: str, destination: str, **more: str | int |
 
 def size_of(body: Any) -> int | None:
     """Return the length of a body; None for what is none, which the call refuses."""
-    return len(body) if isinstance(body, bytes | bytearray | memoryview) else None
+    return memoryview(body).nbytes if isinstance(body, bytes | bytearray | memoryview) else None
 
 
-def with_context(headers: Headers | None) -> Headers | None:
-    """Return headers with the context of the current span, unless they have one."""
-    carried: dict[str, str] = {}
-    propagate.inject(carried)
-    if not carried:
-        return headers
-    return carried if headers is None else {**carried, **headers}
+def listed(found: Any) -> Any:
+    """Return messages as a list; what is none of them, or is one alone, as it is: the call refuses it."""
+    alone = bytes | bytearray | memoryview | str | dict
+    return list(found) if isinstance(found, Iterable) and not isinstance(found, alone) else found
 
 
-def context_of(headers: Mapping[str, Any]) -> Context:
-    """Return the context that a message carries; empty if there is none."""
-    return propagate.extract({name: value for name, value in _told(headers) if isinstance(value, str)}, Context())
-
-
-def _told(headers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Return the headers of a message; of one that came by AMQP or MQTT, those that its client gave."""
-    if letters.PROPERTIES in headers and (message := letters.described(headers)) is not None:
-        return message["properties"].get("headers", {}).items()  # type: ignore[no-any-return]
-    if USER_PROPERTIES in headers:
-        return of_headers("", b"", headers).properties.get("user_properties", ())
-    return headers.items()
+def count_of(found: Any) -> int | None:
+    """Return how many messages there are; None for what is no list of them."""
+    return len(found) if isinstance(found, list) else None
 
 
 def links_to(deliveries: Iterable[Any]) -> list[Link]:
@@ -149,10 +136,9 @@ def received(operation: str, source: Any, began_ns: int, deliveries: list[Any]) 
     ).end()
 
 
-def begin_processing(delivery: Any) -> tuple[Span, Context | None]:
-    """Return a span below what put a message, and the context it came with; None if it came with none."""
-    context = context_of(delivery.headers)
-    parent = context if trace.get_current_span(context).get_span_context().is_valid else None
+def _begin_processing(delivery: Any, came_with: Context) -> Span:
+    """Return a span below what put a message, if that says so."""
+    parent = came_with if trace.get_current_span(came_with).get_span_context().is_valid else None
     attributes = _attributes(
         "process",
         "process",
@@ -160,18 +146,22 @@ def begin_processing(delivery: Any) -> tuple[Span, Context | None]:
         message__id=str(delivery.sequence),
         message__body__size=len(delivery.body),
     )
-    name = f"process {delivery.queue}"
-    return _tracer.start_span(name, context=parent, kind=SpanKind.CONSUMER, attributes=attributes), parent
+    return _tracer.start_span(
+        f"process {delivery.queue}", context=parent, kind=SpanKind.CONSUMER, attributes=attributes
+    )
 
 
 @contextmanager
 def processing(delivery: Any) -> Iterator[Span]:
-    """Make a span for what is done with a message."""
-    span, _ = begin_processing(delivery)
+    """Make a span for what is done with a message, and have its baggage in the context."""
+    came_with = context_with_baggage(delivery.headers)
+    span = _begin_processing(delivery, came_with)
+    token = contexts.attach(add_baggage(came_with, contexts.get_current()))
     try:
         with _current(span):
             yield span
     finally:
+        contexts.detach(token)
         span.end()
 
 

@@ -16,7 +16,7 @@ from pages import ROOT, blocks_of
 
 def test_the_page_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     """A process has one provider of traces; what is printed is what the comments say."""
-    (block,) = blocks_of("docs/howto/tracing.md")
+    block, _function_of_workers = blocks_of("docs/howto/tracing.md")
     run = subprocess.run(
         [sys.executable, "-c", block],
         cwd=tmp_path,
