@@ -39,7 +39,7 @@ def size_of(body: Any) -> int | None:
 
 def listed(found: Any) -> Any:
     """Return messages as a list; what is none of them, or is one alone, as it is: the call refuses it."""
-    alone = bytes | bytearray | memoryview | str | dict
+    alone: tuple[type, ...] = (bytes, bytearray, memoryview, str, dict)
     return list(found) if isinstance(found, Iterable) and not isinstance(found, alone) else found
 
 
