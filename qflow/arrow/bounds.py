@@ -76,7 +76,8 @@ def _check_complete(bound: Bound, which: str, stream: StreamState) -> None:
         return
     given, there = set(bound.numbers.get(stream.name, {})), set(stream.numbers)
     if given != there:
-        what = f"{which} {'names' if given - there else 'leaves out'} partition {min(given ^ there)}"
+        wrong = given - there or there - given
+        what = f"{which} {'names' if given - there else 'leaves out'} partition {min(wrong)}"
         names = f"0 to {len(there) - 1}" if stream.assigned is None else ", ".join(map(str, sorted(there)))
         raise InvalidArgument(
             f"{what} of stream {stream.name!r}: give a number for each of its partitions that are read, {names}"

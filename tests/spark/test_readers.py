@@ -334,6 +334,7 @@ def test_a_queue_is_read_with_little_memory(broker: qflow.Broker, reader: Reader
         ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":"1"}}'}, "give a number for each partition"),
         ({"subscribe": "plants", "startingOffsets": '{"plants":{}}'}, "leaves out partition 0"),
         ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":0,"1":0}}'}, "names partition 1"),
+        ({"subscribe": "plants", "startingOffsets": '{"plants":{"7":0}}'}, "names partition 7 of stream 'plants'"),
         ({"subscribe": "plants", "startingOffsets": '{"other":{"0":0}}'}, "names stream 'other'"),
         ({"subscribe": "plants", "startingOffsets": '{"plants":{"0":9}}'}, "offset 9 is past the end"),
         ({"subscribe": "plants", "startingOffsets": "committed"}, "say whose with option 'group'"),

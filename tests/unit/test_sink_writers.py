@@ -258,6 +258,29 @@ def test_a_version_that_is_in_one_of_its_streams_only_is_a_sentence(ready):
     assert stored(ready, "others") == []
 
 
+def test_a_version_that_is_repeated_after_a_stream_was_added_says_that_it_is_stored(ready):
+    """Under another name it would be stored twice; the next version goes to both."""
+
+    def save(version: str) -> None:
+        found = writer(ready, txnAppId="a", txnVersion=version)
+        found.commit([found.write(iter([rows(value=[version], topic=["copy/1"])]))])
+        spools.let_go(str(ready))
+
+    save("0")
+    with qflow.open(ready) as broker:
+        broker.declare_stream("later", topics=["copy/#"])
+    sentence = (
+        "not in stream 'later', to which this data frame goes, too. If two data frames were written under that name "
+        "and version, give each a txnAppId of its own. If stream 'later' takes these rows only since then, .* the "
+        "version is stored: leave it out, and go on with the next one"
+    )
+    with pytest.raises(qflow.InvalidArgument, match=sentence):
+        save("0")
+    save("1")
+    assert stored(ready) == [b"0", b"1"]
+    assert stored(ready, "later") == [b"1"]
+
+
 def test_a_version_that_was_stored_before_targets_were_told_apart_is_known(ready):
     """Of a log in which an application had one record."""
     with qflow.open(ready) as broker:

@@ -101,7 +101,9 @@ def adopted(txn: Any, query: str, number: int, targets: Collection[Target]) -> A
     has, lacks = (min(target.name for target in targets if known[target] is which) for which in (True, False))
     raise InvalidArgument(
         f"version {number} of txnAppId {_application(targets)!r} is in {has}, and not in {lacks}, to which this data "
-        "frame goes, too: give each data frame that is written a txnAppId of its own"
+        "frame goes, too. If two data frames were written under that name and version, give each a txnAppId of its "
+        f"own. If {lacks} takes these rows only since then, as a stream or binding that was added or made anew, the "
+        f"version is stored: leave it out, and go on with the next one. Another txnAppId would store it in {has} again"
     )
 
 
