@@ -134,8 +134,8 @@ def test_what_cannot_be_written_is_refused_before_any_row_is(ready, columns, opt
         ({"topic": ["also"]}, {"stream": "copies"}, "does not take topic 'also'"),
         ({"value": ["x" * 2000]}, {}, "2,000 bytes, more than the max_message_bytes=1,000"),
         ({"value": ["x" * 999], "key": [b"k"]}, {}, "1,0.. bytes, more than the max_message_bytes=1,000"),
-        ({"key": [b""]}, {}, "a key must be 1 to 65,535 bytes"),
-        ({"headers": [[{"key": "h", "value": b"\xff"}]]}, {}, "header 'h' of a row is not UTF-8"),
+        ({"key": [b""]}, {}, "column 'key': a key must be 1 to 65,535 bytes"),
+        ({"headers": [[{"key": "h", "value": b"\xff"}]]}, {}, "column 'headers', header 'h' is not UTF-8"),
         ({"headers": [[{"key": "h", "value": b"A"}] * 2]}, {}, "two headers 'h'"),
         ({"headers": [[{"key": None, "value": b"A"}]]}, {}, "a header without a name"),
     ],
@@ -147,6 +147,38 @@ def test_a_row_that_cannot_be_written_has_the_whole_frame_refused(ready, change,
     found = writer(ready, columns, **options)
     with pytest.raises(qflow.QflowError, match=sentence):
         found.write(iter([rows(columns, **good), rows(columns, **good | change)]))
+    found.abort([])
+    assert stored(ready) == []
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 500, 998, 999])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"topic": None}, "row {} .the first is 0, key b'k{}'.: there is null in column 'topic'"),
+        ({"topic": "copy/#"}, "row {} .the first is 0, topic 'copy/#', key b'k{}'.: topic 'copy/#' contains '#'"),
+        ({"topic": "no" * 40}, "row {} .the first is 0, topic '(no){{30}}'…, key b'k{}'.: no stream of"),
+        ({"key": b""}, "row {} .the first is 0, topic 'copy/1', key b''.: column 'key': a key must be"),
+        (
+            {"key": b"k" * 70_000},
+            "row {} .the first is 0, topic 'copy/1', key b'(k){{60}}'….: column 'key': a key must",
+        ),
+        ({"value": "x" * 2000}, "row {} .the first is 0, topic 'copy/1', key b'k{}'.: .* 2,0.. bytes, more than"),
+        ({"headers": [{"key": "h", "value": b"A"}] * 2}, "row {} .*: in column 'headers' are two headers 'h'"),
+    ],
+)
+def test_a_row_that_cannot_be_written_is_named(ready, change, sentence, place):
+    """The first of them, by its place in what its task writes, and by its topic and key, cut short."""
+    columns = COLUMNS | {"key": "binary", "headers": "headers"}
+    good = [
+        {"value": "a", "topic": "copy/1", "key": b"k%d" % (100 + number), "headers": None} for number in range(1100)
+    ]
+    for wrong in (place, 999):
+        good[100 + wrong] |= change
+    found = writer(ready, columns)
+    parts = [{name: [one[name] for one in part] for name in columns} for part in (good[:100], good[100:])]
+    with pytest.raises(qflow.QflowError, match=sentence.format(100 + place, 200 + place)):
+        found.write(iter([rows(columns, **part) for part in parts]))
     found.abort([])
     assert stored(ready) == []
 
