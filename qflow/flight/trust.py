@@ -67,6 +67,20 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def check_certificates(given: bytes, what: str) -> None:
+    """Raises InvalidArgument: `what` has no certificates to trust, or they are not in PEM."""
+    text = given.decode("ascii", "ignore")
+    try:
+        if not text.strip():
+            raise ValueError("it is empty")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(
+            f"{what} has no certificates that can be used ({_reason(error)}): give a file in PEM with those that "
+            "signed the broker's"
+        ) from error
+
+
 def what_is_wrong(url: str, trust: Trust, *, may_guess: bool = False) -> str | None:
     """Return a sentence on why TLS with a door cannot begin: gRPC does not tell. None where it is something else.
 

@@ -386,7 +386,9 @@ def test_tokens_and_certificates(tmp_path: Path, process: ReaderProcess) -> None
                 process(there.batch, url, token="one-token-0123456789", **option)
         with pytest.raises(Told, match=r"InvalidArgument: TLS is spoken at grpc://.*: say grpc\+tls://"):
             process(there.batch, f"grpc://127.0.0.1:{door.port}", token="one-token-0123456789")
-        with pytest.raises(Told, match="InvalidArgument: the certificates for .* cannot be used"):
+        with pytest.raises(
+            Told, match="InvalidArgument: option 'ca' is .*, which has no certificates that can be used"
+        ):
             process(there.batch, url, token="one-token-0123456789", ca=str(tokens))
         with pytest.raises(Told, match="NotFound: option 'ca' is '/nowhere', which cannot be read"):
             process(there.batch, url, ca="/nowhere")
@@ -401,6 +403,38 @@ def test_a_url_that_is_none_is_refused_where_it_is_given(url: str) -> None:
     """Not after it was waited for."""
     with pytest.raises(qflow.InvalidArgument, match=r"a URL of a door is grpc\+tls://HOST:PORT, or grpc://HOST:PORT"):
         parse_places({"path": url})
+
+
+@pytest.mark.parametrize("text", ["", "one-token-0123456789\n", "-----BEGIN CERTIFICATE-----\nAAAA\n"])
+def test_certificates_that_are_none_are_refused_where_they_are_given(tmp_path: Path, text: str) -> None:
+    """Nobody is asked, and nobody waited for."""
+    ca = tmp_path / "ca.pem"
+    ca.write_text(text)
+    with pytest.raises(qflow.InvalidArgument, match="option 'ca' is .*ca.pem', which has no certificates that can be"):
+        parse_places({"path": "grpc+tls://127.0.0.1:1", "ca": str(ca)})
+
+
+def test_what_is_wrong_is_said_in_place_of_that_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where nothing is, it is said that somebody is away."""
+    import pyarrow.flight as pf
+
+    from qflow.flight import trust
+    from qflow.spark.places.calls import Door
+    from qflow.spark.words import Away
+
+    def nobody(_client: object) -> None:
+        raise pf.FlightUnavailableError("nobody is there")
+
+    monkeypatch.setattr(trust, "what_is_wrong", lambda *_: "TLS is spoken there")
+    with pytest.raises(qflow.InvalidArgument, match="TLS is spoken there"):
+        Door("grpc://127.0.0.1:41").wait_for(nobody)
+    assert caplog.messages == []
+    monkeypatch.setattr(trust, "what_is_wrong", lambda *_: None)
+    with pytest.raises(Away):
+        Door("grpc://127.0.0.1:42", patience_s=0.1).wait_for(nobody)
+    assert caplog.messages == ["the broker at grpc://127.0.0.1:42 is away (nobody is there): it is waited for"]
 
 
 def test_a_token_that_cannot_be_one_is_refused_where_it_is_given(tmp_path: Path) -> None:

@@ -193,11 +193,12 @@ class Waiting:
             is_long = known is not None and now - self._tried >= _LONG_S
             _away[door.url] = now + _PEACE_S if is_long else known or 0.0
             raise Away(f"{error}; it {how} (see option brokerTimeout)") from error
-        if self._said is None or now - self._said > _SAY_EVERY_S:
+        is_due = self._said is None or now - self._said > _SAY_EVERY_S
+        if door not in _met and (self._wrong is not None or is_due):
+            self._wrong = door.what_is_wrong(self._wrong)
+        if is_due and self._wrong is None:  # else it is looked at once more, and then raised
             self._said = now
             _logger.warning("%s: it is waited for", error)
-        if door not in _met and (self._wrong is not None or self._said == now):
-            self._wrong = door.what_is_wrong(self._wrong)
         time.sleep(self._pause_s)
         self._tried = time.monotonic()
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)

@@ -19,7 +19,7 @@ from qflow.arrow.schema import Column, arrow_schema
 from qflow.arrow.states import SpoolState, StreamState
 from qflow.arrow.takers import Taker
 from qflow.errors import CorruptionError, GapError, GroupInUse, InvalidArgument, NotFound, QflowError, StreamDeleted
-from qflow.flight.trust import check_url
+from qflow.flight.trust import check_certificates, check_url
 from qflow.message import LANE_SHIFT
 from qflow.spark.offsets import LogPosition, Progress
 from qflow.spark.places.calls import CALL_S, Door, read_file
@@ -69,7 +69,10 @@ class FlightPlace:
             if token is None:
                 raise InvalidArgument(f"option 'tokenFile' is {token_file!r}, which has no token: write one on a line")
         token = None if token is None else check_token(token)
-        return cls(Door(place, token, token_file, None if ca is None else read_file("ca", ca), patience_s))
+        certificates = None if ca is None else read_file("ca", ca)
+        if certificates is not None:
+            check_certificates(certificates, f"option 'ca' is {ca!r}, which")
+        return cls(Door(place, token, token_file, certificates, patience_s))
 
     @property
     def where(self) -> str:
