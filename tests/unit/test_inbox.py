@@ -600,6 +600,40 @@ def test_a_stage_that_is_being_handed_in_is_handed_in_whole_or_not_at_all(broker
     assert (names(spool), os.listdir(spool / "inbox" / "staging")) == ([], [])
 
 
+class MadeAnew(Files):
+    """A later attempt begins while a stage is being handed in, and a task of it makes its directory once more."""
+
+    def __init__(self, manifest: stages.Manifest, step: str) -> None:
+        self._manifest, self._step = manifest, step
+
+    def _replace(self, step: str, spool: Path) -> None:
+        if step == self._step:
+            self._step = ""
+            stages.remove_earlier(Files(), str(spool), self._manifest.batch, "f" * 32)
+            write_file(spool, self._manifest.batch, self._manifest.token, "000001-b", [("plant/1", b"late")])
+
+    def write_replacing(self, path: str, data: bytes) -> None:
+        self._replace("manifest", Path(path).parents[3])
+        super().write_replacing(path, data)
+
+    def exists(self, path: str) -> bool:
+        if path.endswith("~"):
+            self._replace("taken", Path(path).parents[1])
+        return super().exists(path)
+
+
+@pytest.mark.parametrize("step", ["manifest", "taken"])
+def test_a_stage_that_was_replaced_and_made_anew_while_it_is_handed_in_is_not(broker, spool, step):
+    """It would be refused, and the later attempt with it, in whose place it lies."""
+    manifest = attempt(spool, broker, 1)
+    with pytest.raises(FileNotFoundError, match="000000-a"):
+        stages.hand_in(MadeAnew(manifest, step), str(spool), manifest)
+    assert names(spool) == []
+    assert stages.hand_in(Files(), str(spool), attempt(spool, broker, 5))
+    broker.engine.adoption.run()
+    assert bodies(broker) == [b"5"]
+
+
 def test_files_of_tasks_that_do_not_count_are_left_out(broker, spool):
     """Only what the manifest names is adopted."""
     manifest = staged(spool, broker.uuid, ROWS)

@@ -143,10 +143,7 @@ def hand_in(files: Files, spool: str, manifest: Manifest) -> bool:
     if not wanted:
         check_no_link(files, source)
         make_directories(files, source)
-    there = set(files.list(source))
-    for name in wanted - there:  # a later attempt has removed them
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(source, name))
-    for name in there - wanted:
+    for name in _check_whole(files, source, wanted) - wanted:
         files.unlink(os.path.join(source, name))
     remove_tree(files, set_aside(spool, batch))  # of an attempt before
     path = os.path.join(source, MANIFEST)
@@ -156,6 +153,7 @@ def hand_in(files: Files, spool: str, manifest: Manifest) -> bool:
     try:
         if files.exists(being_adopted(spool, batch)):
             raise FileExistsError
+        _check_whole(files, source, wanted | {MANIFEST})  # a task may have made it anew, after a later attempt
         files.rename(source, target)
     except OSError as error:
         if not isinstance(error, FileExistsError) and error.errno != errno.ENOTEMPTY:
@@ -164,6 +162,14 @@ def hand_in(files: Files, spool: str, manifest: Manifest) -> bool:
         return False
     files.sync_directory(inbox(spool))
     return True
+
+
+def _check_whole(files: Files, directory: str, wanted: set[str]) -> set[str]:
+    """Return what is in a stage. Raises FileNotFoundError: one of these files is not, as a later attempt removed it."""
+    there = set(files.list(directory))
+    for name in sorted(wanted - there):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(directory, name))
+    return there
 
 
 def rename_staged(files: Files, spool: str, batch: Batch, token: str, renamed: Batch) -> None:
