@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import quote_plus, unquote_plus
 
 from opentelemetry import baggage, propagate
 from opentelemetry.context import Context
@@ -20,6 +21,8 @@ _BAGGAGE = "baggage"
 _MOST_BYTES, _MOST_ENTRIES, _MOST_ENTRY_BYTES = 8192, 180, 4096
 """Of `baggage`; `tracestate` has so many bytes at most, too."""
 _MOST_PARENT_BYTES, _MOST_STATES = 512, 32
+_BLANKS = r"[ \t]{64}"
+"""The propagator takes a time that grows with the square of a run of them."""
 _KEY = r"[!#-'*+\-.0-9A-Z^-z|~]+"
 _VALUE = r"[!#-+\--:<-\[\]-~]+"
 _PAIR = rf"[ \t]*{_KEY}[ \t]*=[ \t]*({_VALUE}[ \t]*)?"
@@ -78,7 +81,7 @@ def _told(headers: Mapping[str, Any]) -> dict[str, str]:
     context of its own since, which stands beside them.
     """
     given = {name: value for name, value in headers.items() if isinstance(value, str)}
-    if _names() & given.keys():
+    if not (letters.PROPERTIES in headers or USER_PROPERTIES in headers) or _names() & given.keys():
         return given
     found: Iterable[tuple[str, Any]] = ()
     if letters.PROPERTIES in headers:
@@ -101,12 +104,13 @@ def _is_state(value: str) -> bool:
 
 
 def _is_baggage(value: str) -> bool:
-    if not value.isascii() or len(value) > _MOST_BYTES:
+    if not value.isascii() or len(value) > _MOST_BYTES or re.search(_BLANKS, value):
         return False
     entries = _members(value)
-    return len(entries) <= _MOST_ENTRIES and all(
-        len(entry) <= _MOST_ENTRY_BYTES and re.fullmatch(_ENTRY, entry) for entry in entries
-    )
+    if not 0 < len(entries) <= _MOST_ENTRIES or not all(re.fullmatch(_ENTRY, entry) for entry in entries):
+        return False
+    sizes = [max(len(entry), len(quote_plus(unquote_plus(entry)))) for entry in entries]  # as it came, and goes on
+    return max(sizes) <= _MOST_ENTRY_BYTES and sum(sizes) + len(sizes) - 1 <= _MOST_BYTES
 
 
 def _members(value: str) -> list[str]:

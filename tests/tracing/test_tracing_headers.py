@@ -132,6 +132,10 @@ BAD = {
     "no text": {"baggage": "\x00\x01;;==%%"},
     "no ASCII": {"baggage": "k=ä"},
     "spaces": {"baggage": "k=" + " " * 4_000 + "\x01"},
+    "blanks alone": {"baggage": " \t"},
+    "blanks within": {"baggage": "k=v" + " " * 64 + ",a=b"},
+    "large when it goes on": {"baggage": ",".join(f"k{number}=" + "/" * 60 for number in range(120))},
+    "large entry when it goes on": {"baggage": "k=" + "/" * 2_000},
     "bad property": {"baggage": "k=v;=;"},
     "long parent": {"traceparent": PARENT + "-" + "x" * 500},
     "no states": {"traceparent": PARENT, "tracestate": "=,=,"},
@@ -150,6 +154,7 @@ def test_headers_that_cannot_be_read_fill_no_log(
         jobs.put_many([b"x"] * 3, headers={"traceparent": PARENT} | headers)
         with jobs.get():
             assert baggage.get_all() == {}
+            jobs.put(b"x")
         jobs.get_many(2).ack()
     assert [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")] == []
     found = trace.get_current_span(context_of({"traceparent": PARENT} | headers)).get_span_context()
