@@ -566,7 +566,7 @@ def test_a_journal_without_notes_is_read_and_another_takes_its_place(
     """Of the format before: no note is written into it, for an older qflow would take it for something else."""
     spool = tmp_path / "spool"
     monkeypatch.setattr(journal, "FORMAT", 1)
-    monkeypatch.setattr(Head.__new__, "__defaults__", (1,))
+    monkeypatch.setattr(Head.__new__, "__defaults__", (1, bytes(8)))
     with qflow.open(spool) as broker:
         begin(broker).put_many([b"d"])
         copy = inside.copy_as_killed(broker, tmp_path / "copy")

@@ -28,6 +28,7 @@ from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import confirming, direct, journal, journal_reading, recovery, writer
 from qflow.storage.log.batch import Order
+from qflow.storage.log.confirming import Confirming
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal, JournalState, read_state
 from qflow.storage.log.shared_reading import open_to_read
 from unit.clocks import until
@@ -273,6 +274,12 @@ class World:
         settings = BrokerSettings(journal_bytes=MIN_JOURNAL_BYTES)
         return make_broker(path, settings, files=self.files, open_environment=environment)
 
+    def reopen(self) -> None:
+        """Have another owner."""
+        self.broker.close()
+        self.broker = self._open(self.path)
+        self.queue = self.broker.queue("q")
+
     def change(self, after: list[bytes], call: Callable[[], object]) -> None:
         self.coming = after
         call()
@@ -350,23 +357,25 @@ class World:
 def test_what_is_confirmed_outlasts_a_power_cut_at_each_step(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of writing, of beginning anew, of committing and of closing; and a second one while what it left is opened."""
+    """Of writing, of beginning anew, of committing, of closing, and of what the next owner does at first; and a second
+    one while what it left is opened."""
     monkeypatch.setattr(direct, "PATIENCE_S", 60.0)  # a step takes its time here, and one thread at a time takes some
     chance = random.Random(seed)
     world = World(tmp_path / "spool", chance)
-    queue = world.queue
-    world.change([b"first"], lambda: queue.put(b"first"))
+    world.change([b"first"], lambda: world.queue.put(b"first"))
     for number in range(24):
         body = b"%d " % number * chance.choice([1, 200, 600])
         if chance.random() < 0.6 or len(world.confirmed) < 2:
-            world.change([*world.confirmed, body], lambda body=body: queue.put(body))
+            world.change([*world.confirmed, body], lambda body=body: world.queue.put(body))
         elif chance.random() < 0.7:
-            delivery = queue.get(timeout_s=0)
+            delivery = world.queue.get(timeout_s=0)
             assert delivery.body == world.confirmed[0]
             world.change(world.confirmed[1:], lambda one=delivery: one.ack(wait=True))
         else:
             more = [body, body + b"!"]
-            world.change([*world.confirmed, *more], lambda more=more: queue.put_many(more))
+            world.change([*world.confirmed, *more], lambda more=more: world.queue.put_many(more))
+        if number == 12:
+            world.reopen()
     world.broker.close()
     assert world.copies > 20
 
@@ -824,6 +833,138 @@ def test_a_journal_of_before_that_is_put_back_is_refused(ends: str, tmp_path: Pa
         assert there(broker) == known
 
 
+@pytest.mark.parametrize("ends", ["closed", "killed"])
+def test_the_journal_that_an_earlier_owner_left_is_refused_beside_a_log_that_another_was_killed_at(
+    ends: str, tmp_path: Path
+) -> None:
+    """The log holds all its records, and misses those of the one that it took the place of."""
+    spool, path, aside = tmp_path / "spool", tmp_path / "spool" / JOURNAL, tmp_path / "aside"
+    if ends == "closed":
+        with open_small(spool) as broker:
+            put_some(broker)
+    else:
+        killed(spool, put_some)
+    shutil.copy(path, aside)
+    with open_small(spool):  # and left idle: what it has, the log has
+        pass
+    killed(spool, lambda broker: put_some(broker, range(20, 60)), journal_bytes="8KiB")
+    now = path.read_bytes()
+    shutil.copy(aside, path)
+    for look in (open_small, qflow.inspect.read_spool, qflow.inspect.check_spool):
+        with pytest.raises(qflow.CorruptionError, match="another journal than its log was written with.*right file"):
+            look(spool)
+    assert path.read_bytes() == aside.read_bytes()
+    path.write_bytes(now)
+    with open_small(spool) as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(60))
+
+
+def test_a_journal_of_before_beside_a_log_that_was_closed_is_not_needed(tmp_path: Path) -> None:
+    """It holds nothing that the log does not, so nobody is bothered, and it is used from then on."""
+    path, aside = tmp_path / "spool" / JOURNAL, tmp_path / "aside"
+    for first in (0, 20):
+        with open_small(tmp_path / "spool") as broker:
+            put_some(broker, range(first, first + 20))
+        if not first:
+            shutil.copy(path, aside)
+    shutil.copy(aside, path)
+    assert qflow.inspect.check_spool(tmp_path / "spool") == []
+    killed(tmp_path / "spool", lambda broker: put_some(broker, range(40, 60)))
+    with open_small(tmp_path / "spool") as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(60))
+
+
+@pytest.mark.parametrize("again", ["made", "renewed"])
+def test_an_owner_killed_between_the_mark_of_the_journal_and_that_of_the_log_leaves_a_good_spool(
+    again: str, tmp_path: Path
+) -> None:
+    """The journal has the one of this owner by then, and names that of the log, too; so it is at the second kill."""
+    killed(tmp_path, put_some)
+    with open_small(tmp_path):  # all is in the log
+        pass
+    if again == "made":
+        (tmp_path / JOURNAL).unlink()
+    marks = set()
+    for number in range(3):
+
+        def task(number: int = number) -> None:
+            broker = open_small(tmp_path)
+            commit = Confirming._commit
+
+            def commit_or_die(self: Confirming, *, more: bool) -> None:
+                if self.journal is not None and self.journal.is_renewed:
+                    os.kill(os.getpid(), 9)
+                commit(self, more=more)
+
+            Confirming._commit = commit_or_die  # type: ignore[method-assign]
+            put_some(broker, range(20 + number, 21 + number))
+
+        assert was_killed(run_in_child(task))
+        marks.add((tmp_path / JOURNAL).read_bytes()[:HEADER_BYTES])
+        assert qflow.inspect.check_spool(tmp_path) == []
+        assert qflow.inspect.read_spool(tmp_path).problems == []
+    assert len(marks) == 3
+    with open_small(tmp_path) as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(20))
+
+
+def test_a_journal_that_cannot_be_given_another_mark_is_done_without(
+    tmp_path: Path, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_small(tmp_path) as broker:
+        put_some(broker)
+    for operation in ("pwrite", "sync_data"):
+        faults.heal()
+        with faulty_broker(tmp_path, faults, journal="auto", journal_bytes="8KiB") as broker:
+            caplog.clear()
+            faults.fail(operation, OSError(5, "Input/output error"))
+            broker.queue("q").put(b"20")
+            assert "each batch is committed to the log by itself" in caplog.text
+            broker.queue("q").put(b"21")
+    with open_small(tmp_path) as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == [*range(20), 20, 21, 20, 21]
+
+
+@pytest.mark.usefixtures("never_idle")
+@pytest.mark.parametrize("again", [False, True], ids=["made", "renewed"])
+def test_a_journal_is_not_written_before_the_log_has_its_mark(again: bool, tmp_path: Path, faults: Faults) -> None:
+    """The commit with the mark finds a map that is full, and is done again: a record in its place would be refused."""
+    spool = tmp_path / "spool"
+    with open_small(spool, journal="auto" if again else "off") as broker:
+        put_some(broker)
+    with faulty_broker(spool, faults, journal="auto", journal_bytes="8KiB") as broker:
+        inside.still(broker)
+        faults.fail("commit", lmdb.MapFullError("mdb_txn_commit: MDB_MAP_FULL"), times=1)
+        broker.queue("q").put(b"20")
+        assert broker.stats().journal_records == 0
+        broker.queue("q").put(b"21")
+        assert broker.stats().journal_records == 1
+        copy = inside.copy_as_killed(broker, tmp_path / "copy")
+    with open_small(copy) as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(22))
+
+
+def test_few_small_batches_leave_the_journal_of_an_earlier_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are committed: that costs less than another mark, and a sync at the close."""
+    with open_small(tmp_path) as broker:
+        put_some(broker)
+    monkeypatch.setattr(confirming, "FIRST_BATCHES", 16)
+    before = (tmp_path / JOURNAL).read_bytes()
+    with open_small(tmp_path) as broker:
+        put_some(broker, range(20, 19 + confirming.BATCHES_AGAIN))
+    assert (tmp_path / JOURNAL).read_bytes() == before
+    with open_small(tmp_path) as broker:
+        put_some(broker, range(22, 32))
+    assert (tmp_path / JOURNAL).read_bytes() != before
+
+
 @pytest.mark.usefixtures("never_idle")
 @pytest.mark.parametrize("damage", ["missing", "cut short", "damaged"])
 def test_commands_end_with_1_where_the_journal_has_lost_something(damage: str, tmp_path: Path) -> None:
@@ -852,14 +993,14 @@ def test_a_crash_without_a_journal_misses_none(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_was_made_as_its_owner_was_killed_is_known(tmp_path: Path) -> None:
-    """Before the log said that there is one: the next owner uses it, and others see what is in it."""
+    """Before the log said that there is one: the next owner uses it once the log does, and others see what is in it."""
     with open_small(tmp_path, journal="off") as broker:
         put_some(broker)
         uuid = UUID(str(broker.uuid))
     Journal.create(str(tmp_path / JOURNAL), MIN_JOURNAL_BYTES, uuid, FILES, 1).close()
-    killed(tmp_path, lambda broker: broker.queue("q").put(b"20"))
+    killed(tmp_path, lambda broker: put_some(broker, range(20, 22)))
     found = qflow.inspect.read_spool(tmp_path)
-    assert (found.queues[0].messages, found.journal_records) == (21, 1)
+    assert (found.queues[0].messages, found.journal_records) == (22, 1)
     for command in ("stats", "check"):
         shown = CliRunner().invoke(app, [command, str(tmp_path)]).output
         assert "1 record in the journal that the log does not hold yet" in shown

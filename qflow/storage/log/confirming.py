@@ -44,6 +44,9 @@ DIRTY_BYTES = 16 * 2**20
 """The open transaction is committed when it has changed about so much: LMDB holds that in memory."""
 FIRST_BATCHES = 16
 """So many small batches are committed before there is a journal: many programs never write more."""
+BATCHES_AGAIN = 3
+"""And so many, that of the close among them, before a journal that lies there is given a mark of this owner, which
+costs as much."""
 SOON_S = 0.02
 LATE_S = 1.0
 NOTED_BYTES = 2**20
@@ -60,8 +63,8 @@ class Confirming:
     ) -> None:
         """
         Args:
-            create: makes a journal, given its path and `following`, the number of its first record; None: there is to
-                be none.
+            create: makes a journal, given its path, `following`, the number of its first record, and `before`, the
+                mark that the log has; None: there is to be none.
             journal: the one there is; the log holds all its records.
             state: what the log says of it.
         """
@@ -141,7 +144,10 @@ class Confirming:
 
     def make_room_for_notes(self) -> bool:
         """Make room on the disk for what may be noted before the next batch; return whether there is any."""
-        if self.journal is None or self._broken is not None or self.journal.inside or self.env.confined:
+        journal = self.journal
+        if journal is None or not journal.is_renewed or journal.mark != self._state.mark or journal.inside:
+            return False
+        if self._broken is not None or self.env.confined:
             return False
         size, values = self.written
         size += 2 * NOTED_BYTES + NOTED_LANES * TAIL_BYTES
@@ -240,6 +246,11 @@ class Confirming:
         if self.journal is None:
             self._make()  # this batch is committed: so the log says that there is one
             return False
+        if not self.journal.is_renewed:
+            self._renew(self.journal)
+            return False
+        if self.journal.mark != self._state.mark:
+            return False  # the commit that was to have the log say so had to be begun again
         written, values = self.written
         if written + values * PAGE_BYTES > DIRTY_BYTES or self.is_late:
             return False
@@ -260,12 +271,22 @@ class Confirming:
         path = path_of(self.env.path)
         try:
             check_in_place(self.env, or_nothing=False)
-            self.journal = self._create(path, following=self._state.applied + 1)
+            self.journal = self._create(path, following=self._state.applied + 1, before=self._state.mark)
         except StorageError as error:
             if place.has_left(os.path.dirname(path)):
                 return  # the next batch has it made there
             self._create = None
             _logger.warning("%s: each batch is committed to the log by itself: %s", self.env.path, error)
+
+    def _renew(self, journal: Journal) -> None:
+        """Give a mark of this owner to a journal that an earlier one has left, if it is to be used."""
+        self._small_batches += 1
+        if self._small_batches <= min(FIRST_BATCHES, BATCHES_AGAIN):
+            return
+        try:
+            journal.renew(self._state.mark)
+        except OSError as error:
+            self.give_up_journal(error)
 
     def _append(self, changes: bytes) -> bool:
         """Write a record and sync it; return False if the disk does not take it, and nothing was promised."""

@@ -7,6 +7,9 @@ What is in the journal and not committed is a promise to the log: whoever opens 
     4096 bytes   header: what `_HEADER` says, and its checksum
     records      each begins at a multiple of 8: what `_RECORD` says, and its changes
 
+Its mark is drawn when it is made, and again by each owner before the first record: so the journal that an earlier owner
+left, put back beside a log that was written on, is known. The header names the mark that the log has meanwhile, too.
+
 Records are numbered through the life of a log, which knows the number of the last one that it holds. Each commit begins
 the file anew, so what lies behind the last record is of before: its number is lower than the one that is due there. A
 record is on the disk before the next is written. So one that is due and cannot be read is the last, of which nothing
@@ -41,6 +44,9 @@ STATE_KEY = meta_key("journal")
 """Where the log says what `JournalState` does."""
 _HEADER = struct.Struct("<8sI16sQ8s")
 """Magic, format, uuid of the log, size of the file, its mark."""
+_BEFORE = struct.Struct("<8s")
+"""Behind that, with a checksum of its own, in the same sector: the mark that the log has until it has this one."""
+_HEAD_BYTES = _HEADER.size + 4 + _BEFORE.size + 4
 _MAGIC = b"qflowjnl"
 _RECORD = struct.Struct("<4sIQQ")
 """Magic, bytes of the changes, number, checksum of number and changes with the uuid."""
@@ -53,6 +59,8 @@ _CHUNK = 2**20
 """The file is written in so few pieces, for after each write a thread that computes has the interpreter for 5 ms."""
 MOST_BYTES = 2**30
 """A header that says more is none of ours."""
+_TRIES = 10
+"""So often is a header read that cannot be understood: its owner may be writing it."""
 REMEDY = (
     "put the right file back, or restore a snapshot, or move this one away: then what was confirmed in the last second "
     "before the end and is not in the log is lost. Nothing was changed"
@@ -111,6 +119,12 @@ class Head(NamedTuple):
     mark: bytes
     """See `JournalState`."""
     format: int = FORMAT
+    before: bytes = _NO_MARK
+    """The mark that the log has until it is committed with this one; zeros if it had none."""
+
+    def is_of(self, state: JournalState) -> bool:
+        """Tell whether it is the journal that a log speaks of."""
+        return self.mark == state.mark or (state.in_use and self.before == state.mark)
 
 
 class Record(NamedTuple):
@@ -134,7 +148,9 @@ class Journal:
         """For who has the turn; see `direct`. The system tells of an error of a sync once for each opening of a file:
         a thread that syncs still must not hear what the writer has to."""
         self._size, self.mark = head.size, head.mark
-        self._seed = seed_of(uuid)
+        self.is_renewed = False
+        """Its mark is one of this owner."""
+        self._uuid, self._seed = uuid, seed_of(uuid)
         self._files = files
         self.position = HEADER_BYTES
         """Where the next record begins."""
@@ -144,14 +160,19 @@ class Journal:
         """A thread that does not have the turn any more may still write a record to its place; see `direct`."""
 
     @classmethod
-    def create(cls, path: str, size: int, uuid: UUID, files: Files, following: int) -> Journal:
+    def create(
+        cls, path: str, size: int, uuid: UUID, files: Files, following: int, before: bytes = _NO_MARK
+    ) -> Journal:
         """Make the file, all of it written once, so that a later write changes no more than what is in it.
+
+        Args:
+            before: the mark that the log has.
 
         Raises:
             DiskFull, StorageError: there is no room for it, or the disk failed.
         Cost: writes `size` bytes; two syncs.
         """
-        staged, head = path + STAGED, Head(size, os.urandom(8))
+        staged, head = path + STAGED, Head(size, os.urandom(8), before=before)
         try:
             if files.exists(staged):
                 files.unlink(staged)
@@ -164,7 +185,9 @@ class Journal:
                 files.cache_by_pages(fd)
                 files.rename(staged, path)
                 files.sync_directory(os.path.dirname(path))
-                return cls(path, fd, head, uuid, files, following)
+                made = cls(path, fd, head, uuid, files, following)
+                made.is_renewed = True
+                return made
             except BaseException:
                 files.close(fd)
                 if files.exists(staged):
@@ -172,6 +195,21 @@ class Journal:
                 raise
         except OSError as error:
             raise storage_error(error, "make a journal", path) from error
+
+    def renew(self, before: bytes) -> None:
+        """Give it a mark of this owner, on the disk; the log holds all its records.
+
+        Args:
+            before: the mark that the log has until it is committed next.
+
+        Raises:
+            OSError: nobody knows which of them it has.
+        Cost: a sync.
+        """
+        head = Head(self._size, os.urandom(8), before=before)
+        write_all(self._files, self._fd, _header(self._uuid, head)[:_HEAD_BYTES], 0)
+        self._files.sync_data(self._fd)
+        self.mark, self.is_renewed = head.mark, True
 
     def fits(self, size: int) -> bool:
         """Tell whether there is room for a record with changes of so many bytes."""
@@ -217,6 +255,8 @@ class Journal:
 
     def clear(self) -> None:
         """Have it hold no record that anybody could take for one to be carried over. The log holds all of them."""
+        if not self.is_renewed and self._files.pread(self._fd, len(CLEARED), HEADER_BYTES) == CLEARED:
+            return  # as an earlier owner left it
         write_all(self._files, self._fd, CLEARED, HEADER_BYTES)
         self._files.sync_data(self._fd)
         self.position = HEADER_BYTES
@@ -285,19 +325,28 @@ def read_head(files: Files, fd: int, uuid: UUID, path: str, *, clean: bool) -> H
     Raises:
         CorruptionError: it is another log's, or damaged. FormatTooNew: a newer version made it.
     """
-    head = files.pread(fd, _HEADER.size + 4, 0)
     remedy = NOT_NEEDED if clean else REMEDY
-    try:
-        magic, version, owner, size, mark = _HEADER.unpack(unseal(head, "its header"))
-    except (CorruptionError, struct.error):
-        raise CorruptionError(f"{path} is damaged: its header is not what was written; {remedy}") from None
+    size_of_first = _HEADER.size + 4
+    for _ in range(_TRIES):
+        data = files.pread(fd, _HEAD_BYTES, 0)
+        try:
+            magic, version, owner, size, mark = _HEADER.unpack(unseal(data[:size_of_first], "its header"))
+        except (CorruptionError, struct.error):
+            continue
+        break
+    else:
+        raise CorruptionError(f"{path} is damaged: its header is not what was written; {remedy}")
     if version > FORMAT:
         raise FormatTooNew(f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with a newer qflow")
     if magic != _MAGIC or version < OLDEST_FORMAT or not HEADER_BYTES < size <= MOST_BYTES or mark == _NO_MARK:
         raise CorruptionError(f"{path} is not a journal of qflow; {remedy}")
     if owner != uuid.bytes:
         raise CorruptionError(f"{path} belongs to the log {UUID(bytes=owner)}, not to {uuid}; {remedy}")
-    return Head(size, mark, version)
+    try:
+        (before,) = _BEFORE.unpack(unseal(data[size_of_first:], "the mark before"))
+    except (CorruptionError, struct.error):  # an earlier version wrote none
+        before = _NO_MARK
+    return Head(size, mark, version, before)
 
 
 def records_in(data: bytes, seed: int) -> Iterator[tuple[int, int, bytes]]:
@@ -346,7 +395,7 @@ def _record(data: bytes, position: int, seed: int) -> tuple[int, bytes] | None:
 
 
 def _header(uuid: UUID, head: Head) -> bytes:
-    bare = seal(_HEADER.pack(_MAGIC, head.format, uuid.bytes, head.size, head.mark))
+    bare = seal(_HEADER.pack(_MAGIC, head.format, uuid.bytes, head.size, head.mark)) + seal(_BEFORE.pack(head.before))
     return bare + bytes(HEADER_BYTES - len(bare))
 
 

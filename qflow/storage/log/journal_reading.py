@@ -109,7 +109,7 @@ def look(path: str, files: Files, uuid: UUID, state: JournalState, clean: bool, 
             mark = status.st_ino, status.st_mtime_ns, state, clean
             if seen is not None and seen.mark == mark:
                 return seen
-            is_same = read_head(files, fd, uuid, path, clean=clean).mark == state.mark
+            is_same = read_head(files, fd, uuid, path, clean=clean).is_of(state)
             if is_same and is_up_to(files, fd, state.applied, seed, clean=clean):
                 return None
             _sync(files, fd)  # what is seen is not taken back by a power cut
@@ -151,7 +151,7 @@ def _examine(path: str, files: Files, fd: int, uuid: UUID, state: JournalState, 
     head = read_head(files, fd, uuid, path, clean=clean)
     applied, seed = state.applied, seed_of(uuid)
     nothing = Found(applied, [], applied, [])
-    is_same = head.mark == state.mark
+    is_same = head.is_of(state)
     if clean and is_same and files.pread(fd, len(CLEARED), HEADER_BYTES) == CLEARED:
         return head, nothing
     data = read_whole(files, fd, head.size)
@@ -163,11 +163,9 @@ def _examine(path: str, files: Files, fd: int, uuid: UUID, state: JournalState, 
                 "and commits may be lost; what the journal holds was carried over"
             )
         return head, found
-    if any(scan(data, HEADER_BYTES, seed, applied)):
+    if (state.in_use and not clean) or any(scan(data, HEADER_BYTES, seed, applied)):
         refusal = f"{path} is another journal than its log was written with; {NOT_NEEDED if clean else REMEDY}"
         return head, nothing._replace(refusal=refusal)
-    if state.in_use and not clean:
-        return head, nothing._replace(problems=[missing_text(path)])
     return head, nothing  # it was given up, or made as its owner was killed, before the log said so
 
 
