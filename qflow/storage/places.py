@@ -8,12 +8,14 @@ from qflow.errors import CorruptionError, InvalidArgument
 from qflow.storage.files import Files, check_filesystem, make_place, storage_error
 from qflow.storage.inbox.stages import INBOX
 from qflow.storage.lock import LOCK_NAME, SpoolLock, acquire_lock
+from qflow.storage.log import journal
 from qflow.storage.log.directory import LOG, STAGED
 from qflow.storage.log.shared_reading import OLD
 from qflow.storage.spill.store import SPILL, WIPING
 from qflow.storage.streams.groups import CURSORS
 
-_OF_A_LOG = frozenset({SPILL, WIPING, INBOX, CURSORS, "stats.json", "stats.json.new", "door"})
+_JOURNAL = frozenset({journal.JOURNAL, journal.JOURNAL + journal.STAGED})
+_OF_A_LOG = _JOURNAL | {SPILL, WIPING, INBOX, CURSORS, "stats.json", "stats.json.new", "door"}
 """What is made in a spool that has a log, and by nobody else."""
 _LOGS = frozenset({LOG, OLD})
 _LOCAL = "amqp"

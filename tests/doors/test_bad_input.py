@@ -13,8 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 import qflow
+import qflow.inspect
 from doors.command_line import CommandLine, error_line
 from qflow.cli.main import app
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("size", ["12 parsecs", "-5", "", "64 MiB MiB", "nan"])
@@ -133,6 +136,38 @@ def test_a_spool_without_a_log_is_not_begun_anew(cli: CommandLine) -> None:
         assert done.returncode == 1, command
         assert b"its log is gone: restore it from a snapshot" in done.stderr
     assert sorted(os.listdir(cli.spool)) == there
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["journal", "journal.new", "spill", "wiping", "door", "inbox", "cursors", "stats.json", "stats.json.new"],
+)
+def test_whatever_is_left_of_a_spool_says_that_there_was_a_log(name: str, tmp_path: Path) -> None:
+    """To who opens it as to who looks: none of it is made where there was none."""
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / name).write_bytes(b"x")
+    for look in (qflow.open, qflow.inspect.check_there, qflow.inspect.check_spool):
+        with pytest.raises(qflow.CorruptionError, match=f"it holds '{name}'.* its log is gone: restore it from a snap"):
+            look(tmp_path / "spool")
+    assert set(os.listdir(tmp_path / "spool")) == {"lock", name}
+    assert (tmp_path / "spool" / name).read_bytes() == b"x"
+
+
+def test_every_name_in_a_spool_that_the_reference_lists_is_one_of_ours(tmp_path: Path) -> None:
+    """It is not taken for something of somebody else, whether there was a log or not."""
+    text = (ROOT / "docs" / "reference" / "index.md").read_text().split("## A spool on disk")[1].split("```")[1]
+    names = [line.split()[0].rstrip("/") for line in text.strip().splitlines()]
+    assert {"lock", "journal", "amqp"} < set(names)
+    told: dict[str, str] = {}
+    for name in set(names) - {"log", "log.old"}:
+        spool = tmp_path / name
+        spool.mkdir()
+        (spool / name).write_bytes(b"") if name in ("lock", "journal") else (spool / name).mkdir()
+        try:
+            qflow.open(spool).close()
+        except qflow.QflowError as error:
+            told[name] = str(error)
+    assert [text for text in told.values() if "its log is gone" not in text] == []
 
 
 @pytest.mark.parametrize("data", [b"x" * 40_000, None])
