@@ -8,6 +8,7 @@ is reported. The copy is not synced: after a power cut it may be of a commit bef
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 from collections.abc import Iterator
@@ -15,9 +16,11 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from qflow.errors import CorruptionError
-from qflow.storage.files import FILE_MODE, READ, Files, storage_error
+from qflow.storage.files import FILE_MODE, FULL, READ, Files, storage_error
 from qflow.storage.log.directory import DATA, LAST
 from qflow.storage.log.sealing import seal, unseal
+
+_logger = logging.getLogger("qflow")
 
 _AT = 16
 """Where the roots begin on their page."""
@@ -44,13 +47,24 @@ class LastCommit:
     """The copy of a log that is open for its owner. One thread at a time."""
 
     def __init__(self, log: str, data_fd: int, files: Files) -> None:
-        """Open the copy, or begin one; where the disk has no room for it, there is none until the next opening."""
+        """Open the copy, or begin one; where that cannot be, there is none until the next opening.
+
+        What is wrong with one that is there is told; a disk without room for it is no more than that.
+        """
         self._log = log
         self._data_fd = data_fd
         self._files = files
         self._fd = -1
-        with suppress(OSError):
-            self._fd = files.open(os.path.join(log, LAST), _KEEP, FILE_MODE)
+        path = os.path.join(log, LAST)
+        try:
+            self._fd = files.open(path, _KEEP, FILE_MODE)
+        except OSError as error:
+            if error.errno not in FULL:
+                _logger.warning(
+                    "%s; until then nobody would notice that the log ends with an earlier one",
+                    storage_error(error, "use the copy of the last commit", path),
+                    extra={"spool": os.path.dirname(log), "event": "last_commit_unusable"},
+                )
 
     def put_right(self) -> list[str]:
         """Put a bit of the roots right that has flipped since they were written; return what was found, in words.
@@ -62,10 +76,13 @@ class LastCommit:
         """
         data = os.path.join(self._log, DATA)
         try:
-            last = None if self._fd < 0 else _read_copy(self._fd)
+            with _naming(self._log, LAST):
+                last = None if self._fd < 0 else _read_copy(self._fd)
             if last is None:
                 return []
-            flipped, problem = _compare(last, _read_pages(self._data_fd, last.page_bytes), self._log)
+            with _naming(self._log, DATA):
+                now = _read_pages(self._data_fd, last.page_bytes)
+            flipped, problem = _compare(last, now, self._log)
             for place in flipped:
                 self._files.pwrite(self._data_fd, last.written[place], place * last.page_bytes + _AT)
             if flipped:
@@ -96,21 +113,22 @@ def look(log: str, files: Files) -> list[str]:
         StorageError: one of them cannot be read.
     """
     try:
-        with _opened(files, log, LAST) as last_fd, _opened(files, log, DATA) as data_fd:
+        with _opened(files, log, DATA) as data_fd, _opened(files, log, LAST) as last_fd:
             return _look(last_fd, data_fd, log)
     except FileNotFoundError:
         return []
-    except OSError as error:
-        raise storage_error(error, "read what was committed last", log) from error
 
 
 def _look(last_fd: int, data_fd: int, log: str) -> list[str]:
     before: list[str] = []
     for _ in range(_TRIES):
-        last = _read_copy(last_fd)
+        with _naming(log, LAST):
+            last = _read_copy(last_fd)
         if last is None:
             return []
-        flipped, problem = _compare(last, _read_pages(data_fd, last.page_bytes), log)
+        with _naming(log, DATA):
+            now = _read_pages(data_fd, last.page_bytes)
+        flipped, problem = _compare(last, now, log)
         found = [f"{problem}; opening the spool puts it right" if flipped else problem] if problem else []
         if found == before:  # nothing is wrong, or the same as a moment ago: no commit was being written
             return found
@@ -119,8 +137,20 @@ def _look(last_fd: int, data_fd: int, log: str) -> list[str]:
 
 
 @contextmanager
+def _naming(log: str, name: str) -> Iterator[None]:
+    """Tell of an error of the system as one of reading a file of the log; that it is not there is left as it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise storage_error(error, "read what was committed last", os.path.join(log, name)) from error
+
+
+@contextmanager
 def _opened(files: Files, log: str, name: str) -> Iterator[int]:
-    fd = files.open(os.path.join(log, name), READ, 0)
+    with _naming(log, name):
+        fd = files.open(os.path.join(log, name), READ, 0)
     try:
         yield fd
     finally:

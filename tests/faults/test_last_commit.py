@@ -245,3 +245,70 @@ def test_a_disk_that_cannot_be_put_right_is_an_error_of_ours(
         qflow.open(spool)
     monkeypatch.undo()
     assert served(spool)[0] == BODIES
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, name: str, number: int = errno.EACCES) -> None:
+    """Have a file of the log be somebody else's."""
+    real = Files.open
+
+    def refused(path: str, flags: int, mode: int) -> int:
+        if path.endswith(f"/log/{name}"):
+            raise OSError(number, os.strerror(number), path)
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(Files, "open", staticmethod(refused))
+
+
+@pytest.mark.parametrize(("name", "copied"), [("last", True), ("data.mdb", True), ("data.mdb", False)])
+def test_who_looks_is_told_which_file_cannot_be_read(
+    name: str, copied: bool, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing of `lock.mdb`, which is as it should be."""
+    deny(monkeypatch, name)
+    if not copied:
+        (spool / "log" / "last").unlink()
+    for look in (inspect.read_spool, inspect.check_spool):
+        with pytest.raises(qflow.PermissionDenied, match=rf"\({spool}/log/{name}\)") as raised:
+            look(spool)
+        assert "lock.mdb" not in str(raised.value)
+
+
+def test_an_owner_that_may_not_use_the_copy_says_so_and_goes_on(
+    spool: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing would be put right: whoever restored it as another user is to know."""
+    before = (spool / "log" / "last").read_bytes()
+    deny(monkeypatch, "last")
+    assert served(spool) == (BODIES, ())  # nothing is damaged
+    assert f"({spool}/log/last): Permission denied; give this user read and write access to it" in caplog.text
+    assert "nobody would notice that the log ends with an earlier one" in caplog.text
+    assert (spool / "log" / "last").read_bytes() == before
+    monkeypatch.undo()
+    caplog.clear()
+    assert served(spool) == (BODIES, ())
+    assert caplog.text == ""
+
+
+def test_a_disk_that_is_full_as_a_copy_is_begun_is_no_problem(
+    spool: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is none that could be compared; the next opening begins one."""
+    (spool / "log" / "last").unlink()
+    deny(monkeypatch, "last", errno.ENOSPC)
+    assert served(spool) == (BODIES, ())
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("name", ["last", "data.mdb"])
+def test_a_file_whose_blocks_cannot_be_read_is_named(name: str, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pread
+
+    def fail(fd: int, size: int, at: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(f"/log/{name}"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, size, at)
+
+    monkeypatch.setattr(last_commit.os, "pread", fail)
+    for look in (inspect.read_spool, qflow.open):
+        with pytest.raises(qflow.StorageError, match=rf"\({spool}/log/{name}\): Input/output error"):
+            look(spool)

@@ -7,7 +7,7 @@ import os
 from qflow.errors import PermissionDenied, QflowError
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.log.directory import DATA, LOCK, LOG, check_log_directory
+from qflow.storage.log.directory import LOCK, LOG, check_log_directory
 from qflow.storage.log.overlay import Overlay
 
 OLD = "log.old"
@@ -30,7 +30,8 @@ def open_to_read(spool: str, files: Files, *, readahead: bool = False) -> Enviro
                 return None
         except (QflowError, FileNotFoundError) as error:
             still_there = not files.exists(log) if path == old else _place(path, files) == lay
-            if still_there and isinstance(error, PermissionDenied) and os.access(os.path.join(path, DATA), os.R_OK):
+            of_lmdb = not isinstance(error.__cause__, OSError)  # which names no file; the data could be opened before
+            if still_there and isinstance(error, PermissionDenied) and of_lmdb:
                 raise PermissionDenied(
                     f"{error}; who reads notes which pages are to be kept in {os.path.join(path, LOCK)}: that must be "
                     "writable, or the spool be on a read-only mount"
