@@ -202,6 +202,27 @@ def test_what_is_no_journal_of_this_log_is_refused_and_left(
     assert path.read_bytes() == before
 
 
+def test_a_header_that_is_read_while_its_owner_writes_it_is_read_again(made: Journal) -> None:
+    """Cut at any byte: of one header before it, of the next one from there on."""
+    size, heads = journal._HEAD_BYTES, []
+    for _ in range(2):
+        state = JournalState(0, made.mark)
+        made.renew(made.mark)
+        heads.append(Path(made.path).read_bytes()[:size])
+
+    class Torn(Files):
+        def __init__(self, cut: int) -> None:
+            self.torn = [heads[1][:cut] + heads[0][cut:]]
+            self.pread = lambda fd, size, at: self.torn.pop() if self.torn and not at else os.pread(fd, size, at)
+
+    for cut in range(size + 1):
+        fd = os.open(made.path, os.O_RDONLY)
+        try:
+            assert journal.read_head(Torn(cut), fd, OWNER, made.path, clean=False).is_of(state)
+        finally:
+            os.close(fd)
+
+
 def test_a_journal_that_is_damaged_beside_a_log_that_was_closed_is_not_needed(tmp_path: Path) -> None:
     """So the sentence speaks of no loss, and moving it away is all."""
     with open_small(tmp_path) as broker:

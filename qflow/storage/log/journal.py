@@ -45,7 +45,7 @@ STATE_KEY = meta_key("journal")
 _HEADER = struct.Struct("<8sI16sQ8s")
 """Magic, format, uuid of the log, size of the file, its mark."""
 _BEFORE = struct.Struct("<8s")
-"""Behind that, with a checksum of its own, in the same sector: the mark that the log has until it has this one."""
+"""Behind that, in the same sector, with a checksum of both: the mark that the log has until it has this one."""
 _HEAD_BYTES = _HEADER.size + 4 + _BEFORE.size + 4
 _MAGIC = b"qflowjnl"
 _RECORD = struct.Struct("<4sIQQ")
@@ -330,23 +330,35 @@ def read_head(files: Files, fd: int, uuid: UUID, path: str, *, clean: bool) -> H
     for _ in range(_TRIES):
         data = files.pread(fd, _HEAD_BYTES, 0)
         try:
-            magic, version, owner, size, mark = _HEADER.unpack(unseal(data[:size_of_first], "its header"))
-        except (CorruptionError, struct.error):
+            first = unseal(data[:size_of_first], "its header")
+        except CorruptionError:
             continue
-        break
+        before = _before(first, data[size_of_first:])
+        if before is not None:
+            break
     else:
-        raise CorruptionError(f"{path} is damaged: its header is not what was written; {remedy}")
+        before = _NO_MARK
+    try:
+        magic, version, owner, size, mark = _HEADER.unpack(unseal(data[:size_of_first], "its header"))
+    except (CorruptionError, struct.error):
+        raise CorruptionError(f"{path} is damaged: its header is not what was written; {remedy}") from None
     if version > FORMAT:
         raise FormatTooNew(f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with a newer qflow")
     if magic != _MAGIC or version < OLDEST_FORMAT or not HEADER_BYTES < size <= MOST_BYTES or mark == _NO_MARK:
         raise CorruptionError(f"{path} is not a journal of qflow; {remedy}")
     if owner != uuid.bytes:
         raise CorruptionError(f"{path} belongs to the log {UUID(bytes=owner)}, not to {uuid}; {remedy}")
-    try:
-        (before,) = _BEFORE.unpack(unseal(data[size_of_first:], "the mark before"))
-    except (CorruptionError, struct.error):  # an earlier version wrote none
-        before = _NO_MARK
     return Head(size, mark, version, before)
+
+
+def _before(first: bytes, rest: bytes) -> bytes | None:
+    """Return the mark before that stands behind the rest of a header; None if it is of another one, or damaged."""
+    if not any(rest):
+        return _NO_MARK  # an earlier version wrote none
+    try:
+        return unseal(rest, "the mark before", first)
+    except CorruptionError:
+        return None
 
 
 def records_in(data: bytes, seed: int) -> Iterator[tuple[int, int, bytes]]:
@@ -395,7 +407,8 @@ def _record(data: bytes, position: int, seed: int) -> tuple[int, bytes] | None:
 
 
 def _header(uuid: UUID, head: Head) -> bytes:
-    bare = seal(_HEADER.pack(_MAGIC, head.format, uuid.bytes, head.size, head.mark)) + seal(_BEFORE.pack(head.before))
+    first = _HEADER.pack(_MAGIC, head.format, uuid.bytes, head.size, head.mark)
+    bare = seal(first) + seal(_BEFORE.pack(head.before), first)
     return bare + bytes(HEADER_BYTES - len(bare))
 
 
