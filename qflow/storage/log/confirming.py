@@ -45,8 +45,8 @@ DIRTY_BYTES = 16 * 2**20
 FIRST_BATCHES = 16
 """So many small batches are committed before there is a journal: many programs never write more."""
 BATCHES_AGAIN = 3
-"""So many are committed, that of the close among them, before an owner gives its mark to a journal that is there already,
-which costs as much as a commit."""
+"""So many are committed, that of the close among them, before an owner gives its mark to a journal that is there: that
+costs as much as a commit."""
 SOON_S = 0.02
 LATE_S = 1.0
 NOTED_BYTES = 2**20
