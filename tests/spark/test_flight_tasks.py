@@ -276,6 +276,31 @@ def test_a_task_that_writes_waits_for_a_broker_that_is_restarted(
         assert list((tmp_path / "local").iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["ArrowInvalid", "ArrowIOError"])
+def test_a_broker_that_ends_amid_the_rows_and_says_nothing_is_waited_for(
+    at: At, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """What was written last lay in a buffer, and the call ended well: only the next row finds it closed."""
+    import pyarrow as pa
+
+    class Ended:
+        def write_batch(self, batch: Any) -> None:
+            raise getattr(pa, kind)("Destination already closed")
+
+        def close(self) -> None: ...
+
+    ends, begin = iter([(Ended(), None)]), flight.FlightStage._begin
+    monkeypatch.setattr(flight.FlightStage, "_begin", lambda stage: next(ends, None) or begin(stage))
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        place, asked = at(broker), staging(broker)
+        stage = place.stage(asked)
+        stage.add(batch_of(0, 1))
+        adopted(place, asked, stage.finish())
+        assert bodies(broker) == [0, 1]
+        assert len(time.slept) == 1
+
+
 def test_an_answer_that_is_lost_is_asked_for_again(
     at: At, tmp_path: Path, time: Time, monkeypatch: pytest.MonkeyPatch
 ) -> None:

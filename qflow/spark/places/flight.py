@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _logger = logging.getLogger("qflow.spark")
+_CLOSED = "already closed"
+"""What Arrow says of a row behind one that lay in a buffer as the broker ended."""
 LEASE_S = 10.0
 """How long a group is this query's after it was last heard of: Spark tells nobody that a query has ended."""
 
@@ -313,12 +315,14 @@ class FlightStage:
         if self._ends is None:
             self._ends = self._begin()
         writer, _ = self._ends
-        try:
-            for batch in rows:
+        for batch in rows:
+            try:
                 writer.write_batch(batch)
-        except (pa.ArrowException, OSError):  # what the broker has said comes with `close`
-            writer.close()
-            raise
+            except (pa.ArrowException, OSError) as error:
+                writer.close()  # which raises what the broker has said
+                if isinstance(error, OSError) or _CLOSED in str(error):
+                    raise Away(f"the broker at {self._door.url} is away (it ended without an answer)") from error
+                raise
 
     def _begin(self) -> Any:
         import pyarrow.flight as pf
