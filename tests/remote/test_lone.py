@@ -373,11 +373,11 @@ def test_a_finalizer_of_a_thread_that_is_at_the_line_goes_the_long_way(
     encode = lone.encode_frame
     finals: list[bytes] = [b"final"]
 
-    def encoded(number: int, head: Any, columns: Any) -> list[bytes]:
+    def encoded(*given: Any) -> list[bytes]:
         """What a collector does in the middle of it."""
         if finals:
             jobs.put(finals.pop())
-        return encode(number, head, columns)
+        return encode(*given)
 
     monkeypatch.setattr(lone, "encode_frame", encoded)
     _in_a_thread(lambda: jobs.put(b"2"))

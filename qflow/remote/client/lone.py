@@ -55,14 +55,17 @@ NOT_MADE = Reply(None, [])
 class Asked:
     """A put, and what became of it; see `Waiting`."""
 
-    __slots__ = ("behind", "gate", "is_sent", "outcome", "request", "size")
+    __slots__ = ("behind", "gate", "is_sent", "lengths", "outcome", "request", "size")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.size = FRAME_BYTES + len(request.head)
         """At most so many bytes are sent."""
+        self.lengths: list[int] | None = None
+        """Of its bodies, if there are any."""
         for bodies in request.columns:
-            self.size += ITEM_BYTES * len(bodies) + sum(map(len, bodies))
+            self.lengths = list(map(len, bodies))
+            self.size += ITEM_BYTES * len(bodies) + sum(self.lengths)
         self.is_sent = False
         """The owner may have heard of it."""
         self.outcome: Reply | Exception | None = None
@@ -174,7 +177,8 @@ class Line:
         groups = _grouped(together)
         parts: list[bytes] = []
         for number, group in enumerate(groups, 1):
-            parts += encode_frame(number, group[0].request.head, _columns(group))
+            lengths = group[0].lengths if len(group) == 1 else None
+            parts += encode_frame(number, group[0].request.head, _columns(group), lengths)
         self._send(parts, together)
         answered = 0
         while answered < len(groups):

@@ -22,7 +22,6 @@ from typing import Any
 
 from qflow.broker import Broker
 from qflow.errors import QflowError
-from qflow.message import is_plain
 from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
 from qflow.remote.wire.errors import encode_error
@@ -120,12 +119,16 @@ class Lone:
         name, bodies = head.get("queue"), columns[0] if len(columns) == 1 else []
         if head.get("op") != "put" or not PLAIN_PUT.issuperset(head) or type(name) is not str:
             return False
-        if not is_plain(bodies) or not bodies:
+        try:
+            sizes = list(map(len, bodies))
+        except TypeError:  # there is no body
+            return False
+        if not sizes:
             return False
         puts = self._puts(name)
         if puts.settings.ttl_s is not None or puts.admission.line:
             return False
-        put = puts.draft_one(bodies[0]) if len(bodies) == 1 else puts.draft(bodies, True, 0)
+        put = puts.draft_one(bodies[0]) if len(bodies) == 1 else puts.draft(bodies, True, 0, sizes=sizes)
         if not puts.enter_at_once(put, waits=waits):
             self._last = None  # it may have been deleted
             return False

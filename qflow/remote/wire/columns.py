@@ -23,13 +23,13 @@ Column: TypeAlias = list[Any]
 """The same, decoded."""
 
 
-def encode_column(items: Items) -> list[bytes]:
-    """Return a column as buffers. Cost: 0.02 µs an item."""
+def encode_column(items: Items, lengths: list[int] | None = None) -> list[bytes]:
+    """Return a column as buffers; `lengths`: of the items, if they are known. Cost: 0.02 µs an item."""
     count = len(items)
     if count == 1 and items[0] is not None:  # the most frequent one
         return [_ONE.pack(1, len(items[0])), items[0]]
     try:
-        lengths = list(map(len, items))
+        lengths = list(map(len, items)) if lengths is None else lengths
     except TypeError:  # some are None
         lengths = [NONE if item is None else len(item) for item in items]
         items = [item for item in items if item is not None]

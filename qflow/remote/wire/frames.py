@@ -74,12 +74,18 @@ def encode_head(head: Head) -> bytes:
     return _encode(head).encode("utf-8", "surrogatepass")
 
 
-def encode_frame(number: int, head: Head | bytes, columns: Sequence[Items] = ()) -> list[bytes]:
-    """Return a frame as buffers to be sent one after the other. Cost: 5 µs, and 0.05 µs an item of a column."""
+def encode_frame(
+    number: int, head: Head | bytes, columns: Sequence[Items] = (), lengths: list[int] | None = None
+) -> list[bytes]:
+    """Return a frame as buffers to be sent one after the other. Cost: 5 µs, and 0.05 µs an item of a column.
+
+    Args:
+        lengths: of the items of its only column, if they are known.
+    """
     packed = head if isinstance(head, bytes) else encode_head(head)
     parts = [b"", packed]
     for column in columns:
-        parts += encode_column(column)
+        parts += encode_column(column, lengths)
     length = _NUMBERS + sum(map(len, parts))
     if length > MOST_FRAME_BYTES:
         raise WireError(f"a frame takes at most {MOST_FRAME_BYTES} bytes, and this one {length}")
