@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -92,6 +93,7 @@ def test_beside_an_owner_its_figures_are_listed(spool: Path) -> None:
         assert process.stdout.readline() == b"ready\n"
         found = list_spool(spool)
         process.send_signal(signal.SIGSTOP)  # its maintenance would write newer ones meanwhile
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         told = json.loads((spool / "stats.json").read_text())
         (spool / "stats.json").write_text(json.dumps({**told, "time_s": told["time_s"] - 60}))
         old = list_spool(spool)

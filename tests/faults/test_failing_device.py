@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 import qflow
+from faults.test_opening import descriptors
 from thorough import TORTURE
 
 BLOCK = 4096
@@ -125,7 +126,7 @@ def test_a_commit_whose_last_page_cannot_be_written_is_no_damage(spool: Path, tm
     bodies = [b"%d" % number for number in range(100)]
     queue.put_many(bodies)
     data = spool / "log" / "data.mdb"
-    fds = [int(name) for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == str(data)]
+    fds = [int(name) for name, path in descriptors().items() if path == os.path.realpath(data)]
     [synced] = [fd for fd in fds if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC]  # LMDB writes these pages by it alone
     before, unwritable = os.dup(synced), os.open(data, os.O_RDONLY)
     os.dup2(unwritable, synced)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -239,6 +240,7 @@ def scrape_a_stopped_owner(
     while under_way():
         pass
     owner.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, owner.pid, os.WSTOPPED)
     with monkeypatch.context() as patch, ThreadPoolExecutor(8) as many:
         patch.setattr("qflow.metrics.sources.ANSWER_S", 0.0)
         found = list(many.map(values, [collector] * 24))
