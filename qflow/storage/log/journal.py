@@ -327,20 +327,20 @@ def read_head(files: Files, fd: int, uuid: UUID, path: str, *, clean: bool) -> H
     """
     remedy = NOT_NEEDED if clean else REMEDY
     size_of_first = _HEADER.size + 4
+    first, before = b"", None
     for _ in range(_TRIES):
         data = files.pread(fd, _HEAD_BYTES, 0)
         try:
             first = unseal(data[:size_of_first], "its header")
         except CorruptionError:
+            first = b""
             continue
         before = _before(first, data[size_of_first:])
         if before is not None:
             break
-    else:
-        before = _NO_MARK
     try:
-        magic, version, owner, size, mark = _HEADER.unpack(unseal(data[:size_of_first], "its header"))
-    except (CorruptionError, struct.error):
+        magic, version, owner, size, mark = _HEADER.unpack(first)
+    except struct.error:
         raise CorruptionError(f"{path} is damaged: its header is not what was written; {remedy}") from None
     if version > FORMAT:
         raise FormatTooNew(f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with a newer qflow")
@@ -348,7 +348,7 @@ def read_head(files: Files, fd: int, uuid: UUID, path: str, *, clean: bool) -> H
         raise CorruptionError(f"{path} is not a journal of qflow; {remedy}")
     if owner != uuid.bytes:
         raise CorruptionError(f"{path} belongs to the log {UUID(bytes=owner)}, not to {uuid}; {remedy}")
-    return Head(size, mark, version, before)
+    return Head(size, mark, version, before or _NO_MARK)
 
 
 def _before(first: bytes, rest: bytes) -> bytes | None:
