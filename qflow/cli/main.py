@@ -88,8 +88,6 @@ class _Commands(click.Group):
             return run()
         try:
             code = run()
-        except KeyboardInterrupt:
-            code = 128 + signal.SIGINT
         except click.Abort as abort:
             code = 128 + signal.SIGINT
             if not isinstance(abort.__context__, KeyboardInterrupt):
