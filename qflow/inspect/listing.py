@@ -45,7 +45,9 @@ class Listing:
 
 
 def list_spool(path: str | os.PathLike[str]) -> Listing:
-    """Return the queues and streams of a spool, as the log has them; queues as their owner told within 15 s, if it did.
+    """Return the queues and streams of a spool, as the log has them; what is in no log, as its owner told within 15 s.
+
+    That is transient queues, and how many messages are held.
 
     Raises:
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
@@ -60,7 +62,7 @@ def list_spool(path: str | os.PathLike[str]) -> Listing:
 
         told = live.read_live(spool)
         if told is not None and live.is_of_now(told) and owner in (0, told["pid"]):
-            entries.update(_told(told["queues"]))
+            _add_told(entries, told["queues"])
     return Listing(path=spool, owner_pid=owner, entries=[entries[key] for key in sorted(entries)], problems=problems)
 
 
@@ -100,15 +102,19 @@ def _entry(fields: dict[str, Any], rows: list[Row] | None) -> Listed:
     )
 
 
-def _told(queues: dict[str, dict[str, Any]]) -> dict[_Key, Listed]:
-    return {
-        (QUEUE, name): Listed(
-            name=name,
-            kind=QUEUE,
-            durable=queue["durable"],
-            messages=queue["messages"],
-            bytes=queue["bytes"],
-            held_messages=queue["acquired_messages"],
-        )
-        for name, queue in queues.items()
-    }
+def _add_told(entries: dict[_Key, Listed], queues: dict[str, dict[str, Any]]) -> None:
+    """Add what an owner told to what the log has, which is newer."""
+    for name, queue in queues.items():
+        held = queue["acquired_messages"]
+        logged = entries.get((QUEUE, name))
+        if logged is not None and logged.messages is not None:
+            entries[QUEUE, name] = attrs.evolve(logged, held_messages=min(held, logged.messages))
+        elif logged is not None or not queue["durable"]:  # else it was deleted since
+            entries[QUEUE, name] = Listed(
+                name=name,
+                kind=QUEUE,
+                durable=queue["durable"],
+                messages=queue["messages"],
+                bytes=queue["bytes"],
+                held_messages=held,
+            )

@@ -123,15 +123,23 @@ def test_what_changes_nothing_opens_no_spool(spool: Path) -> None:
         assert (done.exit_code, "did you mean" in done.stderr) == (2, True), done.stderr
 
 
-def test_what_changes_nothing_needs_no_owner_that_lets_others_in(cli: CommandLine) -> None:
-    """The log tells; and what consumers hold, if the owner wrote it."""
+def test_what_changes_nothing_needs_no_owner_that_lets_others_in(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log tells; and what consumers hold, if the owner wrote it, which is older."""
     with qflow.open(cli.spool, door=False) as broker:
-        broker.declare_queue("ring").put_many([b"1", b"2", b"3"])
+        ring = broker.declare_queue("ring")
+        broker.declare_queue("ended")
+        broker.engine.figures.write()
+        monkeypatch.setattr(broker.engine.figures, "write", lambda: None)
+        ring.put_many([b"1", b"2", b"3"])
+        broker.delete_queue("ended")
         broker.declare_stream("plant", topics=["plant/#"])
         for words in FORESEEN:
             done = cli.run(words[0], cli.spool, *words[1:])
             assert (done.returncode, done.stderr) == (0, b""), words
         assert cli.json("purge", cli.spool, "ring", "--dry-run")["would_purge"] == 3
+        assert cli.run("purge", cli.spool, "ended", "--dry-run").returncode == 2
 
 
 def test_schedules_are_shown_as_their_owner_has_them_and_one_that_is_damaged_is_told(cli: CommandLine) -> None:
