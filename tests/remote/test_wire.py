@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from damaging import damaged, torn
 from qflow import GapError, InDoubt, QflowError, QueueEmpty, errors
+from qflow.remote.wire.columns import lengths_of, total_of
 from qflow.remote.wire.errors import KINDS, decode_error, encode_error
 from qflow.remote.wire.frames import FrameReader, WireError, encode_frame, preamble, read_preamble
 from qflow.remote.wire.results import decode_results, encode_results
@@ -52,6 +53,20 @@ def test_frames_that_come_by_themselves_are_the_same_where_their_heads_are_known
         for _ in range(2):
             assert list(reader.feed(data)) == [(number, head, columns, len(data))]
     assert reader.held == 0
+
+
+@given(COLUMNS)
+def test_lengths_are_known_of_what_came_and_of_what_is_to_be_sent(columns: list[list[bytes | None]]) -> None:
+    """Alike or not; None has none."""
+    (came,) = FrameReader(2**20).feed(b"".join(encode_frame(1, {}, columns)))
+    for column, decoded in zip(columns, came.columns, strict=True):
+        if None in column:
+            with pytest.raises(TypeError):
+                lengths_of(decoded)
+            continue
+        lengths = [len(item) for item in column if item is not None]
+        assert lengths_of(decoded) == lengths_of(column) == lengths
+        assert total_of(lengths) == sum(lengths)
 
 
 @given(FRAMES, st.integers())

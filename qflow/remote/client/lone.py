@@ -27,6 +27,7 @@ from qflow.memory.waiting import is_main
 from qflow.remote.client import requests
 from qflow.remote.client.gathering import Gathering
 from qflow.remote.client.link import ANSWER_BYTES, Link, Reply, Request
+from qflow.remote.wire.columns import lengths_of, total_of
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import FrameReader, Head, WireError, encode_frame
 
@@ -64,8 +65,8 @@ class Asked:
         self.lengths: list[int] | None = None
         """Of its bodies, if there are any."""
         for bodies in request.columns:
-            self.lengths = list(map(len, bodies))
-            self.size += ITEM_BYTES * len(bodies) + sum(self.lengths)
+            self.lengths = lengths_of(bodies)
+            self.size += ITEM_BYTES * len(bodies) + total_of(self.lengths)
         self.is_sent = False
         """The owner may have heard of it."""
         self.outcome: Reply | Exception | None = None

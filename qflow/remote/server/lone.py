@@ -24,6 +24,7 @@ from qflow.broker import Broker
 from qflow.errors import QflowError
 from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
+from qflow.remote.wire.columns import lengths_of
 from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.frames import Frame, FrameReader, Head, WireError, encode_answer
 
@@ -120,7 +121,7 @@ class Lone:
         if head.get("op") != "put" or not PLAIN_PUT.issuperset(head) or type(name) is not str:
             return False
         try:
-            sizes = list(map(len, bodies))
+            sizes = lengths_of(bodies)
         except TypeError:  # there is no body
             return False
         if not sizes:
