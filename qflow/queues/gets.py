@@ -101,30 +101,66 @@ class Gets:
             del records[0]
         return True
 
+    def take_otherwise(self, delivery: Delivery) -> bool:
+        """Acquire the first message where the front has none, if that takes no more than a look; tell whether it did.
+
+        Cost: 1 µs.
+        """
+        if self.lanes.closed:
+            return self.take_looked(delivery)
+        return len(self.lanes.ranked) > 1 and self.take_behind(delivery)
+
+    @straight
+    def take_behind(self, delivery: Delivery) -> bool:
+        """Acquire the first message of a priority below an empty front, if all that is before it is in memory.
+
+        What is put above it meanwhile comes later: both happen at once. The front stays: it knows what comes above it.
+        """
+        lanes, held, front = self.lanes, self.held, self.lanes.front
+        for runs in lanes.ranked:
+            run = runs.head
+            if run.records or run is not runs.open:
+                break
+        with self.context.lock:  # a straight line; see `waiting`
+            gate = self.gate
+            records = run.records
+            used = gate.used + SINGLE_BYTES
+            if lanes.front is not front or front.head.records or run is not runs.head or not records:
+                return False
+            if front.number <= runs.number or used > gate.account.borrowed or "a" in collecting:
+                return False
+            delivery.record = records[0]
+            delivery.sequence = sequence = run.first
+            delivery.marks = run.marks
+            run.claim = None
+            held.singles[delivery] = self.context.tick.now_s
+            gate.used = used
+            run.first = sequence + 1
+            del records[0]
+        return True
+
     @straight
     def get_at_once(self, taker: Noted) -> Delivery | None:
         """`Queue.get` where that takes no waiting and no work on the disk; else None."""
         delivery = Delivery()
         delivery.settler = self.claims
         delivery.taker = taker
-        if self.lanes.closed:
-            return delivery if self.take_looked(delivery) else None
         with self.context.lock:  # as in `Queue.get`
             gate = self.gate
             run = self.lanes.front.head
             records = run.records
             used = gate.used + SINGLE_BYTES
-            if not records or used > gate.account.borrowed or "a" in collecting:
-                return None
-            delivery.record = records[0]
-            delivery.sequence = sequence = run.first
-            delivery.marks = run.marks
-            run.claim = None
-            self.held.singles[delivery] = self.context.tick.now_s
-            gate.used = used
-            run.first = sequence + 1
-            del records[0]
-        return delivery
+            if records and used <= gate.account.borrowed and "a" not in collecting:
+                delivery.record = records[0]
+                delivery.sequence = sequence = run.first
+                delivery.marks = run.marks
+                run.claim = None
+                self.held.singles[delivery] = self.context.tick.now_s
+                gate.used = used
+                run.first = sequence + 1
+                del records[0]
+                return delivery
+        return delivery if self.take_otherwise(delivery) else None
 
     @straight
     def take_open(self, most: int, taker: Noted) -> Deliveries | None:

@@ -252,7 +252,7 @@ class Queue(Generic[Placed]):
                     run.first = sequence + 1
                     del records[0]
                     return delivery
-            if self._lanes.closed and self._parts.gets.take_looked(delivery):
+            if self._parts.gets.take_otherwise(delivery):
                 return delivery
         except BaseException:
             try:

@@ -61,6 +61,53 @@ def test_the_highest_priority_comes_first(open_spool: Open, durable: bool, capac
     assert bodies_of(queue) == in_order(sent)
 
 
+@pytest.mark.parametrize("capacity", [None, 10 * COST, 0])
+def test_the_first_of_what_waits_comes_whatever_came_and_went_before(
+    open_spool: Open, durable: bool, capacity: int | None
+) -> None:
+    """One by one: puts, gets, acks and returns in any order; spilled in part, and all on disk."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, priorities=4, capacity_bytes=capacity)
+    chance = random.Random(7)
+    waiting: list[tuple[int, int]] = []
+    held: dict[tuple[int, int], Any] = {}
+    for number in range(600):
+        step = chance.random()
+        if step < 0.4:
+            priority = chance.randrange(4)
+            queue.put(b"%04d" % number * 250, priority=priority)
+            waiting.append((-priority, number))
+        elif waiting and step < 0.8 and len(held) < (1 if capacity == 0 else 4):  # what is held takes room
+            first = min(waiting)
+            waiting.remove(first)
+            held[first] = queue.get(0)
+            assert held[first].body == b"%04d" % first[1] * 250
+        elif held:
+            one = chance.choice(list(held))
+            if step < 0.9:
+                held.pop(one).ack()
+            else:
+                held.pop(one).nack()
+                waiting.append(one)
+    for delivery in held.values():
+        delivery.ack()
+    assert bodies_of(queue) == [b"%04d" % number * 250 for _, number in sorted(waiting)]
+    assert broker.check() == []
+
+
+@pytest.mark.owner_only
+def test_what_comes_below_a_priority_that_was_emptied_takes_no_work_of_another_thread(
+    open_spool: Open, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Consumers mostly take one message after the other, of whatever priority it is."""
+    queue = open_spool().declare_queue("q", durable=durable, priorities=10)
+    monkeypatch.setattr(parts_of(queue).gets, "get_one", None)
+    for priority in (9, 3, 7, 0, 0, 8, 2, 1):
+        queue.put(b"%d" % priority, priority=priority)
+        with queue.get(0) as delivery:
+            assert delivery.body == b"%d" % priority
+
+
 def test_batches_have_one_priority(open_spool: Open, durable: bool) -> None:
     """`put_many` and `submit` take it, too; sequences are consecutive in a batch and grow in a priority."""
     queue = open_spool().declare_queue("q", durable=durable, priorities=3)
