@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shlex
 import shutil
@@ -27,6 +28,20 @@ DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "systemd/qflow.service"
 OFFLINE_THRESHOLD = "20"
 """Of `systemd-analyze security`, in tenths: 100 is a service with all rights."""
+RESOURCES = {
+    "ioprio_set": 251,
+    "mbind": 237,
+    "migrate_pages": 256,
+    "move_pages": 279,
+    "sched_setaffinity": 203,
+    "sched_setattr": 314,
+    "sched_setparam": 142,
+    "sched_setscheduler": 144,
+    "set_mempolicy": 238,
+    "setpriority": 141,
+    "setrlimit": 160,
+}
+"""System calls of systemd's group @resources, and their numbers on x86-64."""
 
 
 def instructions() -> list[dict[str, Any]]:
@@ -80,6 +95,26 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     security = ["systemd-analyze", "security", "--offline=true", f"--threshold={OFFLINE_THRESHOLD}", unit]
     judged = subprocess.run(security, capture_output=True, text=True, timeout=120)
     assert judged.returncode == 0, judged.stdout[-300:]
+
+
+def forbidden_resources() -> list[int]:
+    """Return the numbers of the calls of @resources that the unit forbids: the last line that names one counts."""
+    forbidden: set[str] = set()
+    for said in re.findall(r"^SystemCallFilter=(.+)$", UNIT.read_text(), re.M):
+        named = {call for word in said.lstrip("~").split() for call in (RESOURCES if word == "@resources" else [word])}
+        forbidden = forbidden | named if said.startswith("~") else forbidden - named
+    return sorted(RESOURCES[call] for call in forbidden & set(RESOURCES))
+
+
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="the numbers are those of x86-64")
+@pytest.mark.parametrize("module", ["pyarrow.flight", "qflow.cli.server"])
+def test_what_a_server_imports_runs_under_the_unit(module: str) -> None:
+    """No system call of its imports is forbidden there; `--flight` may be added to the unit as it is."""
+    pytest.importorskip(module)
+    numbers = ",".join(map(str, forbidden_resources()))
+    command = [sys.executable, Path(__file__).with_name("seccomp_run.py"), numbers, module]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "imported\n"), done.stderr
 
 
 def test_the_image_runs_without_root() -> None:
