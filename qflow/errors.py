@@ -12,6 +12,12 @@ import queue
 from functools import partial
 from typing import Any
 
+NO_MORE_THREADS = (
+    "the system starts no more threads for this process: look at `ulimit -u` and `ulimit -v`, and at the limits of its "
+    "container or service (`pids.max`, `TasksMax`)"
+)
+"""What there is to say where Python says `can't start new thread`: there are too many, or no memory for another."""
+
 
 class QflowError(Exception):
     """The base of every error of this package."""

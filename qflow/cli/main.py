@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qflow.cli.exits import EXIT_CODES, Exit, exit_code
-from qflow.cli.standard import discard_stdout, in_words
+from qflow.cli.standard import complaining, discard_stdout, in_words
 from qflow.cli.stop import Interrupted
 from qflow.descriptors import occupy_standard
 from qflow.errors import QflowError
@@ -91,10 +91,12 @@ class _Commands(click.Group):
         except click.Abort as abort:
             code = 128 + signal.SIGINT
             if not isinstance(abort.__context__, KeyboardInterrupt):
-                click.echo("Aborted!", err=True)
+                with complaining():
+                    click.echo("Aborted!", err=True)
                 code = Exit.DIFFERS
         except click.ClickException as error:
-            error.show()
+            with complaining():
+                error.show()
             code = error.exit_code
         sys.exit(code)
 
@@ -116,7 +118,8 @@ class _Commands(click.Group):
         except (QflowError, OSError) as error:
             code = _tell(error)
         finally:
-            damage.tell()
+            with complaining():
+                damage.tell()
         ctx.exit(Exit.DIFFERS if damage.lost and code == Exit.FINE else code)
 
     def make_context(self, *given: Any, **more: Any) -> click.Context:
@@ -169,7 +172,8 @@ def _tell(error: QflowError | OSError) -> Exit:
     """Print an error; return its exit code."""
     from qflow.doctor.words import harmless
 
-    click.echo(f"qflow: {harmless(in_words(error))}", err=True)
+    with complaining():
+        click.echo(f"qflow: {harmless(in_words(error))}", err=True)
     return exit_code(error)
 
 

@@ -6,19 +6,19 @@ import asyncio
 import logging
 import os
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
-import click
-
 import qflow.aio
 import qflow.amqp
 import qflow.bridge
 import qflow.mqtt
 import qflow.web
+from qflow.cli.output import Output, missing, output
 from qflow.errors import InvalidArgument
 from qflow.options import BrokerOptions
 from qflow.remote.server import doors as callers
@@ -31,6 +31,7 @@ from qflow.serving.loops import loop_factory
 from qflow.serving.users import Users
 
 _logger = logging.getLogger("qflow")
+_LOGGERS = (_logger, logging.getLogger("asyncio"))
 
 Serve = Callable[..., Awaitable[Door]]
 """Opens a door: `serve(broker, host=, port=, ssl=, users=)` returns it when it listens."""
@@ -118,8 +119,12 @@ def run(
     read = partial(_read, users_file, certificates, [one for one in wanted if one.kind.protocol == "flight"])
     read()
     serves = [partial(one.kind.load(), **one.terms) for one in wanted]
-    with _log_on_stderr(log_format), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(spool, list(zip(wanted, serves, strict=True)), read, grace_s, **settings))
+    with (
+        output(sys.stdout) as told,
+        _log_on_stderr(log_format),
+        asyncio.Runner(loop_factory=loop_factory()) as runner,
+    ):
+        return runner.run(_serve(spool, list(zip(wanted, serves, strict=True)), read, grace_s, told, **settings))
 
 
 async def _serve(
@@ -127,9 +132,15 @@ async def _serve(
     wanted: Sequence[tuple[Wanted, Serve]],
     read: Callable[[], Secrets],
     grace_s: float,
+    told: Output,
     **settings: Unpack[BrokerOptions],
 ) -> int:
     """Serve a spool until a signal; return the exit code."""
+
+    def check() -> None:
+        broker.broker.engine.log.check_usable()
+        told.check()
+
     places = [(one.name, one.address) for one, _ in wanted]
     if _is_new(spool):  # else an owner that is there is told of first
         check_free(places)
@@ -144,9 +155,9 @@ async def _serve(
             [*openings, callers.opening(broker)],
             read,
             grace_s=grace_s,
-            tell=click.echo,
+            tell=told.put,
             warn=_warn,
-            check=broker.broker.engine.log.check_usable,
+            check=check,
         )
         return 128 + await service.run()
 
@@ -199,16 +210,42 @@ def _check_loopback(addresses: Sequence[Address]) -> None:
             )
 
 
+class _Lines(logging.Handler):
+    """Puts a line for each record into an output, so that no thread that logs waits for who reads the log."""
+
+    def __init__(self, lines: Output, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+        else:
+            self._lines.put(line)
+
+
 @contextmanager
 def _log_on_stderr(log_format: str) -> Iterator[None]:
-    """Have the log on stderr, one line for each record."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(FORMATTERS[log_format]())
-    _logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        _logger.removeHandler(handler)
+    """Have the log on stderr, one line for each record; what asyncio says of faults is part of it."""
+    formatter = FORMATTERS[log_format]()
+    with output(sys.stderr, partial(_missing, formatter)) as lines:
+        handler = _Lines(lines, formatter)
+        for logger in _LOGGERS:
+            logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            for logger in _LOGGERS:
+                logger.removeHandler(handler)
+
+
+def _missing(formatter: logging.Formatter, count: int) -> str:
+    """Return the line of the log that stands where lines are missing."""
+    said = {"name": _logger.name, "levelname": "WARNING", "msg": missing(count), "event": "lines_missing"}
+    return formatter.format(logging.makeLogRecord(said))
 
 
 def _warn(sentence: str) -> None:

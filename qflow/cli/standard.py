@@ -1,10 +1,12 @@
-"""stdin and stdout of a command: each may be closed from the start, and what takes stdout may be full."""
+"""stdin, stdout and stderr of a command: each may be closed from the start, and what takes the last two may be full."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
 from qflow.errors import StorageError
@@ -26,11 +28,25 @@ def stdout_bytes() -> BinaryIO:
     return sys.stdout.buffer
 
 
-def discard_stdout() -> None:
-    """Redirect stdout to /dev/null: the interpreter flushes it once more at its end."""
+def discard(descriptor: int) -> None:
+    """Redirect stdout or stderr to /dev/null: the interpreter flushes both once more at its end."""
     nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
+    os.dup2(nothing, descriptor)
     os.close(nothing)
+
+
+def discard_stdout() -> None:
+    """See `discard`."""
+    discard(1)
+
+
+@contextmanager
+def complaining() -> Iterator[None]:
+    """Print on stderr. Where that cannot be written, the exit code says all that can be said."""
+    try:
+        yield
+    except OSError:
+        discard(2)
 
 
 def in_words(error: Exception) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from qflow.cli import options
-from qflow.cli.command import say
+from qflow.cli.output import missing, output
 from qflow.errors import InvalidArgument
 from qflow.options import Spill
 
@@ -93,4 +93,10 @@ def work(
         )
     except InvalidArgument as error:
         raise click.UsageError(str(error)) from error
-    return 128 + supervisor.supervise(job, {"capacity_bytes": capacity, "spill": spill}, tell=say, ready=click.echo)
+    with output(sys.stdout) as told, output(sys.stderr, lambda count: f"qflow: {missing(count)}") as lines:
+        return 128 + supervisor.supervise(
+            job,
+            {"capacity_bytes": capacity, "spill": spill},
+            tell=lambda sentence: lines.put(f"qflow: {sentence}"),
+            ready=told.put,
+        )

@@ -35,7 +35,7 @@ from threading import Lock, get_ident
 from types import CodeType, FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from qflow.errors import BrokerClosed, QflowError, Reentered
+from qflow.errors import NO_MORE_THREADS, BrokerClosed, QflowError, Reentered
 from qflow.memory.line import FOREVER, WORK, Alarm, Wake
 
 P = ParamSpec("P")
@@ -210,10 +210,7 @@ def shelter_made(make: Callable[[], C]) -> C:
         for one in made:
             one.close()
         if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
-            raise QflowError(
-                "the system starts no more threads for this process: look at `ulimit -u`, and at the limit of its "
-                "container or service (`pids.max`, `TasksMax`)"
-            ) from error
+            raise QflowError(NO_MORE_THREADS) from error
         if isinstance(error, RuntimeError) and "interpreter shutdown" in str(error):
             raise BrokerClosed("the interpreter is ending, and starts no more threads: open it before that") from error
         raise
