@@ -79,7 +79,7 @@ class Service:
         grace_s: seconds that clients have to finish, once a signal came.
         tell: takes a line for each address that is listened at.
         warn: takes a sentence for people.
-        notify: tells the service manager.
+        notify: tells the service manager; called in a thread.
         check: raises what ends the service when it cannot go on; called once a second, in the event loop's thread.
     """
 
@@ -134,9 +134,9 @@ class Service:
             for opening, door in self._doors:
                 for listening in door.sockets:
                     self._tell(f"{opening.name} on {Address(*listening.getsockname()[:2])}")
-            self._notify(manager.READY)
+            await asyncio.to_thread(self._notify, manager.READY)
             number = await self._until_stopped()
-            self._notify(manager.STOPPING)
+            await asyncio.to_thread(self._notify, manager.STOPPING)
             return await self._drained(number)
 
     async def _opened(self, opening: Opening, secrets: Secrets) -> Door:
@@ -167,7 +167,7 @@ class Service:
         while True:
             await self._is_to_reload.wait()
             self._is_to_reload.clear()
-            self._notify(manager.reloading())
+            await asyncio.to_thread(self._notify, manager.reloading())
             try:
                 secrets = await asyncio.to_thread(self._read)
             except (QflowError, OSError) as error:
@@ -176,7 +176,7 @@ class Service:
                 for opening, door in self._doors:
                     door.reload(users=secrets.users, ssl=secrets.ssl if opening.has_tls else None)
                 self._warn("users, tokens and certificates are read anew")
-            self._notify(manager.READY)
+            await asyncio.to_thread(self._notify, manager.READY)
 
     async def _drained(self, number: signal.Signals) -> signal.Signals:
         """Drain all doors; return the signal that was the last."""

@@ -15,6 +15,8 @@ _logger = logging.getLogger("qflow")
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
+PATIENCE_S = 1.0
+"""How long a manager that has much to read is waited for."""
 
 
 def reloading() -> str:
@@ -23,13 +25,16 @@ def reloading() -> str:
 
 
 def notify(state: str) -> None:
-    """Tell the service manager, if there is one. A socket that takes nothing costs a line in the log, no more."""
+    """Tell the service manager, if there is one; not in the thread of an event loop.
+
+    A socket that takes nothing costs a second, and a line in the log.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as told:
-            told.setblocking(False)
+            told.settimeout(PATIENCE_S)
             told.connect("\0" + address[1:] if address.startswith("@") else address)
             told.sendall(state.encode())
     except (OSError, ValueError) as error:

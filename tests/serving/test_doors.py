@@ -6,7 +6,9 @@ import asyncio
 import signal
 import socket
 import ssl
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +310,42 @@ def test_the_service_manager_is_told_by_a_datagram(kind: str, tmp_path: Path, mo
         assert manager.recv(100) == b"READY=1"
         notify(reloading())
         assert manager.recv(100).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+
+
+class Noted(socket.socket):
+    """Tells when something is about to be sent."""
+
+    sending = threading.Event()
+
+    def sendall(self, *data: Any) -> None:
+        self.sending.set()
+        super().sendall(*data)
+
+
+def test_a_service_manager_that_has_much_to_read_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would wait itself, for a service that has told it and will not do so again."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "manager"))
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other,
+    ):
+        manager.bind(str(tmp_path / "manager"))
+        other.connect(str(tmp_path / "manager"))
+        other.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                other.send(b"other")
+        monkeypatch.setattr(socket, "socket", Noted)
+        telling = threading.Thread(target=notify, args=("READY=1",))
+        telling.start()
+        assert Noted.sending.wait(120)
+        manager.settimeout(120)
+        while manager.recv(100) == b"other" and not caplog.records:
+            pass
+        telling.join()
+    assert not caplog.records
 
 
 def test_a_service_manager_that_is_not_there_costs_a_line_in_the_log(
