@@ -181,10 +181,26 @@ async def _open(
 
 
 def _read(users_file: Path | None, certificates: Certificates | None, flights: Sequence[Wanted] = ()) -> Secrets:
+    of_certificates = () if certificates is None else (certificates.cert, certificates.key, certificates.ca)
+    for file in (users_file, *of_certificates, *(one.terms.get("token_file") for one in flights)):
+        if isinstance(file, Path):
+            _check_regular(file)
     for one in flights:
         _check_flight(one)
     users = None if users_file is None else Users.load(users_file)
     return Secrets(users, None if certificates is None else certificates.context())
+
+
+def _check_regular(file: Path) -> None:
+    """Refuse what can be read once, and may have whoever reads it wait; what is not there is told by its reader.
+
+    Raises:
+        InvalidArgument: it is a pipe, or a device.
+    """
+    if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):
+        raise InvalidArgument(
+            f"{str(file)!r} is no regular file: it is read more than once, and again on SIGHUP, so it cannot be a pipe"
+        )
 
 
 def _check_flight(wanted: Wanted) -> None:

@@ -252,6 +252,43 @@ def test_what_is_wrong_is_said_before_a_spool_is_made(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--amqp", "127.0.0.1:0", "--users", "pipe"),
+        ("--amqps", "127.0.0.1:0", "--cert", PEM / "server.pem", "--key", "pipe"),
+        ("--amqps", "127.0.0.1:0", "--cert", PEM / "server.pem", "--key", PEM / "server.key", "--ca", "pipe"),
+        ("--flight", "127.0.0.1:0", "--token-file", "pipe"),
+    ],
+)
+def test_a_pipe_in_place_of_a_file_is_refused(arguments: tuple[object, ...], start: Any, tmp_path: Path) -> None:
+    """As bash has it for `<(…)`: what it gives is gone once it was read."""
+    if "--flight" in arguments:
+        pytest.importorskip("pyarrow.flight")
+    os.mkfifo(tmp_path / "pipe")
+    server = start("spool", *arguments)
+    assert server.end()[1].startswith(
+        "qflow: 'pipe' is no regular file: it is read more than once, and again on SIGHUP"
+    )
+    assert (server.process.returncode, os.listdir(tmp_path)) == (2, ["pipe"])
+
+
+def test_a_users_file_that_has_become_a_pipe_is_not_waited_for(start: Any, tmp_path: Path) -> None:
+    """The users stay as they were, and the server ends when it is told to."""
+    users = tmp_path / "users.json"
+    write_users(users, "anna")
+    server = start("spool", "--amqp", "127.0.0.1:0", "--users", users)
+    port = server.port("amqp")
+    users.unlink()
+    os.mkfifo(users)
+    server.signal(signal.SIGHUP)
+    assert server.process.stderr.readline().startswith("qflow: nothing is reloaded, what was loaded before stays: '")
+    assert log_in(port, "anna", "secret") == "anna"
+    server.signal(signal.SIGTERM)
+    server.end()
+    assert server.process.returncode == 128 + signal.SIGTERM
+
+
 def test_an_option_that_is_given_twice_opens_two_doors(start: Any) -> None:
     """In the order of the command line."""
     server = start("spool", "--amqp", "127.0.0.1:0", "--amqp", "127.0.0.1:0")
