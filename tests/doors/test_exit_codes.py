@@ -309,3 +309,16 @@ def test_ctrl_c_at_a_question_is_no_answer(
         main()
     assert ended.value.code == code
     assert ("Aborted!" in capsys.readouterr().err) == (code == 1)
+
+
+def test_sigterm_ends_the_first_process_of_a_container_before_a_command_hears_it() -> None:
+    """Where Linux has it do nothing else; the exit code is that of a shell."""
+    code = (
+        "import os, signal, sys, types\n"
+        "number, os.getpid = os.getpid(), lambda: 1\n"
+        "command = sys.modules['qflow.cli.main'] = types.ModuleType('qflow.cli.main')\n"
+        "command.main = lambda **_: os.kill(number, signal.SIGTERM)\n"
+        "from qflow.__main__ import main\n"
+        "main()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 143
