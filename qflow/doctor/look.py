@@ -55,6 +55,8 @@ class Look:
     """The queues that others name as `dead_letter`."""
     is_door_blocked: bool = False
     """Something else stands where its owner makes the socket through which it lets others in."""
+    has_door: bool = True
+    """There is such a socket; a dead owner may have left it."""
     log_bytes: int = 0
     """Length of the log's file."""
     log_used_bytes: int = 0

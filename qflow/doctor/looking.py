@@ -11,7 +11,7 @@ import attrs
 
 from qflow.config import spool_path
 from qflow.doctor.look import Letters, Look
-from qflow.door import is_blocked
+from qflow.door import is_blocked, is_there
 from qflow.errors import CorruptionError, FormatTooNew, FormatTooOld, QflowError
 from qflow.inspect import Health, LettersFacts, check_there, owner_of, read_health, read_live
 from qflow.inspect.logs import can_be_opened, check_openable
@@ -30,7 +30,7 @@ def look_at(path: str | os.PathLike[str]) -> Look:
     """
     spool = spool_path(path)
     look, owner = look_inside(spool, READ_BYTES), owner_of(spool)
-    look = attrs.evolve(look, is_door_blocked=is_blocked(spool))
+    look = attrs.evolve(look, is_door_blocked=is_blocked(spool), has_door=is_there(spool))
     if owner is None:
         return attrs.evolve(look, obstacle=_obstacle(spool))
     if isinstance(look.failure, FormatTooNew | FormatTooOld):

@@ -141,7 +141,7 @@ def _inodes(look: Look) -> Iterator[Finding]:
         sentence=f"the disk is nearly out of inodes: {free:,} of {whole:,} are free ({100 * free / whole:.0f} %), and "
         "each message that is spilled takes one; without one, puts wait as on a full disk, whatever room there is",
         remedy=f"`df -i {argument(look.path)}` shows them; remove files elsewhere, or start consumers; the next time, "
-        "`qflow.open(spill='segments')` keeps many messages in a file",
+        "`qflow serve --spill segments`, or `qflow.open(spill='segments')`, keeps many messages in a file",
         facts={"free_inodes": free, "disk_inodes": whole},
     )
 
@@ -208,6 +208,21 @@ def _unowned(look: Look) -> Iterator[Finding]:
         )
 
 
+def _way_in(look: Look) -> str:
+    """Return what opens the door of an owner that does not answer there."""
+    if look.is_door_blocked:
+        return f"{_BLOCKED}: move that away, and open the spool again"
+    if not look.has_door:
+        return (
+            "its socket `door` is not there: the owner was told `door=False`, or something removed it; open the spool "
+            "again, with `door=True`, which is the default"
+        )
+    return (
+        "open the spool with `door=True`, which is the default, as the user who asks; a process that is stopped "
+        "(`ps -o stat`: T or D) does not answer"
+    )
+
+
 def _owner(look: Look) -> Iterator[Finding]:
     if look.owner_pid is None:
         yield from _unowned(look)
@@ -234,10 +249,7 @@ def _owner(look: Look) -> Iterator[Finding]:
             severity=Severity.NOTICE,
             kind="no-door",
             sentence=f"the owner, {process}, lets nobody in or does not answer; {told}",
-            remedy="open the spool with `door=True`, which is the default, as the user who asks; a process that is "
-            "stopped (`ps -o stat`: T or D) does not answer"
-            if not look.is_door_blocked
-            else f"{_BLOCKED}: move that away, and open the spool again",
+            remedy=_way_in(look),
             facts={"pid": look.owner_pid},
         )
         if look.stats is None or look.told_s_ago >= SILENT_S:

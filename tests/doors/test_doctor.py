@@ -237,7 +237,8 @@ def test_a_disk_without_inodes_is_full(spool: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("qflow.doctor.looking.os.statvfs", lambda path, status=status: status)
         code, found = doctor(spool)
         assert (code, [one["kind"] for one in found]) == (expected, ["disk-full"] if expected else [])
-    assert "df -i" in judge(Look(path="s", disk_inodes=10, disk_free_inodes=0))[0].remedy
+    remedy = judge(Look(path="s", disk_inodes=10, disk_free_inodes=0))[0].remedy
+    assert all(word in remedy for word in ("df -i", "`qflow serve --spill segments`", "`qflow.open(spill='segments')`"))
 
 
 def test_what_is_no_spool_is_bad_usage(tmp_path: Path) -> None:
@@ -271,6 +272,15 @@ def test_an_owner_is_asked(spool: Path) -> None:
     with owned(spool, door=False) as pid:
         code, (found,) = doctor(spool)
         assert (code, found["kind"], found["facts"]["pid"]) == (1, "no-door", pid)
+
+
+def test_a_socket_that_was_removed_under_its_owner_is_named(spool: Path) -> None:
+    """Nobody makes it anew but the next owner."""
+    with owned(spool, door=True) as pid:
+        (spool / "door").unlink()
+        code, (found,) = doctor(spool)
+    assert (code, found["kind"], found["facts"]["pid"]) == (1, "no-door", pid)
+    assert found["remedy"].startswith("its socket `door` is not there: ")
 
 
 def test_an_owner_that_is_stopped_is_urgent_at_once(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,8 +184,9 @@ def test_who_can_start_no_thread_is_told_so(spool: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
-        with pytest.raises(qflow.QflowError, match="starts no more threads"):
+        with pytest.raises(qflow.QflowError, match="starts no more threads") as told:
             qflow.open(spool)
+        assert "`ulimit -v`" in str(told.value), "a thread needs memory"
     with qflow.open(spool):
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", fail)
