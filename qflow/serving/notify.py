@@ -15,7 +15,7 @@ _logger = logging.getLogger("qflow")
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
-PATIENCE_S = 1.0
+PATIENCE_S = 5.0
 """How long a manager that has much to read is waited for."""
 
 
@@ -27,7 +27,7 @@ def reloading() -> str:
 def notify(state: str) -> None:
     """Tell the service manager, if there is one; not in the thread of an event loop.
 
-    A socket that takes nothing costs a second, and a line in the log.
+    A socket that takes nothing costs some seconds, and a line in the log.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
