@@ -18,7 +18,7 @@ from qflow.storage.environment import Environment
 from qflow.storage.inbox import batches as sink_batches
 from qflow.storage.log import bodies, facts, removal
 from qflow.storage.log.keys import kept_damaged
-from qflow.storage.log.reading import in_words, read_unsettled, verify_plain
+from qflow.storage.log.reading import behind_tail, in_words, read_unsettled, verify_plain
 from qflow.storage.log.recovery import QueueRecord, Recovery, is_there
 from qflow.storage.log.rows import Row, read_row
 from qflow.storage.streams import eras, producers
@@ -124,6 +124,7 @@ def check_lane(
     """
     position, messages, size = -1, 0, 0
     expected: int | None = None
+    beyond: str | None = None
     while True:
         with env.reading() as txn:
             if not is_there(txn, record.owner):
@@ -132,6 +133,7 @@ def check_lane(
             moved = now != row
             if position < 0:
                 row, position, moved = now, now.floor, False
+                beyond = behind_tail(txn, record.owner, lane, row)
             if moved:
                 return  # counts of two states cannot be compared; all that was read is sound
             if not row.marks:
@@ -147,6 +149,8 @@ def check_lane(
         position, expected = replayed.position, replayed.last_block
         if position >= row.next:
             break
+    if beyond is not None:
+        yield f"queue {record.name!r}: {beyond}"
     if (messages, size) != (row.messages, row.bytes):
         if lost is not None and messages < row.messages:
             lost[f"queue {record.name!r}"] += row.messages - messages

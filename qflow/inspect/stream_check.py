@@ -14,6 +14,7 @@ from qflow.inspect.stream_facts import rows_of
 from qflow.message import offset_of
 from qflow.storage.log import recovery
 from qflow.storage.log.marks import count_marks
+from qflow.storage.log.reading import behind_tail
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row, read_row, read_rows
 from qflow.storage.streams import partitions
@@ -81,6 +82,7 @@ def _check_partition(env: Readable, owner: int, number: int, holes: list[Hole]) 
     messages = size = 0
     position = end = -1
     before = Row()
+    beyond: str | None = None
     while position < end or position < 0:
         with env.reading() as txn:
             if not recovery.is_there(txn, owner):
@@ -88,6 +90,7 @@ def _check_partition(env: Readable, owner: int, number: int, holes: list[Hole]) 
             row = read_row(txn, owner, number)
             if position < 0:
                 before, position, end = row, row.floor, row.next
+                beyond = behind_tail(txn, owner, number, row)
             position = max(position, row.floor)
             query = partitions.Query(owner, number, position, end, _READ_AT_ONCE)
             read = partitions.read(txn, query) if position < end else None
@@ -98,6 +101,8 @@ def _check_partition(env: Readable, owner: int, number: int, holes: list[Hole]) 
             messages += sum(len(piece.records) for piece in read.pieces)
             size += sum(piece.size for piece in read.pieces)
             position = read.position
+    if row == before and beyond is not None:
+        yield beyond
     if row == before and (messages, size) != (row.messages, row.bytes):
         yield f"the row says {row.messages} messages of {row.bytes} bytes, the blocks hold {messages} of {size}"
 

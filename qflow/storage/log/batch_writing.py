@@ -219,6 +219,8 @@ class BatchWriting:
         sharing: Sharing | None,
         now_ms: int,
     ) -> Step:
+        if not lane.tail_is_last:
+            lane.find_tail(txn)
         owner, number, row = lane.owner, lane.lane, lane.row
         if settled:
             row = settle_ranges(txn, owner, number, row, settled)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from qflow.message import LANE_SHIFT, Record
 from qflow.storage.log.passes import NOWHERE, Passes
-from qflow.storage.log.rows import Row
+from qflow.storage.log.rows import Row, with_last_block
 
 
 class Turn(Protocol):
@@ -50,7 +50,7 @@ class Lane:
 
     __slots__ = (
         "begins", "border", "broken", "full_tail", "is_logged", "lane", "leaves_gaps", "next", "owner", "passes",
-        "publisher", "remove_at", "removing", "row", "tail", "time_ms", "written",
+        "publisher", "remove_at", "removing", "row", "tail", "tail_is_last", "time_ms", "written",
     )  # fmt: skip
 
     def __init__(self, owner: int, lane: int, row: Row | None, publisher: Publisher) -> None:
@@ -74,6 +74,8 @@ class Lane:
         """Where a tail block begins that was written last and is too large to grow: a look at it would copy it."""
         self.tail: Any = None
         """What a spread wrote into its tail block; not of one that has grown since. See `Tail`."""
+        self.tail_is_last = row.next == lane << LANE_SHIFT
+        """No block is behind the one that the row names: nothing was ever put, or somebody has looked."""
         self.remove_at = 0
         """The floor at which settled blocks can be removed."""
         self.removing = row.floor > lane << LANE_SHIFT  # a crash may have left some
@@ -83,6 +85,11 @@ class Lane:
         self.written = False
         """A batch has written to it since the log was opened: its pages were sound then."""
         self.passes = Passes(row.floor if row.marks else NOWHERE)  # at open nobody knows what was left
+
+    def find_tail(self, txn: Any) -> None:
+        """Have the row name the last block, before anything is put behind that: once an opening, by the writer."""
+        self.row = with_last_block(txn, self.owner, self.lane, self.row)
+        self.tail_is_last = True
 
     @property
     def takes_notes(self) -> bool:

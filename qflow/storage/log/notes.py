@@ -22,7 +22,7 @@ from qflow.storage.log.append import TAIL_BYTES, append_messages
 from qflow.storage.log.keys import BLOCKS
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.removal import remove_settled
-from qflow.storage.log.rows import Row, read_row, write_row
+from qflow.storage.log.rows import Row, read_row, with_last_block, write_row
 
 MOST_BYTES = 64 * 1024
 """A larger message is not noted: it would be written twice for little."""
@@ -181,7 +181,7 @@ def replay(txn: Any, records: Iterable[bytes], join: Join = b"".join) -> int:
         _, owner, lane, first = _PUT_HEAD.unpack_from(changes)[:4]
         place = owner, lane
         if place not in tallies:
-            tallies[place] = Tally(read_row(txn, owner, lane))
+            tallies[place] = Tally(with_last_block(txn, owner, lane, read_row(txn, owner, lane)))
         counts[place] = counts.get(place, 0) + 1
         if changes[0] == _PUT:
             *_, time_ms, is_message = _PUT_HEAD.unpack_from(changes)

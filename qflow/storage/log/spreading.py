@@ -114,8 +114,10 @@ class Spreading:
             for lane in spreads[0].lanes:
                 # A message that is not logged takes a number, and leaves row and tail as they are.
                 if lane.row is not row or lane.tail is not before or before is None or lane.next != first:
-                    row, before, first = lane.row, lane.tail, lane.next
                     current[0] = lane
+                    if not lane.tail_is_last:
+                        lane.find_tail(txn)
+                    row, before, first = lane.row, lane.tail, lane.next
                     found = after.state(txn, lane)
                 if found is not None and lane not in busy:
                     lanes.append(lane)
