@@ -25,6 +25,7 @@ KINDS = (
     "dead-letters",
     "maintenance",
     "refused-batches",
+    "last-commit-unusable",
     "silent-owner",
     "pinned-pages",
     "slow-consumers",

@@ -71,3 +71,5 @@ class Look:
     disk_free_inodes: int = 0
     refused_batches: int = 0
     """Batches from outside that were set aside."""
+    last_commit: str | None = None
+    """Why the copy of the last commit beside the log cannot be read, if so."""

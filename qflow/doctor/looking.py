@@ -91,6 +91,7 @@ def seen_in(spool: str, health: Health | None = None) -> Look:
         log_used_bytes=health.log_used_bytes,
         readers=tuple(health.readers),
         refused_batches=health.refused_batches,
+        last_commit=health.last_commit,
     )
 
 

@@ -32,6 +32,7 @@ def judge_spool(look: Look) -> Iterator[Finding]:
     yield from _obstacle(look)
     yield from _removed(look)
     yield from _problems(look)
+    yield from _last_commit(look)
     yield from _disk(look)
     yield from _dead_log(look)
     yield from _readers(look)
@@ -115,6 +116,17 @@ def _problems(look: Look) -> Iterator[Finding]:
             remedy=f"`qflow check {path}` reads all of it and says what is lost; `qflow check {path} --repair NEW` "
             "brings the rest into a new spool",
             facts={"problems": list(look.problems[:100]), "count": len(look.problems)},
+        )
+
+
+def _last_commit(look: Look) -> Iterator[Finding]:
+    if look.last_commit is not None:
+        yield Finding(
+            severity=Severity.PROBLEM,
+            kind="last-commit-unusable",
+            sentence=f"the copy of the last commit is not compared with the log: {look.last_commit}",
+            remedy="give `log/last` the user and the rights that `log/data.mdb` has beside it (`chown --reference`, "
+            "`chmod --reference`); or remove it: the next owner begins another one",
         )
 
 

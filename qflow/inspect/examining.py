@@ -10,6 +10,7 @@ from qflow.inspect.child import in_child
 from qflow.inspect.facts import Examination
 from qflow.inspect.log_check import check_every_page, check_log
 from qflow.inspect.logs import opened_log
+from qflow.storage import last_commit
 from qflow.storage.files import Files
 from qflow.storage.inbox import stages
 from qflow.storage.lock import owner_pid
@@ -40,6 +41,8 @@ def _examine(spool: str) -> Examination:
         if not found_problems and owner_pid(spool) is None:  # an owner meets those pages itself, and goes on meanwhile
             found_problems += check_every_page(env)
         journal_records = count_unapplied(env, files)
+        unusable = last_commit.why_unusable(env.path, files)
+    found_problems += [unusable] if unusable is not None else []
     found_problems += [
         f"batch {batch.batch} of query {batch.query} was set aside in {stages.set_aside(spool, batch)}: "
         f"{stages.why_refused(files, spool, batch)}"

@@ -16,6 +16,7 @@ from qflow.inspect.log_check import check_log
 from qflow.inspect.logs import opened_log
 from qflow.inspect.peeking import unsettled
 from qflow.message import Headers, Message, decode_headers
+from qflow.storage import last_commit
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.inbox import stages
@@ -57,6 +58,8 @@ class Health:
     readers: list[tuple[int, int]]
     """(process, how many commits ago it began) of reads that are under way."""
     refused_batches: int
+    last_commit: str | None = None
+    """Why the copy of the last commit cannot be read, if so."""
 
 
 def owner_of(path: str | os.PathLike[str]) -> int | None:
@@ -91,6 +94,7 @@ def _read_health(spool: str, read_bytes: int) -> Health:
             log_used_bytes=env.used_bytes(),
             readers=_readers(env),
             refused_batches=len(stages.list_refused(Files(), spool)),
+            last_commit=last_commit.why_unusable(env.path, Files()),
         )
 
 

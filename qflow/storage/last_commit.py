@@ -12,10 +12,10 @@ import logging
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
-from qflow.errors import CorruptionError
+from qflow.errors import CorruptionError, PermissionDenied
 from qflow.storage.files import FILE_MODE, FULL, READ, Files, storage_error
 from qflow.storage.log.directory import DATA, LAST
 from qflow.storage.log.sealing import seal, unseal
@@ -28,6 +28,7 @@ _ROOTS = struct.Struct("<24xI92x8xQ")
 """Bytes of a page, and the number of the commit; of `MDB_meta` in LMDB 0.9 with 64 bits."""
 _KEEP = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TRIES = 10
+_UNNOTICED = "until then nobody would notice that the log ends with an earlier one"
 
 
 class _Roots(NamedTuple):
@@ -61,8 +62,9 @@ class LastCommit:
         except OSError as error:
             if error.errno not in FULL:
                 _logger.warning(
-                    "%s; until then nobody would notice that the log ends with an earlier one",
+                    "%s; %s",
                     storage_error(error, "use the copy of the last commit", path),
+                    _UNNOTICED,
                     extra={"spool": os.path.dirname(log), "event": "last_commit_unusable"},
                 )
 
@@ -107,16 +109,31 @@ class LastCommit:
 def look(log: str, files: Files) -> list[str]:
     """Compare the roots with the copy, as whoever only reads; return what is wrong, in words.
 
-    The owner may commit meanwhile.
+    The owner may commit meanwhile. A copy that may not be read is done without, as by an owner: see `why_unusable`.
 
     Raises:
         StorageError: one of them cannot be read.
     """
     try:
-        with _opened(files, log, DATA) as data_fd, _opened(files, log, LAST) as last_fd:
+        with _opened(files, log, DATA) as data_fd, ExitStack() as opened:
+            try:
+                last_fd = opened.enter_context(_opened(files, log, LAST))
+            except PermissionDenied:
+                return []
             return _look(last_fd, data_fd, log)
     except FileNotFoundError:
         return []
+
+
+def why_unusable(log: str, files: Files) -> str | None:
+    """Return, in words, why whoever looks may not read the copy; None if that may be read, or there is none."""
+    try:
+        with _opened(files, log, LAST):
+            return None
+    except FileNotFoundError:
+        return None
+    except PermissionDenied as error:
+        return f"{error}; {_UNNOTICED}"
 
 
 def _look(last_fd: int, data_fd: int, log: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 
 import qflow
-from qflow import inspect
+from qflow import doctor, inspect
 from qflow.storage import last_commit
 from qflow.storage.files import Files
 from unit.clocks import until
@@ -259,18 +259,36 @@ def deny(monkeypatch: pytest.MonkeyPatch, name: str, number: int = errno.EACCES)
     monkeypatch.setattr(Files, "open", staticmethod(refused))
 
 
-@pytest.mark.parametrize(("name", "copied"), [("last", True), ("data.mdb", True), ("data.mdb", False)])
+@pytest.mark.parametrize("copied", [True, False])
 def test_who_looks_is_told_which_file_cannot_be_read(
-    name: str, copied: bool, spool: Path, monkeypatch: pytest.MonkeyPatch
+    copied: bool, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing of `lock.mdb`, which is as it should be."""
-    deny(monkeypatch, name)
+    deny(monkeypatch, "data.mdb")
     if not copied:
         (spool / "log" / "last").unlink()
     for look in (inspect.read_spool, inspect.check_spool):
-        with pytest.raises(qflow.PermissionDenied, match=rf"\({spool}/log/{name}\)") as raised:
+        with pytest.raises(qflow.PermissionDenied, match=rf"\({spool}/log/data.mdb\)") as raised:
             look(spool)
         assert "lock.mdb" not in str(raised.value)
+
+
+def test_who_looks_and_may_not_read_the_copy_goes_on(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an owner does. A check and the doctor say so, with the remedy; nothing is damaged."""
+    deny(monkeypatch, "last")
+    found = inspect.read_spool(spool)
+    assert ([queue.messages for queue in found.queues], found.problems) == ([len(BODIES)], [])
+    assert inspect.copy_spool(spool, tmp_path / "copy").problems == ()
+    (problem,) = inspect.check_spool(spool)
+    assert problem == (
+        f"cannot read what was committed last ({spool}/log/last): Permission denied; give this user read and write "
+        "access to it; until then nobody would notice that the log ends with an earlier one"
+    )
+    (finding,) = doctor.examine(spool)
+    assert (finding.kind, finding.severity) == ("last-commit-unusable", doctor.Severity.PROBLEM)
+    assert problem in finding.sentence
 
 
 def test_an_owner_that_may_not_use_the_copy_says_so_and_goes_on(

@@ -172,6 +172,7 @@ def test_dead_letters_have_a_reason() -> None:
         ({"is_there": False}, "removed", Severity.URGENT),
         ({"failure": FormatTooNew("it has format 9")}, "newer-format", Severity.URGENT),
         ({"refused_batches": 2}, "refused-batches", Severity.PROBLEM),
+        ({"last_commit": "cannot read it"}, "last-commit-unusable", Severity.PROBLEM),
         ({"stats": {"troubles": {"spilling": "no room"}}}, "maintenance", Severity.PROBLEM),
         ({"stats": {"inbox": {"problem": "the queue is full"}}}, "maintenance", Severity.PROBLEM),
         ({"stats": {"capacity_bytes": 100, "resident_bytes": 99, "queues": {}}}, "memory-full", Severity.NOTICE),
