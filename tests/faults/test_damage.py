@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 import time
@@ -18,9 +19,10 @@ from faults.seams import in_thread
 from qflow import inspect
 from qflow.queues.queue import parts_of
 from qflow.storage.log import recovery, rows
+from qflow.storage.log.journal import STATE_KEY
 from qflow.storage.log.keys import BLOCKS, FORMAT, MARKS, OLDEST_FORMAT, WINDOWS, key_of, meta_key, queue_key
 from qflow.storage.log.rows import Row, read_row
-from qflow.storage.log.sealing import seal
+from qflow.storage.log.sealing import seal, unseal
 from unit.clocks import until
 
 OWNER = 1
@@ -370,6 +372,33 @@ def test_damaged_first_records_are_refused_and_left_alone(name, written):
         qflow.open(written)
     with pytest.raises(qflow.CorruptionError):
         inspect.check_spool(written)
+
+
+@pytest.mark.parametrize("size", [0, 8, 17])
+def test_a_log_that_speaks_of_its_journal_otherwise_is_refused_and_left_alone(size, written):
+    """I10: its checksum is right, so another qflow wrote it; an error in a sentence, and not one of `struct`."""
+    edit(written, lambda txn: txn.put(STATE_KEY, seal(bytes(size))))
+    for look in (qflow.open, inspect.check_spool, inspect.read_spool):
+        with pytest.raises(qflow.CorruptionError, match=rf"of its journal is {size} bytes long, not 16"):
+            look(written)
+
+
+@pytest.mark.parametrize("what", ["name", "incarnation", "settings", "deleted", "kind"])
+def test_a_record_of_a_queue_that_lacks_something_is_reported_and_left(what, written):
+    """I10: likewise; others are served."""
+
+    def change(txn: Any) -> None:
+        fields = json.loads(unseal(txn.get(queue_key(OWNER)), "record"))
+        del fields[what]
+        txn.put(queue_key(OWNER), seal(json.dumps(fields).encode()))
+
+    edit(written, change)
+    problem = f"the record of queue {OWNER} does not say its {what}"
+    assert any(problem in text for text in inspect.check_spool(written))
+    with qflow.open(written) as broker:
+        assert broker.queues() == ["other"]
+        assert any(problem in text for text in broker.recovery.problems)
+    assert len(block_keys(written)) == 10
 
 
 def test_a_spool_of_a_newer_format_is_refused_before_anything_is_touched(written):

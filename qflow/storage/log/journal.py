@@ -95,11 +95,19 @@ NO_JOURNAL = JournalState.without(0)
 
 
 def read_state(txn: Any, path: str) -> JournalState:
-    """Return what the log at `path` says of its journal."""
+    """Return what the log at `path` says of its journal.
+
+    Raises:
+        CorruptionError: it is damaged, or not as this version writes it.
+    """
     value = txn.get(STATE_KEY)
     if value is None:
         return NO_JOURNAL
-    return JournalState(*_STATE.unpack(unseal(value, f"{path}: what the log says of its journal")))
+    where = f"{path}: what the log says of its journal"
+    bare = unseal(value, where)
+    if len(bare) != _STATE.size:
+        raise CorruptionError(f"{where} is {len(bare)} bytes long, not {_STATE.size}: another version wrote it")
+    return JournalState(*_STATE.unpack(bare))
 
 
 def encode_state(state: JournalState) -> bytes:

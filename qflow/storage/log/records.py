@@ -6,7 +6,6 @@ until somebody knows what became of it: that thread, or the next that comes for 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ from qflow.errors import again
 from qflow.storage.log import recovery
 from qflow.storage.log.keys import queue_key
 from qflow.storage.log.rows import Row, write_row
-from qflow.storage.log.sealing import unseal
 from qflow.storage.log.transaction_log import TransactionLog, Unit
 
 ROW_BYTES = 128
@@ -99,7 +97,7 @@ class Records:
             for owner in gone:
                 value = txn.get(queue_key(owner))
                 if value is not None:
-                    record = json.loads(unseal(value, f"the record of queue {owner}"))
+                    record = recovery.fields_of(value, owner)
                     name, settings, kind = record["name"], record["settings"], record["kind"]
                     value = recovery.queue_value(name, 0, settings, deleted=True, kind=kind)
                     txn.put(queue_key(owner), value)

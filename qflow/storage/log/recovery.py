@@ -25,6 +25,7 @@ from qflow.storage.log.sealing import seal, unseal
 
 CLEAN, DIRTY = b"clean", b"dirty"
 _OWNER = struct.Struct("<Q")
+_FIELDS = {"name", "incarnation", "settings", "deleted", "kind"}
 
 QUEUE, STREAM, CURSOR = "queue", "stream", "cursor"
 """What an owner of lanes may be; a cursor has no blocks, only rows and marks: how far a subscription came."""
@@ -89,6 +90,19 @@ def queue_value(
 ) -> bytes:
     fields = {"name": name, "incarnation": incarnation, "settings": settings, "deleted": deleted, "kind": kind}
     return seal(json.dumps(fields).encode())
+
+
+def fields_of(value: Any, owner: int) -> dict[str, Any]:
+    """Return what the record of an owner of lanes says: what `queue_value` was given.
+
+    Raises:
+        CorruptionError: it is damaged, or lacks something.
+    """
+    where = f"the record of queue {owner}"
+    fields: dict[str, Any] = json.loads(unseal(value, where))
+    if not fields.keys() >= _FIELDS:
+        raise CorruptionError(f"{where} does not say its {min(_FIELDS - fields.keys())}: another version wrote it")
+    return fields
 
 
 def write_new(txn: Any, owner: int, value: bytes) -> None:
@@ -193,7 +207,7 @@ def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recove
     for key, value in table.items(txn, prefix, table.behind(prefix)):
         owner = highest = int.from_bytes(key[1:], "big")
         try:
-            fields = json.loads(unseal(value, f"the record of queue {owner}"))
+            fields = fields_of(value, owner)
         except CorruptionError as error:
             problems.append(str(error))
             unread.add(owner)
@@ -258,7 +272,7 @@ def records_of(txn: Any, problems: list[str]) -> Iterator[tuple[int, dict[str, A
     for key, value in table.items(txn, prefix, table.behind(prefix)):
         owner = int.from_bytes(key[1:], "big")
         try:
-            fields = json.loads(unseal(value, f"the record of queue {owner}"))
+            fields = fields_of(value, owner)
         except CorruptionError as error:
             problems.append(str(error))
             continue
@@ -273,7 +287,7 @@ def is_there(txn: Any, owner: int) -> bool:
         CorruptionError: its record is damaged.
     """
     value = txn.get(queue_key(owner))
-    return value is not None and not json.loads(unseal(value, f"the record of queue {owner}"))["deleted"]
+    return value is not None and not fields_of(value, owner)["deleted"]
 
 
 def _queue(
