@@ -13,7 +13,7 @@ from qflow.aio.delivery import AsyncDelivery, Settling
 from qflow.aio.loops import Home
 from qflow.callbacks import is_failure, run
 from qflow.delivery import Deliveries, Delivery
-from qflow.errors import AlreadySettled
+from qflow.errors import AlreadySettled, QflowError
 from qflow.memory.waiting import in_place
 from qflow.queues import consumer
 from qflow.queues.consumer import GONE, Listed, Troubles, consuming_taker
@@ -28,6 +28,7 @@ class AsyncListed(Protocol):
     def list_consumer(self, consumer: Listed) -> None: ...
     def forget_consumer(self, consumer: Listed) -> None: ...
     def tell_failure(self, sequence: int | None, error: BaseException) -> None: ...
+    def tell_end(self, error: QflowError) -> None: ...
 
 
 class AsyncConsumed(Settling, Protocol):
@@ -117,8 +118,9 @@ class ConsumerTasks:
                     await self._handle(delivery, me)
                 finally:
                     del self._current[me]
-        except GONE:
-            return
+        except GONE as error:
+            if not self._stopped:
+                self._consumed.tell_end(error)
 
     def _task_ended(self, _: object) -> None:
         if all(task.done() for task in self._tasks):

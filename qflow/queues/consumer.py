@@ -16,7 +16,7 @@ from qflow.callbacks import check_callback, check_ran
 from qflow.config import parse_count, parse_timeout
 from qflow.delivery import Deliveries, Delivery
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, BrokerClosed, ForkedProcess, QueueDeleted
+from qflow.errors import AlreadySettled, BrokerClosed, ForkedProcess, QflowError, QueueDeleted
 from qflow.events import EventKind
 from qflow.memory.line import Alarm
 from qflow.memory.waiting import shelter, sheltered
@@ -58,6 +58,7 @@ class Consumed(Protocol):
     def list_consumer(self, consumer: Listed) -> None: ...
     def forget_consumer(self, consumer: Listed) -> None: ...
     def tell_failure(self, sequence: int | None, error: BaseException) -> None: ...
+    def tell_end(self, error: QflowError) -> None: ...
 
 
 class Told(Protocol):
@@ -143,7 +144,9 @@ class Consuming:
             while not self._stopped:
                 try:
                     self._hand_over()
-                except GONE:
+                except GONE as error:
+                    if not self._stopped:
+                        self._queue.tell_end(error)
                     return
                 except Exception as error:
                     self._troubles.tell(error)
@@ -334,6 +337,9 @@ class Consumers:
             extra={"queue": self.name, "event": "consumer_failed"},
         )
         self._context.tell(EventKind.CONSUMER_FAILED, f"{what}: {error!r}")
+
+    def tell_end(self, error: QflowError) -> None:
+        """A consumer ends, for its broker is closed, or its queue deleted: whoever has done it knows."""
 
     def end_all(self) -> None:
         """Have all of them end. Under the lock."""

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import count
+from typing import Protocol
 
 from qflow.delivery import Deliveries, Delivery
-from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QueueDeleted
+from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError, QueueDeleted
 from qflow.queues.consumer import Listed
 from qflow.remote.client import requests
 from qflow.remote.client.deliveries import Settler, deliveries_of
@@ -20,11 +22,38 @@ from qflow.takers import Noted, named
 _logger = logging.getLogger("qflow")
 
 
+class Cut(Protocol):
+    """A connection that may end by itself."""
+
+    @property
+    def is_cut(self) -> bool: ...
+
+
+class Ending:
+    """The end of one consumer, which is told of once, however many threads or tasks it has."""
+
+    def __init__(self, connection: Cut, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._times = count()
+
+    def tell(self, error: QflowError) -> None:
+        """A thread or task of it ends: say so, if it is for its connection, and nobody has closed that here."""
+        if self._connection.is_cut and next(self._times) == 0:
+            _logger.warning(
+                "the consumer of queue %r has ended with its connection: %s",
+                self._name,
+                error,
+                extra={"queue": self._name, "event": "consumer_ended"},
+            )
+
+
 class AnyConsumed:
     """What consumers at the door share, of threads and of tasks."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, ending: Ending) -> None:
         self.name = name
+        self.tell_end = ending.tell
 
     def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None:
         """Return a delivery of a batch; None if it is settled, or the owner has taken the batch back."""
@@ -42,8 +71,8 @@ class AnyConsumed:
 class RemoteConsumed(AnyConsumed):
     """What one consumer takes from, as `queues.consumer.Consumed` says."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, connection: Connection, name: str, ending: Ending) -> None:
+        super().__init__(name, ending)
         self._connection = connection
         self._number = 0
         """Of the request that waits."""

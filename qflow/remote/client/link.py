@@ -318,7 +318,7 @@ class Link:
         if self.ended is None:
             if why is None and self.limits and self._reason is not None:
                 why = self._reason()
-            self.ended = why or BrokerClosed(self._closing or f"the connection to the owner of {self.target} has ended")
+            self.ended = why or BrokerClosed(self._closing or cut(self.target))
             self._refused = self.ended
         text = str(self.ended)
         kept, self._kept = self._kept, {}
@@ -333,6 +333,11 @@ class Link:
     def _take_all(self) -> Iterator[tuple[int, _Given]]:
         given, self._given = self._given, {}
         yield from given.items()
+
+
+def cut(target: str, how: str = "") -> str:
+    """Return what is told of a connection that has ended, nobody here having closed it."""
+    return f"the connection to the owner of {target} has ended{f' ({how})' if how else ''}: connect again"
 
 
 def refuse_size(size: int, most: int) -> QflowError:

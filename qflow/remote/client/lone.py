@@ -26,7 +26,7 @@ from qflow.handlers import is_of_handler
 from qflow.memory.waiting import is_main
 from qflow.remote.client import requests
 from qflow.remote.client.gathering import Gathering
-from qflow.remote.client.link import ANSWER_BYTES, Link, Reply, Request
+from qflow.remote.client.link import ANSWER_BYTES, Link, Reply, Request, cut
 from qflow.remote.wire.columns import lengths_of, total_of
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import FrameReader, Head, WireError, encode_frame
@@ -213,7 +213,7 @@ class Line:
         """Return the outcome of a put that was not answered."""
         if not one.is_sent:
             return NOT_MADE
-        return InDoubt(f"{one.request.doubt} may hold or not: the connection to the owner of {self._target} has ended")
+        return InDoubt(f"{one.request.doubt} may hold or not: {cut(self._target)}")
 
     def close(self) -> None:
         """End it. Not while it is in use."""

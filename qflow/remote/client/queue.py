@@ -16,7 +16,7 @@ from qflow.options import Body, ConsumeOptions, PutOnceOptions, PutOptions
 from qflow.queues.consumer import Consumer, Consuming, begin_consumer
 from qflow.remote.client import requests
 from qflow.remote.client.browsing import entries
-from qflow.remote.client.consuming import RemoteConsumed
+from qflow.remote.client.consuming import Ending, RemoteConsumed
 from qflow.remote.client.deliveries import deliveries_of, first_of
 from qflow.remote.client.threads import Connection
 from qflow.stats import QueueStats
@@ -156,7 +156,9 @@ class RemoteQueue:
         What a callback raises is logged here, by the logger `qflow`; the owner tells no event of it.
         """
         self._connection.check_open()
-        return begin_consumer(partial(RemoteConsumed, self._connection, self._name), callback, Consuming.start, options)
+        ending = Ending(self._connection, self._name)
+        take_from = partial(RemoteConsumed, self._connection, self._name, ending)
+        return begin_consumer(take_from, callback, Consuming.start, options)
 
     def pause(self) -> None:
         """Deliver nothing until `resume`, to anybody; see `qflow.Queue.pause`."""

@@ -8,7 +8,7 @@ from qflow.delivery import Deliveries
 from qflow.errors import NotFound, QueueDeleted
 from qflow.queues.consumer import Listed
 from qflow.remote.client import requests
-from qflow.remote.client.consuming import AnyConsumed
+from qflow.remote.client.consuming import AnyConsumed, Ending
 from qflow.remote.client.task_settling import Settles, TaskSettler
 from qflow.remote.client.tasks import TaskConnection
 from qflow.takers import Taker
@@ -24,7 +24,7 @@ class TaskConsumed(AnyConsumed, Settles):
         collect: Callable[[int, float | None, str | int], Awaitable[Deliveries]] | None = None,
         at_once: int = 1,
     ) -> None:
-        AnyConsumed.__init__(self, name)
+        AnyConsumed.__init__(self, name, Ending(connection, name))
         Settles.__init__(self, connection)
         self._collect = collect
         self._at_once = at_once

@@ -65,6 +65,11 @@ class TaskConnection(asyncio.Protocol):
         """No call can be made."""
         return self._is_ending or self._link.refuses
 
+    @property
+    def is_cut(self) -> bool:
+        """No call can be made, and nobody has closed it here."""
+        return self._link.refuses and not self._is_ending
+
     # Calls -----------------------------------------------------------------------------------------------------------
 
     async def call(self, request: Request, then: Callable[[Any], T] | None = None) -> T:
@@ -185,7 +190,7 @@ class TaskConnection(asyncio.Protocol):
         try:
             self._link.feed(data)
         except WireError as error:
-            self._end(StorageError(f"{self.target}: {error}; the connection was ended"))
+            self._end(StorageError(f"{self.target}: {error}; the connection was ended: connect again"))
             self._transport.abort()
         else:
             self._flush()

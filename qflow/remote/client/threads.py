@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
 from qflow.memory.line import Wake
 from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
-from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request
+from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request, cut
 from qflow.remote.client.lone import LARGE, Line, LonePuts
 from qflow.remote.client.promises import Call, JobThread, Promise, Room
 from qflow.remote.client.sockets import WakePipe, hand_in, send_some
@@ -81,6 +81,11 @@ class Connection:
     def closed(self) -> bool:
         """No call can be made."""
         return self._is_ending or self._link.refuses
+
+    @property
+    def is_cut(self) -> bool:
+        """No call can be made, and nobody has closed it here."""
+        return self._link.refuses and not self._is_ending
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
@@ -327,11 +332,11 @@ class Connection:
         try:
             self._read_all()
         except WireError as error:
-            why = StorageError(f"{self.target}: {error}; the connection was ended")
+            why = StorageError(f"{self.target}: {error}; the connection was ended: connect again")
         except ConnectionError:
             pass  # ended by the owner, which has not read all, or never let this one in
         except OSError as error:
-            why = BrokerClosed(f"the connection to the owner of {self.target} has ended: {error.strerror}")
+            why = BrokerClosed(cut(self.target, error.strerror or repr(error)))
         except BaseException as error:
             _logger.exception("the reader of the connection to %s failed", self.target)
             why = StorageError(f"{self.target}: reading failed: {error!r}; the connection was ended: connect again")
