@@ -11,6 +11,7 @@ from typing import Any, Generic, Unpack
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
+from qflow.aio.entering import enter, put_if_room
 from qflow.aio.loops import Home, Homes, Log, Promise, Waiter, Worker, attend
 from qflow.aio.queue_work import QueueWork
 from qflow.aio.takers import loop_taker, task_name
@@ -21,7 +22,7 @@ from qflow.delivery import Entry
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled
 from qflow.memory.waiting import in_place
-from qflow.message import Headers, Record, is_logged
+from qflow.message import Headers, Record
 from qflow.options import Body, Moment, Placed, PutOnceOptions, PutOptions
 from qflow.queues.claims import Claims
 from qflow.queues.envelope import Envelope
@@ -174,8 +175,8 @@ class AsyncQueue(Generic[Placed]):
     ) -> asyncio.Future[int | Placed]:
         """`put` that does not wait: the future has what `put` returns, once it is confirmed.
 
-        If there is room, the message is handed over when this returns, without a task of its own; else the future is
-        a task that waits for room. Cancelling it cancels a `put`.
+        If there is room, the message is handed over when this returns, without a task of its own, and `close` waits
+        for it; else the future is a task that waits for room, and `close` ends it. Cancelling it cancels a `put`.
         """
         envelope = self._puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
@@ -184,27 +185,24 @@ class AsyncQueue(Generic[Placed]):
     def _submitted(
         self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
     ) -> asyncio.Future[Any]:
-        puts, home, timeout_s = self._puts, self._homes.here(), parse_timeout(timeout_s)
-        if is_logged(records[0]) or not puts.settings.durable:
-            put = puts.draft(records, plain, envelope.number)
-            if puts.enter_at_once(put):
-                return home.confirmed(put) if put.lane.is_logged else _resolved(home, put.first)
-        return home.loop.create_task(self._put(records, plain, envelope, timeout_s))
+        home, timeout_s = self._homes.here(), parse_timeout(timeout_s)
+        put = put_if_room(self._puts, self._log, records, plain, envelope.number)
+        if put is None:
+            return home.loop.create_task(self._put(records, plain, envelope, timeout_s))
+        return _resolved(home, put) if isinstance(put, int) else home.confirmed(put)
 
     async def _put(
         self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
     ) -> int | None:
-        queue = self._puts
-        if queue.settings.durable and not is_logged(records[0]):
-            first = queue.put_unlogged(records, envelope.number)
-            if first is not None:
-                return first
-        put = queue.draft(records, plain, envelope.number)
-        if not queue.enter_at_once(put):
-            return await self._wait_for_room(queue.begin([put], timeout_s))
-        if put.lane.is_logged:
-            await self._homes.here().confirmed(put)
-        return put.first
+        put = put_if_room(self._puts, self._log, records, plain, envelope.number)
+        if put is None:
+            puts = self._puts
+            return await self._wait_for_room(puts.begin([puts.draft(records, plain, envelope.number)], timeout_s))
+        if isinstance(put, int):
+            return put
+        await self._homes.here().confirmed(put)
+        first: int = put.first
+        return first
 
     async def _wait_for_room(self, putting: Putting) -> int | None:
         """Put messages that have to wait, or that a limit turns away."""
@@ -218,25 +216,12 @@ class AsyncQueue(Generic[Placed]):
             else:
                 await self._worker.run(home, partial(queue.turn_away, put.records, turned.decision))
             return None
-        self._enter(put)
+        enter(self._puts, self._log, put)
         if put.lane.is_logged:
             await home.confirmed(put)
         if queue.exceeds:
             self._worker.spill(queue.spiller)
         return put.first
-
-    def _enter(self, put: Any) -> None:
-        """Hand a put whose room is reserved to the log, or make it visible if it is not logged."""
-        queue = self._puts
-        if not put.lane.is_logged:
-            queue.publish_transient(put)
-            return
-        try:
-            self._log.put(put, soon=False)
-        except BaseException:
-            if not put.joined:
-                queue.refused(put)
-            raise
 
     # Get ---------------------------------------------------------------------------------------------------------
 
