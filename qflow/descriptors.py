@@ -8,6 +8,10 @@ from contextlib import suppress
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """This process, or the system, cannot open files at the moment."""
+REMEDIES = {
+    errno.EMFILE: "this process has too many open files: close some, or raise `ulimit -n`",
+    errno.ENFILE: "the system has too many open files: close some, or raise fs.file-max",
+}
 _REFUSING = (0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)
 """What stands in for each refuses what it is used for, as one that is closed does."""
 

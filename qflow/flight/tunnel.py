@@ -28,6 +28,7 @@ from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, NotFound,
 from qflow.flight.owner import Owner
 from qflow.flight.trust import Trust, what_is_wrong
 from qflow.remote.client.connecting import gone, open_socket, when_let_in
+from qflow.remote.client.sockets import failed
 
 PIECE_BYTES = 2**18
 _BYTES, _END, _NOTHING = b"\0", b"\1", b"\2"
@@ -203,7 +204,11 @@ class Outlet:
         self._options = options
         self.target = target
         self._trust = trust or Trust()
-        self.socket, self._inner = socket.socketpair()
+        try:
+            ends = socket.socketpair()
+        except OSError as error:
+            raise failed(error, target) from error
+        self.socket, self._inner = ends
         """For a connection, which closes it."""
         self._heard = _Heard(time.monotonic)
         self.error: pa.ArrowException | None = None

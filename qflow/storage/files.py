@@ -19,7 +19,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 
-from qflow.descriptors import EXHAUSTED
+from qflow.descriptors import EXHAUSTED, REMEDIES
 from qflow.errors import DiskFull, PermissionDenied, StorageError
 
 DIRECTORY_MODE = 0o700
@@ -56,8 +56,7 @@ _REMEDIES = {
     errno.ENOSPC: "free some space on that file system (`df -h` and `df -i` show what is short) and try again",
     errno.EDQUOT: "free some space or raise the disk quota of this user, and try again",
     errno.EFBIG: "no file may be larger: raise `ulimit -f`, or `LimitFSIZE=` of the unit of systemd, and start anew",
-    errno.EMFILE: "this process has too many open files: close some, or raise `ulimit -n`",
-    errno.ENFILE: "the system has too many open files: close some, or raise fs.file-max",
+    **REMEDIES,
     errno.EROFS: "the file system is read-only (often after a disk error): look at `dmesg` and mount it for writing",
     errno.EIO: "the disk reported an error: look at `dmesg`, and move the spool to a healthy disk",
     errno.EACCES: "give this user read and write access to it",

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,23 +14,7 @@ import qflow
 import qflow.aio
 from door_raw import until
 from doors import event_loop
-
-Ends = Callable[[], None]
-OWNER = (
-    "import qflow, sys\nbroker = qflow.open(sys.argv[1])\nbroker.declare_queue('jobs')\nprint('up', flush=True)\n"
-    "sys.stdin.read()\nbroker.close()"
-)
-
-
-@contextmanager
-def owned(spool: Path, how: str) -> Iterator[Ends]:
-    """Have another process own a spool with a queue; provide what has it closed or killed."""
-    command = [sys.executable, "-c", OWNER, str(spool)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None
-        assert owner.stdin is not None
-        owner.stdout.readline()
-        yield owner.stdin.close if how == "closed" else owner.kill
+from other_owner import End, owned
 
 
 def check_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -66,7 +47,7 @@ def test_a_consumer_of_tasks_that_ends_with_its_connection_is_told_of(
 ) -> None:
     """As one of threads."""
 
-    async def scenario(end: Ends) -> None:
+    async def scenario(end: End) -> None:
         async with qflow.aio.connect(spool) as remote:
             came = asyncio.Event()
             consumer = remote.queue("jobs").consume(lambda delivery: came.set(), concurrency=3)

@@ -19,6 +19,7 @@ from qflow.memory.waiting import shelter_made
 from qflow.remote.client import requests
 from qflow.remote.client.broker import RemoteBroker, broker_of
 from qflow.remote.client.lone import make_line
+from qflow.remote.client.sockets import failed
 from qflow.remote.client.threads import Connection
 from qflow.serving.extras import load
 from qflow.tokens import token_of
@@ -114,7 +115,10 @@ def open_socket(path: str) -> socket.socket:
     """
     if not os.path.isdir(path):
         raise NotFound(f"there is no spool at {path}: name the directory of one that is open")
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError as error:
+        raise failed(error, path) from error
     try:
         one.setblocking(False)
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -139,7 +143,7 @@ def explain(error: OSError, path: str) -> QflowError:
             f"this user may not use {os.path.join(path, NAME)}: only the user of the owner is let in, and needs read "
             "and write access to the spool; give it back if it was taken"
         )
-    return StorageError(f"cannot connect to the owner of {path}: {error.strerror or error}")
+    return failed(error, path)
 
 
 def silent(path: str, timeout: float | None) -> StorageError:

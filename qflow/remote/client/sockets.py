@@ -11,9 +11,19 @@ from contextlib import suppress
 from itertools import islice
 from time import monotonic
 
+from qflow.descriptors import REMEDIES
+from qflow.errors import StorageError
+
 MOST_PARTS = 100
 """Of what is sent at once: a system takes so many buffers, or more."""
 READ_BYTES = 2**16
+
+
+def failed(error: OSError, target: str) -> StorageError:
+    """Return the error for a connection whose descriptors the system does not give."""
+    remedy = REMEDIES.get(error.errno or 0)
+    why = error.strerror or error
+    return StorageError(f"cannot connect to the owner of {target}: {why}{f'; {remedy}' if remedy else ''}")
 
 
 class WakePipe:
@@ -38,6 +48,15 @@ class WakePipe:
         """Close it, in a forked child."""
         self._close()
         self._tell = -1
+
+
+def wake_pipe(one: socket.socket, target: str) -> WakePipe:
+    """Return the pipe of a connection; where the system gives none, close the socket. Raises StorageError."""
+    try:
+        return WakePipe()
+    except OSError as error:
+        one.close()
+        raise failed(error, target) from error
 
 
 def _close(told: int, tell: int) -> None:

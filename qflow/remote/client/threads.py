@@ -24,7 +24,7 @@ from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
 from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request, cut
 from qflow.remote.client.lone import LARGE, Line, LonePuts
 from qflow.remote.client.promises import Call, JobThread, Promise, Room
-from qflow.remote.client.sockets import WakePipe, hand_in, send_some
+from qflow.remote.client.sockets import WakePipe, hand_in, send_some, wake_pipe
 from qflow.remote.wire.frames import WireError
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Connection:
         self._link = Link(target, reason)
         self._socket = one
         one.setblocking(False)
-        self._wake_pipe: WakePipe | None = WakePipe()
+        self._wake_pipe: WakePipe | None = wake_pipe(one, target)
         """None: the reader has ended."""
         self._out: deque[memoryview] = deque()
         self._unsent = 0
