@@ -80,7 +80,7 @@ class AlreadySettled(QflowError):
 
 
 class ForkedProcess(QflowError):
-    """A broker was used in a child of the process that opened it; open one after the fork."""
+    """A broker was used, or its spool opened, in a child that was forked while it was open; fork before, or connect."""
 
 
 class SpoolInUse(QflowError):

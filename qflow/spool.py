@@ -67,8 +67,9 @@ class Forked:
 
     def __enter__(self) -> NoReturn:
         raise ForkedProcess(
-            f"this broker belongs to the parent of process {os.getpid()}: use it from here with qflow.connect, or open "
-            "another spool"
+            f"this broker belongs to the parent of process {os.getpid()}, which was forked while the spool was open: "
+            "use it from here with qflow.connect; to own it, close it before forking, or start a fresh process (spawn, "
+            "exec)"
         )
 
     def __exit__(self, *_: object) -> None: ...

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from qflow.descriptors import occupy_standard
 from qflow.errors import CorruptionError, StorageError
+from qflow.storage.forks import speak_for_parent
 
 Result = TypeVar("Result")
 
@@ -107,6 +108,7 @@ def _work(work: Callable[[], Any], target: int, parent: int) -> NoReturn:
     """Run the function in the child, send its result or error, and exit; also if the parent has ended."""
     code = 1
     try:
+        speak_for_parent()
         gc.disable()
         faulthandler.disable()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # LMDB writes failed assertions to it

@@ -27,6 +27,7 @@ from qflow.descriptors import close_on_exec, occupy_standard
 from qflow.errors import BrokerFailed, CorruptionError, DiskFull, QflowError, StorageError
 from qflow.storage.encoding import Sections
 from qflow.storage.files import CREATE, FILE_MODE, FULL, OVERWRITE, Files, storage_error
+from qflow.storage.forks import open_already, opened
 from qflow.storage.joining import Value, join
 from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.lock import Place, holders_in_words
@@ -142,10 +143,7 @@ def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmd
                 size //= 2
                 continue
             if "already open in this process" in str(error):
-                raise StorageError(
-                    f"the log at {path} is open in this process: ask the broker that has it, with stats(), check() or "
-                    "snapshot(), or look from another process"
-                ) from error
+                raise open_already(path, os.stat(os.path.join(path, DATA))) from error
             if isinstance(error, DAMAGE):
                 raise CorruptionError(
                     f"the log at {path} could not be opened: {str(error).rstrip('.')}: restore it from a snapshot, or "
@@ -217,6 +215,7 @@ class Environment:
             self._env.reader_check()
             self._page_bytes: int = self._env.stat()["psize"]
             self._check_length()
+            opened.add(self)
             undo.pop_all()
 
     @property
@@ -421,6 +420,7 @@ class Environment:
         other.messages = self.messages  # no call in here: an interrupt finds all or nothing
 
     def close(self) -> None:
+        opened.discard(self)
         self._env.close()
         if self._last is not None:
             self._last.close()

@@ -170,6 +170,51 @@ def test_a_broker_that_nobody_remembers_is_refused_in_a_forked_child(spool):
             engine.close()
 
 
+def test_a_forked_child_cannot_own_what_was_open_at_the_fork_and_is_told_why(spool, open_spool):
+    """Not after its parent has closed it, either: LMDB opens a log once in a process, and keeps that in a child."""
+    broker = open_spool()
+    broker.declare_queue("q").put(b"a")
+    forked, closed = os.pipe(), os.pipe()
+
+    def close() -> None:
+        os.read(forked[0], 1)
+        broker.close()
+        os.write(closed[1], b"x")
+
+    def child() -> None:
+        os.write(forked[1], b"x")
+        os.read(closed[0], 1)
+        for call in (lambda: qflow.open(spool), lambda: inspect.read_spool(spool)):
+            with pytest.raises(qflow.ForkedProcess, match=r"close it before forking, or start .* \(spawn, exec\)"):
+                call()
+        with pytest.raises(qflow.ForkedProcess, match=r"close it before forking, or start .* \(spawn, exec\)"):
+            broker.stats()
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    assert run_in_child(child) == 0
+    thread.join()
+    for descriptor in (*forked, *closed):
+        os.close(descriptor)
+    with qflow.open(spool) as again:
+        assert drained(again.queue("q")) == [b"a"]
+
+
+def test_a_child_that_was_forked_behind_a_close_owns_the_spool(spool, open_spool):
+    """And is told of a log that it has open itself."""
+    broker = open_spool()
+    broker.declare_queue("q").put(b"a")
+    broker.close()
+
+    def child() -> None:
+        with qflow.open(spool) as mine:
+            assert drained(mine.queue("q")) == [b"a"]
+            with pytest.raises(qflow.StorageError, match="is open in this process"):
+                inspect.read_spool(spool)
+
+    assert run_in_child(child) == 0
+
+
 def test_a_fork_while_other_threads_put_does_not_hang_the_child(spool, open_spool):
     """Edge 12: locks that other threads held at the moment of the fork are not waited for."""
     broker = open_spool()
