@@ -27,6 +27,7 @@ from qflow.options import (
     SubscriptionOptions,
 )
 from qflow.periodic import Scheduling
+from qflow.pickling import Unpicklable
 from qflow.queues.queue import Queue
 from qflow.queues.redrive import redrive
 from qflow.queues.transaction import Transaction
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from qflow.streams.subscription import Subscription
 
 
-class Broker(Scheduling):
+class Broker(Unpicklable, Scheduling):
     """A spool and its queues. Made by `qflow.open`; a context manager; every method is thread-safe."""
 
     engine: Engine
@@ -350,10 +351,9 @@ class Broker(Scheduling):
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have `callback(event)` called for each event from now on, one after the other, by the maintenance thread.
 
-        It may use the broker. While it runs no other event is delivered and no maintenance is done. What it raises is
-        logged by the logger `qflow`.
+        It may use the broker; no other event comes meanwhile, and no maintenance. Logger `qflow` has what it raises.
         """
-        self.engine.listeners.add(callback)
+        self.engine.listen(callback)
 
     # Looking, and copies ------------------------------------------------------------------------------------------
 

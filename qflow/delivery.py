@@ -15,6 +15,7 @@ from qflow.config import parse_span
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, ForkedProcess, InvalidArgument
 from qflow.message import HeaderValue, Message, Record, decode_headers, is_plain
+from qflow.pickling import Unpicklable
 
 MAY_BE_REPEATED = 1
 """The low bit of a delivery's *marks*; the rest count its earlier deliveries."""
@@ -86,7 +87,7 @@ class BatchSettler(Protocol):
     def return_part(self, batch: Deliveries, index: int, how: Return) -> None: ...
 
 
-class Delivery:
+class Delivery(Unpicklable):
     """One message, acquired. As a context manager it acks on success and goes back on an exception.
 
     Made by its queue, which sets the slots itself: that takes half the time of a call of `__init__`.
@@ -204,7 +205,7 @@ class Segment(NamedTuple):
     marks: int
 
 
-class Deliveries(Sequence[Delivery]):
+class Deliveries(Unpicklable, Sequence[Delivery]):
     """A batch of acquired messages; each `Delivery` is made on access, the batch is acked as a whole, run by run.
 
     A delivery of it may be settled on its own; the batch then settles what is left.

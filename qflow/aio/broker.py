@@ -41,6 +41,7 @@ from qflow.options import (
     SubscriptionOptions,
 )
 from qflow.periodic import Schedule
+from qflow.pickling import Unpicklable
 from qflow.publishing import Rooms
 from qflow.queues.queue import Queue
 from qflow.routing.results import PublishResult
@@ -51,7 +52,7 @@ from qflow.streams.subscription import Subscription
 T = TypeVar("T")
 
 
-class AsyncBroker:
+class AsyncBroker(Unpicklable):
     """A spool, its queues and its streams, for tasks of any event loop, and threads beside them.
 
     Made by `qflow.aio.open`, or around a `qflow.Broker` that is open. `async with` closes it.

@@ -15,6 +15,7 @@ from qflow.durations import Duration
 from qflow.errors import AlreadySettled, QflowError
 from qflow.memory.waiting import in_place
 from qflow.message import HeaderValue
+from qflow.pickling import Unpicklable
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 
 
@@ -56,7 +57,7 @@ class InMemory(ABC):
         """Return when everything that was settled so far is synced."""
 
 
-class AsyncDelivery:
+class AsyncDelivery(Unpicklable):
     """One message, acquired. `async with` acks it on success and gives it back on an exception, a cancellation too.
 
     Settling does not suspend the task, but for `ack(wait=True)`, for `nack` if the message becomes a dead letter, and
@@ -175,7 +176,7 @@ class AsyncStreamDelivery(AsyncDelivery):
         return self.delivery.time_ms
 
 
-class AsyncDeliveries(Sequence[AsyncDelivery]):
+class AsyncDeliveries(Unpicklable, Sequence[AsyncDelivery]):
     """A batch of acquired messages; see `qflow.Deliveries`."""
 
     __slots__ = ("_settling", "deliveries")

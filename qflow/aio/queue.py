@@ -24,6 +24,7 @@ from qflow.errors import AlreadySettled
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record
 from qflow.options import Body, Moment, Placed, PutOnceOptions, PutOptions
+from qflow.pickling import Unpicklable
 from qflow.queues.claims import Claims
 from qflow.queues.envelope import Envelope
 from qflow.queues.gets import Gets
@@ -40,7 +41,7 @@ PREFETCH = 100
 BROWSED_AT_ONCE = 1000
 
 
-class AsyncQueue(Generic[Placed]):
+class AsyncQueue(Unpicklable, Generic[Placed]):
     """A named queue, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Queue` has.
 
     To type checkers, `AsyncQueue[int]` is one whose `put` never returns None; see `Queue`.

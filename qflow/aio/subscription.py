@@ -17,6 +17,7 @@ from qflow.delivery import Deliveries, Delivery, Return
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, QueueEmpty
 from qflow.memory.waiting import in_place
+from qflow.pickling import Unpicklable
 from qflow.stats import SubscriptionStats
 from qflow.streams.cursor import Getting
 from qflow.streams.deliveries import StreamDeliveries
@@ -29,7 +30,7 @@ TURNS = 8
 """Batches an `async for` takes before it lets other tasks run."""
 
 
-class AsyncSubscription:
+class AsyncSubscription(Unpicklable):
     """A subscription of a stream. Made by `AsyncBroker.subscribe`; `async with` closes it. For tasks of any event loop.
 
     Several tasks may use it. Without a name there is nothing to ack: asking for more settles what the same task got

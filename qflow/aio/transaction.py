@@ -16,6 +16,7 @@ from qflow.durations import Duration
 from qflow.memory.waiting import StraightLock, in_place
 from qflow.message import Headers, Message
 from qflow.options import Body, Key, Moment, PutOptions
+from qflow.pickling import Unpicklable
 from qflow.queues.assembly import Assembly, Reserving
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
@@ -146,7 +147,7 @@ class AsyncTogether:
         return redirect() if decision is Decision.DROP else await self._worker.run(self._homes.here(), redirect)
 
 
-class AsyncTransaction:
+class AsyncTransaction(Unpicklable):
     """Puts, publishes and acks over any queues, all or none; see `Transaction`. Used by one task at a time.
 
     The end of the `async with` block commits. An exception in it, a cancellation too, undoes all of it. Cancelled while

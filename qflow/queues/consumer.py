@@ -21,6 +21,7 @@ from qflow.events import EventKind
 from qflow.memory.line import Alarm
 from qflow.memory.waiting import shelter, sheltered
 from qflow.options import ConsumeOptions
+from qflow.pickling import Unpicklable
 from qflow.queues.claims import Claims
 from qflow.queues.gets import Gets
 from qflow.takers import Noted, Taker, cut_name, parse_name
@@ -192,7 +193,7 @@ class Consuming:
             self._current = raised = None  # its traceback leads here
 
 
-class Consumer:
+class Consumer(Unpicklable):
     """A queue's messages are handed to a callback, by a thread or several. Made by `Queue.consume`."""
 
     _threads: tuple[Consuming, ...]

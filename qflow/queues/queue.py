@@ -16,6 +16,7 @@ from qflow.memory.run_list import RunList
 from qflow.memory.waiting import collecting, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES, Headers
 from qflow.options import ConsumeOptions, Placed, PutOnceOptions
+from qflow.pickling import Unpicklable
 from qflow.queues import looking, tending
 from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumer, begin_consumer
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from qflow.stats import QueueStats
 
 
-class Queue(Generic[Placed]):
+class Queue(Unpicklable, Generic[Placed]):
     """A named queue. Made by `Broker.declare_queue`; every method is thread-safe.
 
     To type checkers, `Queue[int]` is one whose `put` never returns None, which its overflow policy decides; `Queue` is

@@ -19,12 +19,13 @@ from typing import Any
 from qflow.delivery import Deliveries, Delivery
 from qflow.durations import Duration
 from qflow.message import OVERHEAD_BYTES, Headers
+from qflow.pickling import Unpicklable
 from qflow.queues.envelope import Moment
 from qflow.queues.gathering import Gathering
 from qflow.queues.queue import Queue
 
 
-class Transaction:
+class Transaction(Unpicklable):
     """Made by `Broker.transaction`; a context manager; of the thread that made it."""
 
     _gathering: Gathering

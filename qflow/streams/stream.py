@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from qflow.config import StreamSettings
+from qflow.pickling import Unpicklable
 
 if TYPE_CHECKING:
     from qflow.stats import StreamStats
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from qflow.streams.history import Bound
 
 
-class Stream(ABC):
+class Stream(Unpicklable, ABC):
     """A named log of what is published to some topics. Made by `Broker.declare_stream`; every method is thread-safe."""
 
     name: str

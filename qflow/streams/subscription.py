@@ -13,6 +13,7 @@ from qflow.config import parse_count
 from qflow.durations import Duration
 from qflow.errors import ForkedProcess, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import sheltered
+from qflow.pickling import Unpicklable
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 from qflow.streams.member import Member
 from qflow.streams.stream import Stream
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from qflow.stats import SubscriptionStats
 
 
-class Subscription:
+class Subscription(Unpicklable):
     """A subscription of a stream. Made by `Broker.subscribe`; a context manager; every method is thread-safe."""
 
     _stream: StreamLog

@@ -83,7 +83,7 @@ def test_every_call_in_a_forked_child_says_so_and_the_parent_goes_on(spool, open
             broker.stats, broker.check, broker.queues, broker.close, lambda: broker.queue("q"),
             lambda: broker.declare_queue("new"), lambda: broker.delete_queue("q"), lambda: durable.submit(b"x"),
             delivery.ack, lambda: delivery.ack(wait=True), delivery.nack, batch.ack, lambda: batch[0].nack(),
-            lambda: durable.ack_many([delivery]),
+            lambda: durable.ack_many([delivery]), lambda: broker.on_event(print),
         ]  # fmt: skip
         for queue in (durable, transient):
             calls += [

@@ -26,6 +26,7 @@ from qflow.options import (
     SubscriptionOptions,
 )
 from qflow.periodic import Schedule
+from qflow.pickling import Unpicklable
 from qflow.remote.client import publish_requests, replies, requests, schedule_requests, stream_requests
 from qflow.remote.client.events import Events
 from qflow.remote.client.queue import RemoteQueue, queue_of
@@ -37,7 +38,7 @@ from qflow.routing.results import PublishResult
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 
 
-class RemoteBroker:
+class RemoteBroker(Unpicklable):
     """A spool that another process owns, and its queues. Made by `qflow.connect`; every method is thread-safe.
 
     Arguments, results and errors are those of `qflow.Broker`; see there. `close` ends the connection, not the broker.

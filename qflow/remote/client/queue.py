@@ -13,6 +13,7 @@ from qflow.delivery import Deliveries, Delivery, Entry
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
 from qflow.options import Body, ConsumeOptions, PutOnceOptions, PutOptions
+from qflow.pickling import Unpicklable
 from qflow.queues.consumer import Consumer, Consuming, begin_consumer
 from qflow.remote.client import requests
 from qflow.remote.client.browsing import entries
@@ -35,7 +36,7 @@ class TimedOnceOptions(PutOnceOptions, total=False):
     timeout_s: Duration | None
 
 
-class RemoteQueue:
+class RemoteQueue(Unpicklable):
     """A named queue of a spool that another process owns. Made by `RemoteBroker`; every method is thread-safe.
 
     Arguments, results and errors are those of `qflow.Queue`; see there. Beside them, `InDoubt` and `BrokerClosed` are

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from qflow.config import StreamSettings
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QueueEmpty
+from qflow.pickling import Unpicklable
 from qflow.remote.client import stream_requests
 from qflow.remote.client.deliveries import Settler
 from qflow.remote.client.link import Request
@@ -84,7 +85,7 @@ def stream_of(connection: Connection, name: str, settings: StreamSettings) -> Re
     return made
 
 
-class RemoteSubscription:
+class RemoteSubscription(Unpicklable):
     """A subscription of a stream at the owner of its spool. Made by `RemoteBroker.subscribe`; a context manager.
 
     Arguments, results and errors are those of `qflow.Subscription`; see there. Every method is thread-safe.

@@ -29,6 +29,7 @@ from qflow.options import (
     SubscriptionOptions,
 )
 from qflow.periodic import Schedule
+from qflow.pickling import Unpicklable
 from qflow.remote.client import publish_requests, replies, requests, schedule_requests, stream_requests
 from qflow.remote.client.events import event_of
 from qflow.remote.client.link import Reply
@@ -42,7 +43,7 @@ from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveRe
 _logger = logging.getLogger("qflow")
 
 
-class AsyncRemoteBroker:
+class AsyncRemoteBroker(Unpicklable):
     """A spool that another process owns, for tasks of one event loop. Made by `qflow.aio.connect`.
 
     Arguments, results and errors are those of `qflow.aio.AsyncBroker`; see there. What is known there at once is asked

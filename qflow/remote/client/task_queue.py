@@ -18,6 +18,7 @@ from qflow.delivery import Deliveries, Entry
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, QueueEmpty
 from qflow.options import Body, PutOnceOptions
+from qflow.pickling import Unpicklable
 from qflow.remote.client import browsing, requests
 from qflow.remote.client.grants import grant_of
 from qflow.remote.client.queue import TimedOnceOptions, TimedOptions
@@ -31,7 +32,7 @@ from qflow.takers import cut_name, named, parse_name
 PREFETCH = 100
 
 
-class AsyncRemoteQueue:
+class AsyncRemoteQueue(Unpicklable):
     """A named queue of a spool that another process owns, for tasks of one event loop. Made by `AsyncRemoteBroker`.
 
     Arguments, results and errors are those of `qflow.aio.AsyncQueue`; see there. Awaited, it asks the owner whether it

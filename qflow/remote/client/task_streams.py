@@ -13,6 +13,7 @@ from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery
 from qflow.config import StreamSettings
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, QueueEmpty
+from qflow.pickling import Unpicklable
 from qflow.remote.client import stream_requests
 from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamDeliveries, StreamGrant
 from qflow.remote.client.stream_replies import Granted, Opened, Page
@@ -100,7 +101,7 @@ def stream_of(connection: TaskConnection, name: str, settings: StreamSettings | 
     return made
 
 
-class AsyncRemoteSubscription:
+class AsyncRemoteSubscription(Unpicklable):
     """A subscription of a stream at the owner of its spool, for tasks of one event loop.
 
     Made by `AsyncRemoteBroker.subscribe`; `async with` closes it. Arguments, results and errors are those of

@@ -11,12 +11,13 @@ from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.errors import BrokerClosed, InDoubt
 from qflow.message import Headers, bodies_bytes
 from qflow.options import Body, Key, PutOptions
+from qflow.pickling import Unpicklable
 from qflow.remote.client.task_queue import AsyncRemoteQueue
 from qflow.remote.client.tasks import TaskConnection
 from qflow.remote.client.transaction_requests import Draft
 
 
-class AsyncRemoteTransaction:
+class AsyncRemoteTransaction(Unpicklable):
     """Puts, publishes and acks of a spool that another process owns, all or none; see `qflow.aio.AsyncTransaction`.
 
     What it holds is sent when it commits: whether queues are there, and take the messages, is looked at then. Cancelled

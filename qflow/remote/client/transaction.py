@@ -12,6 +12,7 @@ from qflow.delivery import Deliveries, Delivery
 from qflow.errors import BrokerClosed, InDoubt, InvalidArgument
 from qflow.message import Headers, bodies_bytes
 from qflow.options import Body, Key, PutOptions
+from qflow.pickling import Unpicklable
 from qflow.remote.client.queue import RemoteQueue
 from qflow.remote.client.threads import Connection
 from qflow.remote.client.transaction_requests import Draft
@@ -19,7 +20,7 @@ from qflow.remote.client.transaction_requests import Draft
 T = TypeVar("T")
 
 
-class RemoteTransaction:
+class RemoteTransaction(Unpicklable):
     """Puts, publishes and acks of a spool that another process owns, committed together or not at all.
 
     Made by `RemoteBroker.transaction`; a context manager; of the thread that made it. What it holds is sent when it
