@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ import qflow
 import qflow.aio
 from door_raw import until
 from doors import event_loop
-from doors.event_loop import cancelled_at, run, turns
+from doors.event_loop import cancelled_at, run, struck, turns
 from qflow.remote.client import browsing, requests, stream_requests
 from qflow.remote.client import link as client
 from qflow.remote.client.link import Link, Reply, Request
+from qflow.remote.server.session import Session
 from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.frames import Frame, FrameReader, encode_frame, preamble
+from qflow.streams.stream_log import StreamLog
 
 
 class Waiting:
@@ -164,6 +167,66 @@ def test_a_consumer_of_tasks_that_is_closed_as_it_begins_is_known_no_longer(owne
             await event_loop.until(lambda: not owner.queue("jobs").stats().consumers)
 
     run(scenario())
+
+
+def test_a_subscribe_waits_until_one_that_was_cancelled_is_closed_again(
+    owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the owner, which had not even come to the first: they may be of one name."""
+    stream = owner.declare_stream("s", topics=["s/#"])
+    assert isinstance(stream, StreamLog)
+    call, seen = Session.call, []
+
+    async def watched(session: Session, head: dict[str, Any], columns: Any) -> Any:
+        seen.append(head["op"])
+        try:
+            return await call(session, head, columns)
+        finally:
+            seen.append("")
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(owner.path) as broker:
+            monkeypatch.setattr(Session, "call", watched)
+            with owner.engine.spool.changing:  # the owner does nothing of it yet
+                cancelled = asyncio.ensure_future(broker.subscribe("s", name="mine").__aenter__())
+                await event_loop.until(lambda: seen)
+                cancelled.cancel()
+                opening = asyncio.ensure_future(broker.subscribe("s", name="mine").__aenter__())
+                await turns()
+            subscription = await opening
+            assert cancelled.cancelled()
+            assert len(stream.open_cursors()) == 1
+            assert seen == ["subscribe", "", "subscription_close", "", "subscribe", ""]
+            await subscription.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_subscribe_may_be_cancelled_at_each_of_its_awaits(owner: qflow.Broker, late: bool) -> None:
+    """Also as its answer comes: the name is free for the next one, and one that was refused is nothing to be closed."""
+    stream = owner.declare_stream("s", topics=["s/#"])
+    assert isinstance(stream, StreamLog)
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(owner.path) as broker:
+            for at in count():
+                await struck(_refused(broker), at, late)
+                opening = broker.subscribe("s", name="mine")
+                was_struck = await struck(opening.__aenter__(), at, late)
+                if not was_struck:
+                    await opening.__aexit__(None, None, None)
+                    return
+                async with broker.subscribe("s", name="mine"):
+                    assert len(stream.open_cursors()) == 1
+
+    run(scenario())
+    assert not stream.open_cursors()
+
+
+async def _refused(broker: qflow.aio.AsyncRemoteBroker) -> None:
+    with pytest.raises(qflow.NotFound):
+        await broker.subscribe("nowhere", name="mine")
 
 
 def test_an_interrupted_subscribe_leaves_no_subscription(

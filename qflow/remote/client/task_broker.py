@@ -196,10 +196,11 @@ class AsyncRemoteBroker(Unpicklable):
     ) -> Opening[AsyncRemoteSubscription]:
         """Return messages of a stream that a filter matches, by `await` or `async with`; see `qflow.Broker.subscribe`.
 
-        It ends with the connection, which gives back what it held.
+        It ends with the connection, which gives back what it held. Cancelled while it waits, it is closed again: the
+        next one of this connection waits for that.
         """
         request = stream_requests.subscribe(stream, filter, options)
-        return Opening(partial(self._connection.call, request, partial(subscription_of, self._connection)))
+        return Opening(partial(self._connection.open, request, partial(subscription_of, self._connection)))
 
     async def delete_subscription(self, stream: AsyncRemoteStream | str, name: str) -> None:
         """Delete a durable subscription, or a group; see `qflow.Broker.delete_subscription`."""

@@ -58,6 +58,8 @@ class TaskConnection(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._lost = asyncio.Event()
+        self._undoing: set[asyncio.Task[None]] = set()
+        """What was opened for callers that were cancelled, and is closed again."""
         _connections.add(self)
 
     @property
@@ -87,6 +89,29 @@ class TaskConnection(asyncio.Protocol):
             raise
         result = request.read(reply)
         return result if then is None else then(result)
+
+    async def open(self, request: Request, then: Callable[[Any], T]) -> T:
+        """`call` for what has a name: if its caller is cancelled it is closed again, before the next one is opened."""
+        while self._undoing:
+            await asyncio.wait(self._undoing)
+        await self.writable()
+        waiting = self._begin(request)
+        try:
+            reply: Reply = await asyncio.shield(waiting.future)
+        except asyncio.CancelledError:
+            task = self._loop.create_task(self._undo(waiting.future, request))
+            self._undoing.add(task)
+            task.add_done_callback(self._undoing.discard)
+            raise
+        return then(request.read(reply))
+
+    async def _undo(self, opening: asyncio.Future[Reply], request: Request) -> None:
+        """Close what was opened for nobody, if it was; return when the owner has done it."""
+        with suppress(QflowError):  # it was refused; or the connection has ended, and all with it
+            reply = await opening
+            undo = None if request.undo is None else request.undo(reply.result)
+            if undo is not None:
+                await self.complete(undo)
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
         """Make a request; the future has what its answer is read as. Cancelled, it is given up."""
