@@ -154,7 +154,8 @@ class RemoteQueue(Unpicklable):
     def consume(self, callback: Callable[[Delivery], object], **options: Unpack[ConsumeOptions]) -> Consumer:
         """Have threads of its own call `callback(delivery)` for each message; see `qflow.Queue.consume`.
 
-        What a callback raises is logged here, by the logger `qflow`; the owner tells no event of it.
+        What a callback raises is logged here, by the logger `qflow`; the owner tells no event of it. It ends with the
+        connection: `running` is False then, and the same logger has a warning.
         """
         self._connection.check_open()
         ending = Ending(self._connection, self._name)

@@ -145,7 +145,8 @@ class AsyncRemoteQueue(Unpicklable):
     ) -> AsyncConsumer:
         """Have tasks call `callback(delivery)` for each message; see `qflow.aio.AsyncQueue.consume`.
 
-        What a callback raises is logged here, by the logger `qflow`; the owner tells no event of it.
+        What a callback raises is logged here, by the logger `qflow`; the owner tells no event of it. It ends with the
+        connection: `running` is False then, and the same logger has a warning.
         """
         check_callback(callback, awaited=True)
         config.parse_count(prefetch, "prefetch")
