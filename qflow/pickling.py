@@ -6,12 +6,12 @@ from typing import NoReturn
 
 
 class Unpicklable:
-    """Cannot be pickled, and says what to do instead of that."""
+    """Cannot be pickled, or copied, and says what to do instead of that."""
 
     __slots__ = ()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"cannot pickle {type(self).__qualname__!r} object: it belongs to the process it was made in; give the "
-            "other one the path of the spool, and have it use qflow.connect(path) there"
+            f"cannot pickle or copy {type(self).__qualname__!r} object: it belongs to the process it was made in; give "
+            "the other one the path of the spool, and have it use qflow.connect(path) there"
         )

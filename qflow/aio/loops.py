@@ -152,16 +152,16 @@ class Home:
     def promise(self, request: Request, promise: Promise, outcome: Callable[[], Any] | None = None) -> None:
         """`confirmed` with something that is told the outcome as a future would be."""
         if self._crowd is None:
-            self._crowd = []
             self.loop.call_soon(self._ring)
+            self._crowd = []  # behind that: a handler may raise between, and a call for nobody is harmless
         self._crowd.append((promise, request, outcome or request.outcome))
 
     def _ring(self) -> None:
         crowd, self._crowd = self._crowd, None
         assert self._log is not None
-        assert crowd is not None
-        self._await_last(crowd)
-        self._log.now()
+        if crowd:
+            self._await_last(crowd)
+            self._log.now()
 
     def _await_last(self, crowd: Crowd) -> None:
         """Have futures resolved when the last of their requests is done."""

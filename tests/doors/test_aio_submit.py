@@ -64,3 +64,28 @@ def test_what_is_submitted_at_a_limit_waits_behind_who_waits_there(spool: Path) 
             await waiting[1]
 
     run(scenario())
+
+
+class Struck(Exception):
+    """What a signal handler raises."""
+
+
+def test_a_handler_that_strikes_where_a_commit_is_asked_for_leaves_nobody_waiting(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next put of the loop has its commit; the one that was struck is there."""
+
+    def strike(*_: object, **__: object) -> None:
+        raise Struck
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            queue = await broker.declare_queue("jobs")
+            with monkeypatch.context() as patch:
+                patch.setattr(asyncio.get_running_loop(), "call_soon", strike)
+                with pytest.raises(Struck):
+                    await queue.put(b"struck")
+            await queue.put(b"next")
+            assert (await queue.get_many(2)).bodies == [b"struck", b"next"]
+
+    run(scenario())

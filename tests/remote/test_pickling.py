@@ -15,7 +15,7 @@ import qflow.aio
 from doors import event_loop
 from drivers import DOOR, OWNER, joining
 
-SENTENCE = r"cannot pickle '{}' object: .* qflow\.connect\(path\)"
+SENTENCE = r"cannot pickle or copy '{}' object: .* qflow\.connect\(path\)"
 
 
 def check_refused(one: Any) -> None:

@@ -80,7 +80,11 @@ class RemoteQueue(Unpicklable):
         return range(0) if request is None else self._connection.put(request)
 
     def submit(self, body: Body, **options: Unpack[TimedOptions]) -> Future[int | None]:
-        """`put` that does not wait: the future has what `put` returns, once it is confirmed."""
+        """`put` that does not wait: the future has what `put` returns, once it is confirmed.
+
+        It does wait while 900 messages, or 16 MiB of bodies, are submitted by this connection and not confirmed, into
+        whatever queues: one whose submits may wait for room for long gets a connection of its own.
+        """
         return self._connection.submit(requests.put(self._name, body, options, requests.TIMED))
 
     # Get -------------------------------------------------------------------------------------------------------------
