@@ -106,14 +106,16 @@ class Output:
     # The thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        lost = 0  # since the last line that could be written
         while (taken := self._next()) is not None:
             count, data = taken
+            lost += count
             try:
-                self._write((self._encoded(self._of_missing(count)) if count else b"") + data)
+                self._write((self._encoded(self._of_missing(lost)) if lost else b"") + data)
+                lost = 0
             except OSError as error:
-                with self._changed:
-                    self._error = error
-                    self._missing += count + 1
+                self._error = error
+                lost += 1
 
     def _next(self) -> tuple[int, bytes] | None:
         """Return the next line, when there is one; None at the end."""

@@ -47,7 +47,7 @@ class Listing:
 def list_spool(path: str | os.PathLike[str]) -> Listing:
     """Return the queues and streams of a spool, as the log has them; what is in no log, as its owner told within 15 s.
 
-    That is transient queues, and how many messages are held.
+    That is transient queues, messages that are not logged, and how many are held.
 
     Raises:
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
@@ -103,13 +103,15 @@ def _entry(fields: dict[str, Any], rows: list[Row] | None) -> Listed:
 
 
 def _add_told(entries: dict[_Key, Listed], queues: dict[str, dict[str, Any]]) -> None:
-    """Add what an owner told to what the log has, which is newer."""
+    """Add what an owner told to what the log has, which is newer, and lacks the messages that are not logged."""
     for name, queue in queues.items():
-        held = queue["acquired_messages"]
         logged = entries.get((QUEUE, name))
-        if logged is not None and logged.messages is not None:
-            entries[QUEUE, name] = attrs.evolve(logged, held_messages=min(held, logged.messages))
-        elif logged is not None or not queue["durable"]:  # else it was deleted since
+        if logged is None and queue["durable"]:
+            continue  # it was deleted since
+        held = queue["acquired_messages"]
+        if logged is not None and logged.messages is not None and logged.messages >= queue["messages"]:
+            entries[QUEUE, name] = attrs.evolve(logged, held_messages=held)
+        else:
             entries[QUEUE, name] = Listed(
                 name=name,
                 kind=QUEUE,

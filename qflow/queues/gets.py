@@ -15,6 +15,8 @@ from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
 from qflow.durations import Duration
 from qflow.errors import QueueEmpty, again
 from qflow.memory.line import FOREVER
+from qflow.memory.run import Run
+from qflow.memory.run_list import RunList
 from qflow.memory.waiting import attend, collecting, shelter, straight
 from qflow.message import BATCH_BYTES, SINGLE_BYTES, Message, Record
 from qflow.queues.admission import Admission
@@ -110,27 +112,40 @@ class Gets:
             return self.take_looked(delivery)
         return len(self.lanes.ranked) > 1 and self.take_behind(delivery)
 
+    def _first_in_memory(self) -> tuple[RunList, Run, int] | None:
+        """Return lane, run and sequence of the first message, if all lanes above are empty; without the lock."""
+        for runs in self.lanes.ranked:
+            run = runs.head
+            if run.records:
+                return runs, run, run.first
+            if run is not runs.open:
+                return None  # something of it is on the disk, perhaps
+        return None
+
     @straight
     def take_behind(self, delivery: Delivery) -> bool:
-        """Acquire the first message of a priority below an empty front, if all that is before it is in memory.
+        """Acquire the first message, of a priority below an empty front, if all that is before it is in memory.
 
-        What is put above it meanwhile comes later: both happen at once. The front stays: it knows what comes above it.
+        The look is made twice: the message was there before the second, which finds again nothing above it. What comes
+        there later is later. The front stays, for what it is compared with may come above this lane.
         """
         lanes, held, front = self.lanes, self.held, self.lanes.front
-        for runs in lanes.ranked:
-            run = runs.head
-            if run.records or run is not runs.open:
-                break
+        found = self._first_in_memory()
+        if found is None or found != self._first_in_memory():
+            return False
+        runs, run, sequence = found
         with self.context.lock:  # a straight line; see `waiting`
             gate = self.gate
             records = run.records
             used = gate.used + SINGLE_BYTES
-            if lanes.front is not front or front.head.records or run is not runs.head or not records:
+            if lanes.front is not front or front.head.records or front.number <= runs.number:
                 return False
-            if front.number <= runs.number or used > gate.account.borrowed or "a" in collecting:
+            if run is not runs.head or not records or run.first != sequence:
+                return False
+            if used > gate.account.borrowed or "a" in collecting:
                 return False
             delivery.record = records[0]
-            delivery.sequence = sequence = run.first
+            delivery.sequence = sequence
             delivery.marks = run.marks
             run.claim = None
             held.singles[delivery] = self.context.tick.now_s

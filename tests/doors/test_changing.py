@@ -130,6 +130,11 @@ def test_what_changes_nothing_needs_no_owner_that_lets_others_in(
     with qflow.open(cli.spool, door=False) as broker:
         ring = broker.declare_queue("ring")
         broker.declare_queue("ended")
+        mixed = broker.declare_queue("mixed")
+        mixed.put(b"logged")
+        for body in (b"1", b"2"):
+            mixed.put(body, durable=False)
+        held = mixed.get()
         broker.engine.figures.write()
         monkeypatch.setattr(broker.engine.figures, "write", lambda: None)
         ring.put_many([b"1", b"2", b"3"])
@@ -139,7 +144,9 @@ def test_what_changes_nothing_needs_no_owner_that_lets_others_in(
             done = cli.run(words[0], cli.spool, *words[1:])
             assert (done.returncode, done.stderr) == (0, b""), words
         assert cli.json("purge", cli.spool, "ring", "--dry-run")["would_purge"] == 3
+        assert cli.json("purge", cli.spool, "mixed", "--dry-run") == {"queue": "mixed", "would_purge": 3, "held": 1}
         assert cli.run("purge", cli.spool, "ended", "--dry-run").returncode == 2
+        held.ack()
 
 
 def test_schedules_are_shown_as_their_owner_has_them_and_one_that_is_damaged_is_told(cli: CommandLine) -> None:

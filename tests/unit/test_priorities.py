@@ -96,6 +96,33 @@ def test_the_first_of_what_waits_comes_whatever_came_and_went_before(
 
 
 @pytest.mark.owner_only
+def test_what_another_thread_puts_one_after_the_other_meanwhile_comes_in_its_order(
+    open_spool: Open, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The higher one came first: a get that has looked when there was neither does not take the lower one."""
+    queue = open_spool().declare_queue("q", durable=durable, priorities=3)
+    queue.put(b"2", priority=2)
+    queue.get(0).ack()
+    lanes = parts_of(queue).gets.lanes
+    coming = [b"1", b"0"]
+
+    def put_all() -> None:
+        while coming:
+            body = coming.pop(0)
+            queue.put(body, priority=int(body))
+
+    class Ranked(list[Any]):
+        def __iter__(self) -> Any:
+            yield from super().__iter__()
+            thread = threading.Thread(target=put_all)
+            thread.start()
+            thread.join()
+
+    monkeypatch.setattr(lanes, "ranked", Ranked(lanes.ranked))
+    assert [queue.get(LONG_S).body for _ in range(2)] == [b"1", b"0"]
+
+
+@pytest.mark.owner_only
 def test_what_comes_below_a_priority_that_was_emptied_takes_no_work_of_another_thread(
     open_spool: Open, durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
