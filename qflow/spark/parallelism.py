@@ -1,11 +1,11 @@
-"""Finds how many tasks Spark runs at once, and by which master, from a Python process of Spark: by the arguments of its
-Java."""
+"""Finds what a Python process of Spark is not told, by its Java: how many tasks run at once, by which master, and where
+Spark was started."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,19 +28,41 @@ def master() -> str | None:
     return _settings().get(_MASTER)
 
 
+def started_in() -> str:
+    """Return the directory where Spark was started, which relative paths begin at; in no process of Spark, the current.
+
+    With Spark Connect, the Python processes of a session run in a directory for its artifacts, and only its Java is
+    where it was started. In other sessions, both are there. Cost: 50 µs.
+    """
+    if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
+        for pid, arguments in _ancestors():
+            if os.path.basename(arguments[0]) == "java":
+                try:
+                    return os.readlink(f"/proc/{pid}/cwd")
+                except OSError:  # it runs as another user
+                    break
+    return os.getcwd()
+
+
 def _settings() -> dict[str, str]:
     """Return the settings of Spark that the arguments of its Java give."""
+    for _, arguments in _ancestors():
+        if _SPARK in arguments:
+            return _read(arguments)
+    return {}
+
+
+def _ancestors() -> Iterator[tuple[int, list[str]]]:
+    """Yield the ids and arguments of this process and its next parents."""
     pid = os.getpid()
     for _ in range(_ANCESTORS):
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
             arguments = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
         except OSError:
-            break
-        if _SPARK in arguments:
-            return _read(arguments)
+            return
+        yield pid, arguments
         pid = int(stat.rpartition(")")[2].split()[1])
-    return {}
 
 
 def _tasks(said: Mapping[str, str]) -> int | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +167,46 @@ def test_several_places_may_be_named_from_here_too(tmp_path: Path, monkeypatch: 
     assert named(f"{url},nowhere") == [url, "nowhere"]
     assert named("a,b,one") == ["a,b", "one"]
     assert named(f"/there/a,c,{url}") == ["/there/a,c", url]
+
+
+WORKER = """
+import os, sys
+from qflow.spark.places.parse import local_path, parse_places
+os.chdir(sys.argv[1])
+named = ",".join(place.where for place in parse_places({"path": "one,two,/there"}))
+print(named, local_path("checkpoint"), sep="|")
+try:
+    parse_places({"path": "grpc://127.0.0.1:7420", "tokenFile": "token"})
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "base"),
+    [({"SPARK_PYTHON_RUNTIME": "PYTHON_WORKER"}, "spark"), ({}, "session")],
+    ids=["a worker", "no worker"],
+)
+def test_a_relative_path_is_from_where_spark_was_started(tmp_path: Path, runtime: dict[str, str], base: str) -> None:
+    """Also where a worker runs in a directory of its session, as by Spark Connect; what is no worker is where it is."""
+    for name in ("spark", "session"):
+        for inner in ("one", "two"):
+            (tmp_path / name / inner).mkdir(parents=True)
+    (tmp_path / "java").symlink_to("/bin/sh")  # it is known by its name
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_PYTHON_RUNTIME"}
+    ran = subprocess.run(
+        [tmp_path / "java", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", WORKER, str(tmp_path / "session")],
+        cwd=tmp_path / "spark",
+        env=environment | runtime,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    here = tmp_path / base
+    paths, error = ran.stdout.splitlines()
+    assert paths.split("|") == [f"{here}/one,{here}/two,/there", f"{here}/checkpoint"]
+    assert f"{here}/token" in error
 
 
 def test_a_path_is_refused_where_tasks_run_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

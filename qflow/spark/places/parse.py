@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
 
 from qflow.errors import InvalidArgument
+from qflow.spark.parallelism import started_in
 from qflow.spark.places.local import LocalPlace
 from qflow.spark.places.place import Place
 
@@ -58,17 +59,21 @@ def parse_places(values: Mapping[str, str]) -> tuple[Place, ...]:
 
 def _named(given: str) -> list[str]:
     """Return what is named, with commas between; there may be one in the name of a directory, too."""
-    if os.path.isdir(given):
+    if _is_there(given):
         return [given]
     texts: list[str] = []
     for part in given.split(","):
         joined = ",".join([*texts[-1:], part])
-        is_there = os.path.isdir(part.strip()) and not os.path.isdir(joined.strip())
-        if not texts or is_there or _BEGINS.match(part) or _URL.fullmatch(texts[-1].strip()):
+        begins = _is_there(part.strip()) and not _is_there(joined.strip())
+        if not texts or begins or _BEGINS.match(part) or _URL.fullmatch(texts[-1].strip()):
             texts.append(part)
         else:
             texts[-1] = joined
     return list(filter(None, map(str.strip, texts)))
+
+
+def _is_there(text: str) -> bool:
+    return text != "" and os.path.isdir(_absolute(text))
 
 
 def _place(text: str, values: Mapping[str, str]) -> Place:
@@ -78,8 +83,8 @@ def _place(text: str, values: Mapping[str, str]) -> Place:
         return FlightPlace.of(
             text,
             token=values.get("token"),
-            token_file=values.get("tokenFile"),
-            ca=values.get("ca"),
+            token_file=_file(values, "tokenFile"),
+            ca=_file(values, "ca"),
             patience_s=parse_seconds(values, "brokerTimeout", BROKER_TIMEOUT_S),
         )
     path = local_path(text)
@@ -102,8 +107,18 @@ def local_path(location: str) -> str | None:
     """Return the absolute path of a path or URI; None if it is not on a disk of this host."""
     scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):", location)
     if scheme is None:
-        return os.path.abspath(location)
-    return os.path.abspath("/" + location[scheme.end() :].lstrip("/")) if scheme[1].lower() == "file" else None
+        return _absolute(location)
+    return _absolute("/" + location[scheme.end() :].lstrip("/")) if scheme[1].lower() == "file" else None
+
+
+def _absolute(path: str) -> str:
+    """Return a path that does not depend on where the process is."""
+    return os.path.normpath(path if os.path.isabs(path) else os.path.join(started_in(), path))
+
+
+def _file(values: Mapping[str, str], name: str) -> str | None:
+    """Return the absolute path that an option names; a task that reads the file runs in another directory."""
+    return _absolute(values[name]) if values.get(name) else values.get(name)
 
 
 def parse_flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
