@@ -44,10 +44,12 @@ def _spark(master: str) -> Iterator[SparkSession]:
     from qflow.spark import session
     from qflow.spark.failures import plain
     from qflow.spark.java import find_java
+    from qflow.spark.sessions import is_elsewhere
     from qflow.spark.words import check_pyspark
 
     check_pyspark()
-    find_java()
+    if not is_elsewhere():
+        find_java()
     click.echo("Spark is starting ...", err=True)
     with Stop() as stop, tempfile.TemporaryFile() as said:
         sys.stderr.flush()

