@@ -231,9 +231,9 @@ class Archive:
             def count() -> None:
                 nonlocal seen, total
                 for found in query.recentProgress:
-                    if found["batchId"] > seen and found["numInputRows"]:
-                        seen = found["batchId"]
-                        total += found["numInputRows"]
+                    if found.batchId > seen and found.numInputRows:
+                        seen = found.batchId
+                        total += found.numInputRows
                         tell(_progress(found))
 
             try:
@@ -393,6 +393,6 @@ def _interval_ms(trigger: str) -> int | None:
 
 
 def _progress(found: Any) -> Progress:
-    seconds = found["durationMs"].get("triggerExecution", 0) / 1000
-    rows = found["numInputRows"]
-    return Progress(found["batchId"], rows, rows / seconds if seconds else 0.0, seconds)
+    seconds = found.durationMs.get("triggerExecution", 0) / 1000
+    rows = found.numInputRows  # as a key it is None by Spark Connect
+    return Progress(found.batchId, rows, rows / seconds if seconds else 0.0, seconds)

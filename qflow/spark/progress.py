@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -21,7 +21,7 @@ def lag(progress: StreamingQueryProgress) -> int:
 
     behind = 0
     for source in json.loads(progress.json)["sources"]:
-        end, latest = source["endOffset"], source["latestOffset"]
+        end, latest = _offset(source["endOffset"]), _offset(source["latestOffset"])
         if isinstance(end, dict) and isinstance(latest, dict) and end.keys() & {"uuid", "logs"}:
             read = Position.from_json(end)
             for uuid, log in Position.from_json(latest).logs.items():
@@ -30,3 +30,11 @@ def lag(progress: StreamingQueryProgress) -> int:
                     offsets = known.offsets if known is not None and known.number == there.number else {}
                     behind += sum(offset - offsets.get(number, 0) for number, offset in there.offsets.items())
     return behind
+
+
+def _offset(said: Any) -> Any:
+    """Return what JSON says of an offset; by Spark Connect it comes as text."""
+    try:
+        return json.loads(said) if isinstance(said, str) else said
+    except ValueError:  # of another source
+        return said

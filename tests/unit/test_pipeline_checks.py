@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from click.testing import CliRunner
@@ -159,6 +160,46 @@ def test_a_server_of_spark_is_asked_without_a_java(ready, monkeypatch):
         2,
         "Spark is starting ...\nqflow: Spark failed: no server is there\n",
     )
+
+
+def test_the_progress_of_a_server_counts_as_any_other(ready, tmp_path):
+    """It has offsets as text, and its rows by source only."""
+    pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+    from qflow.spark import lag
+
+    def at(offset: int) -> str:
+        return json.dumps({"uuid": "0" * 32, "streams": {"plants": {"number": 1, "offsets": {"0": offset}}}})
+
+    ours = {"description": "ours", "startOffset": None, "endOffset": at(60), "latestOffset": at(100)}
+    other = {"description": "other", "startOffset": None, "endOffset": "7-a", "latestOffset": '"8"'}
+    rates = {"numInputRows": 30, "inputRowsPerSecond": 0.0, "processedRowsPerSecond": 0.0}
+    ids = dict.fromkeys(("id", "runId"), "20b09f69-87a7-4a6c-bbe8-ea5fcf908f15")
+    found = StreamingQueryProgress.fromJson(
+        {
+            **ids,
+            "name": None,
+            "timestamp": "2026-11-29T02:31:14.654Z",
+            "batchId": 0,
+            "batchDuration": 2000,
+            "durationMs": {"triggerExecution": 2000},
+            "eventTime": {},
+            "stateOperators": [],
+            "sources": [ours | rates, other | rates],
+            "sink": {"description": "sink", "numOutputRows": 60},
+            "observedMetrics": {},
+        }
+    )
+    assert lag(found) == 40
+    spark = MagicMock()
+    reader = spark.readStream.format().option().option().option().option()
+    reader.options().load().selectExpr().writeStream.format().option().trigger().start.return_value = query = Mock()
+    query.recentProgress, query.awaitTermination.return_value = [found], True
+    told = []
+    with Archive(str(ready), Contents("plants"), str(tmp_path / "out")) as archive:
+        assert archive.run(spark, tell=told.append) == 60
+    assert told == [(0, 60, 30.0, 2.0)]
 
 
 class Started:
