@@ -30,6 +30,8 @@ from qflow.queues.source import Source
 from qflow.storage.log.transaction_log import Request
 from qflow.takers import Noted
 
+FEW_BEHIND = 50
+"""A get looks at each priority for so many, one after the other: that takes as long as the long way once."""
 LOOK_AGAIN_S = 1.0
 """Who waits for a moment on the wall clock looks again so often: it may jump."""
 
@@ -112,12 +114,15 @@ class Gets:
             return self.take_looked(delivery)
         return len(self.lanes.ranked) > 1 and self.take_behind(delivery)
 
-    def _first_in_memory(self) -> tuple[RunList, Run, int] | None:
-        """Return lane, run and sequence of the first message, if all lanes above are empty; without the lock."""
+    def _first_of_few(self) -> tuple[RunList, Run, int] | None:
+        """Return lane, run and sequence of the first message, if all lanes above are empty; without the lock.
+
+        None where many wait with it: the long way has the front there, and those that follow come from that.
+        """
         for runs in self.lanes.ranked:
             run = runs.head
             if run.records:
-                return runs, run, run.first
+                return (runs, run, run.first) if len(run.records) <= FEW_BEHIND else None
             if run is not runs.open:
                 return None  # something of it is on the disk, perhaps
         return None
@@ -130,8 +135,8 @@ class Gets:
         there later is later. The front stays, for what it is compared with may come above this lane.
         """
         lanes, held, front = self.lanes, self.held, self.lanes.front
-        found = self._first_in_memory()
-        if found is None or found != self._first_in_memory():
+        found = self._first_of_few()
+        if found is None or found != self._first_of_few():
             return False
         runs, run, sequence = found
         with self.context.lock:  # a straight line; see `waiting`

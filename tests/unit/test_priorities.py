@@ -12,6 +12,7 @@ import pytest
 import inside
 import qflow
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues.gets import FEW_BEHIND
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S
 
@@ -93,6 +94,24 @@ def test_the_first_of_what_waits_comes_whatever_came_and_went_before(
         delivery.ack()
     assert bodies_of(queue) == [b"%04d" % number * 250 for _, number in sorted(waiting)]
     assert broker.check() == []
+
+
+@pytest.mark.owner_only
+def test_many_below_a_priority_that_was_emptied_are_looked_for_once(
+    open_spool: Open, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first goes the long way, the others come from where it was."""
+    queue = open_spool().declare_queue("q", durable=durable, priorities=3)
+    for number in range(2 * FEW_BEHIND):
+        queue.put(b"%03d" % number)
+    queue.put(b"high", priority=2)
+    gets = parts_of(queue).gets
+    long_way, looks, went = gets.get_one, gets.take_behind, []
+    monkeypatch.setattr(gets, "get_one", lambda *given: went.append("long") or long_way(*given))
+    monkeypatch.setattr(gets, "take_behind", lambda delivery: went.append("look") or looks(delivery))
+    bodies = [queue.get(0).body for _ in range(1 + 2 * FEW_BEHIND)]
+    assert bodies == [b"high", *(b"%03d" % number for number in range(2 * FEW_BEHIND))]
+    assert went == ["look", "long"]
 
 
 @pytest.mark.owner_only
