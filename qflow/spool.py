@@ -38,6 +38,7 @@ from qflow.storage.log import recovery, snapshots
 from qflow.storage.log.carrying import carry_over
 from qflow.storage.log.directory import check_log_directory
 from qflow.storage.log.ending import Piece, write_ending
+from qflow.storage.log.placing import removed
 from qflow.storage.log.records import Records
 from qflow.storage.log.recovery import DIRTY, Recovery
 from qflow.storage.log.transaction_log import TransactionLog
@@ -151,6 +152,11 @@ class Spool:
                 self.path,
                 extra={"spool": self.path, "event": "moved"},
             )
+
+    def check_there(self) -> None:
+        """Raises StorageError: its directory was removed, as long as it is open. Cost: 1 µs."""
+        if self.place.is_removed:
+            raise StorageError(removed(self.path))
 
     # Opening -----------------------------------------------------------------------------------------------------
 

@@ -98,6 +98,7 @@ class Upkeep:
             started = time.perf_counter()
             self._queues.tick.now_s = self._spool.monotonic()
             attempt("where the spool lies", self._spool.follow)
+            attempt("whether the spool is there", self._spool.check_there)
             attempt("telling of damage", self._spool.tell_damage)
             self._listeners.tell_all(BaseException)  # maintenance goes on, also after `sys.exit()` in a callback
             if self._spool.released:

@@ -150,6 +150,18 @@ def test_a_spool_that_is_removed_takes_nothing_more_and_gives_what_it_has(journa
         assert len(queue) == 0
 
 
+def test_a_spool_that_is_removed_is_told_of_though_nobody_puts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Within a second, in the log and in the statistics, until it ends: consumers alone may use it for days."""
+    with qflow.open(tmp_path / "spool") as broker:
+        assert "whether the spool is there" not in broker.stats().troubles
+        shutil.rmtree((tmp_path / "spool").rename(tmp_path / "gone"))  # figures are written there at any moment
+        until(lambda: "was removed while it was open" in broker.stats().troubles.get("whether the spool is there", ""))
+    told = [record for record in caplog.records if "was removed while it was open" in record.getMessage()]
+    assert [record.__dict__["event"] for record in told] == ["maintenance_failed"]
+
+
 @pytest.mark.parametrize("way", ["put", "submit"])
 def test_a_spool_that_is_removed_while_it_rests_does_not_confirm_the_first_put_either(way: str, tmp_path: Path) -> None:
     """That one would stand alone, and need only a note in the journal."""

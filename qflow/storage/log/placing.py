@@ -55,7 +55,12 @@ def check_not_removed(env: Environment) -> None:
         Removed: it will not.
     """
     if is_removed(env):
-        raise Removed(
-            f"the spool {os.path.dirname(env.path)} was removed while it was open: what is stored now would be gone "
-            "with this process; have what waits taken, then open a spool anew where no cleaner comes"
-        )
+        raise Removed(removed(os.path.dirname(env.path)))
+
+
+def removed(spool: str) -> str:
+    """Return what there is to say of a spool that was removed."""
+    return (
+        f"the spool {spool} was removed while it was open: what is stored now would be gone with this process; have "
+        "what waits taken, then open a spool anew where no cleaner comes"
+    )
