@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qflow.config import Overflow, QueueSettings, StreamSettings, check_changes, parse_size
+from qflow.config import Overflow, QueueSettings, StreamSettings, parse_size
 from qflow.errors import InvalidArgument
 
 _WORDS = {"none": None, "true": True, "false": False}
@@ -21,7 +21,7 @@ def parse_change(text: str, kind: type[QueueSettings] | type[StreamSettings] = Q
     name, equals, value = text.partition("=")
     if not equals:
         raise InvalidArgument(f"{text!r} is no NAME=VALUE, such as limit_messages=1000")
-    check_changes(kind, [name], "queue" if kind is QueueSettings else "stream")
+    kind.check_names([name], "queue" if kind is QueueSettings else "stream")
     if name == "topics":
         return name, value.split(",")
     if name == "on_overflow" and value not in _OVERFLOW:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
-
-import attrs
 
 from qflow.callbacks import check_ran, is_failure, run
 from qflow.config import parse_count, parse_span
 from qflow.delivery import reason_of
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, InvalidArgument
+from qflow.settings import Settings, setting
 
 
-def _first(value: Duration) -> float:
-    return parse_span(value, "first_s")
-
-
-def _most(value: Duration) -> float:
-    return parse_span(value, "most_s")
+def _number(value: Any, what: str, *, least: int, most: int) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise InvalidArgument(f"{what} of a Backoff must be a number from {least} to {most}, got {value!r}")
+    return value
 
 
 class _Counted(Protocol):
@@ -30,8 +28,7 @@ class _Counted(Protocol):
     def delivery_count(self) -> int: ...
 
 
-@attrs.frozen
-class Backoff:
+class Backoff(Settings):
     """Attempts with growing waits: the `retry=` of `consume`.
 
     Args:
@@ -44,19 +41,27 @@ class Backoff:
             queue's `max_deliveries` decides.
     """
 
-    first_s: float = attrs.field(default=1.0, converter=_first)
-    factor: float = 2.0
-    most_s: float = attrs.field(default=3600.0, converter=_most)
-    jitter: float = 0.1
-    max_attempts: int | None = None
+    first_s: float = setting(parse_span, default=1.0)
+    factor: float = setting(partial(_number, least=1, most=1000), default=2.0)
+    most_s: float = setting(parse_span, default=3600.0)
+    jitter: float = setting(partial(_number, least=0, most=1), default=0.1)
+    max_attempts: int | None = setting(parse_count, default=None)
 
-    def __attrs_post_init__(self) -> None:
-        for name, least, most in (("factor", 1, 1000), ("jitter", 0, 1)):
-            value: Any = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-                raise InvalidArgument(f"{name} of a Backoff must be a number from {least} to {most}, got {value!r}")
-        if self.max_attempts is not None:
-            parse_count(self.max_attempts, "max_attempts")
+    def __init__(
+        self,
+        first_s: Duration = 1.0,
+        factor: float = 2.0,
+        most_s: Duration = 3600.0,
+        jitter: float = 0.1,
+        max_attempts: int | None = None,
+    ) -> None:
+        """Raises InvalidArgument: one of them makes no sense."""
+        super().__init__(first_s=first_s, factor=factor, most_s=most_s, jitter=jitter, max_attempts=max_attempts)
+
+    def check(self) -> None:
+        for name in ("first_s", "factor", "most_s", "jitter"):
+            if getattr(self, name) is None:
+                raise InvalidArgument(f"{name} of a Backoff must not be None")
 
     def delay_s(self, failures: int) -> float:
         """Return how long a message waits that has failed so often."""

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Unpack, overload
 from uuid import UUID
 
-from qflow.config import BrokerSettings, QueueSettings, check_name, check_names, parse_timeout, settings_from
+from qflow.config import BrokerSettings, QueueSettings, check_name, check_names, parse_timeout
 from qflow.durations import Duration
 from qflow.engine import Engine
 from qflow.events import Event
@@ -95,7 +95,7 @@ class Broker(Unpicklable, Scheduling):
             CorruptionError: its record in the log is damaged.
         Cost: one commit for a new durable queue.
         """
-        return self.engine.queues.declare([check_name(name)], settings_from(QueueSettings, settings, "queue"))[0]
+        return self.engine.queues.declare([check_name(name)], QueueSettings.from_call(settings, "queue"))[0]
 
     @overload
     def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions[Admits]]) -> list[Queue[int]]: ...
@@ -106,7 +106,7 @@ class Broker(Unpicklable, Scheduling):
 
         Raises: as `declare_queue`, before any is made. Cost: one commit for all new durable ones, 0.2 ms a queue.
         """
-        wanted, given = check_names(names), settings_from(QueueSettings, settings, "queue")
+        wanted, given = check_names(names), QueueSettings.from_call(settings, "queue")
         return shelter(lambda: self.engine.queues.declare(wanted, given))
 
     @sheltered

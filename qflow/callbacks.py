@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import partial
 from typing import Any
@@ -21,6 +20,8 @@ def check_callback(callback: Any, what: str = "callback", *, awaited: bool = Fal
     """
     if not callable(callback):
         raise InvalidArgument(f"{what} must be callable, not {type(callback).__name__}")
+    import inspect  # which opening a broker does not need, and is dear; likewise below
+
     if inspect.isgeneratorfunction(_body(callback)) or inspect.isasyncgenfunction(_body(callback)):
         raise InvalidArgument(f"{what} must not be a generator function, which does nothing when it is called")
     if not awaited and is_async(callback):
@@ -29,6 +30,8 @@ def check_callback(callback: Any, what: str = "callback", *, awaited: bool = Fal
 
 def is_async(function: Any) -> bool:
     """Tell whether a call of a function, also a partial or an object that is called, returns a coroutine."""
+    import inspect
+
     return inspect.iscoroutinefunction(_body(function))
 
 
@@ -36,6 +39,8 @@ def _body(function: Any) -> Any:
     """Return the function in which a call of one ends, if that can be told."""
     while isinstance(function, partial):
         function = function.func
+    import inspect
+
     return function if inspect.isroutine(function) else type(function).__call__
 
 
@@ -59,6 +64,8 @@ async def run(callback: Callable[[Any], object], argument: Any) -> None:
         InvalidArgument: it returned a generator. All that the callback raises.
     """
     result = callback(argument)
+    import inspect
+
     if inspect.isawaitable(result):
         await result
     else:

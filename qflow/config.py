@@ -8,15 +8,14 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
-import attrs
-
 from qflow.durations import EXPECTED, Duration, seconds_of
 from qflow.errors import InvalidArgument
+from qflow.settings import Settings, setting
 
 T = TypeVar("T")
 
@@ -168,16 +167,6 @@ def spool_path(path: str | os.PathLike[str], what: str = "spool") -> str:
         ) from error
 
 
-def _setting(parse: Callable[[Any, str], Any], default: Any, *, performance: bool = False) -> Any:
-    """Return a field whose value goes through `parse`, unless it is None."""
-
-    def convert(value: Any, _instance: Any, field: Any) -> Any:
-        return None if value is None else parse(value, field.name)
-
-    converter: Any = attrs.Converter(convert, takes_self=True, takes_field=True)
-    return attrs.field(default=default, converter=converter, metadata={"performance": performance})
-
-
 def _flag(value: Any, what: str) -> bool:
     if not isinstance(value, bool):
         raise InvalidArgument(f"{what} must be True or False, got {value!r}")
@@ -207,6 +196,13 @@ def _name(value: Any, _what: str) -> str:
     return check_name(value)
 
 
+def _one_of(value: Any, what: str, choices: tuple[str, ...]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        words = " or ".join(f'"{one}"' for one in choices)
+        raise InvalidArgument(f"{what} must be {words}, got {value!r}")
+    return value
+
+
 def _overflow(value: Any, what: str) -> Overflow:
     try:
         return Overflow(value)
@@ -215,30 +211,7 @@ def _overflow(value: Any, what: str) -> Overflow:
         raise InvalidArgument(f"{what} must be one of {choices}, got {value!r}") from None
 
 
-def check_changes(kind: type, changes: Iterable[str], what: str) -> None:
-    """Refuse names that are no settings.
-
-    Raises:
-        InvalidArgument: one of them is none; it names those there are.
-    """
-    known = {field.name for field in attrs.fields(kind)}
-    unknown = set(changes) - known
-    if unknown:
-        raise InvalidArgument(f"a {what} has no setting {min(unknown)!r}; there are {', '.join(sorted(known))}")
-
-
-def settings_from(kind: type[T], given: Mapping[str, object], what: str) -> T:
-    """Return settings, of the keyword arguments of a call.
-
-    Raises:
-        InvalidArgument: one of them is no setting, or makes no sense.
-    """
-    check_changes(kind, given, what)
-    return kind(**given)
-
-
-@attrs.frozen(kw_only=True)
-class QueueSettings:
+class QueueSettings(Settings):
     """How one queue behaves and performs.
 
     Behaviour:
@@ -257,21 +230,21 @@ class QueueSettings:
         resume_ratio: blocked puts go on when the depth is down to this share of the limit.
     """
 
-    durable: bool = _setting(_flag, True)
-    limit_messages: int | None = _setting(parse_count, None)
-    limit_bytes: int | None = _setting(parse_size, None)
-    max_message_bytes: int = _setting(parse_size, "64MiB")
-    on_overflow: Overflow = _setting(_overflow, Overflow.BLOCK)  # noqa: RUF009 - a field, by another name
-    ttl_s: float | None = _setting(parse_span, None)
-    max_deliveries: int | None = _setting(parse_count, None)
-    dead_letter: str | None = _setting(_name, None)
-    ack_timeout_s: float | None = _setting(_timeout, None)
-    dedupe_window_s: float | None = _setting(_timeout, None)
-    priorities: int = _setting(_priorities, 1)
-    capacity_bytes: int | None = _setting(parse_size, None, performance=True)
-    resume_ratio: float = _setting(_ratio, 0.8, performance=True)
+    durable: bool = setting(_flag, default=True)
+    limit_messages: int | None = setting(parse_count, default=None)
+    limit_bytes: int | None = setting(parse_size, default=None)
+    max_message_bytes: int = setting(parse_size, default="64MiB")
+    on_overflow: Overflow = setting(_overflow, default=Overflow.BLOCK)
+    ttl_s: float | None = setting(parse_span, default=None)
+    max_deliveries: int | None = setting(parse_count, default=None)
+    dead_letter: str | None = setting(_name, default=None)
+    ack_timeout_s: float | None = setting(_timeout, default=None)
+    dedupe_window_s: float | None = setting(_timeout, default=None)
+    priorities: int = setting(_priorities, default=1)
+    capacity_bytes: int | None = setting(parse_size, default=None, performance=True)
+    resume_ratio: float = setting(_ratio, default=0.8, performance=True)
 
-    def __attrs_post_init__(self) -> None:
+    def check(self) -> None:
         if self.max_message_bytes is None or self.max_message_bytes > MAX_MESSAGE_BYTES:
             raise InvalidArgument(
                 f"max_message_bytes must be at most {MAX_MESSAGE_BYTES}, got {self.max_message_bytes}"
@@ -283,27 +256,6 @@ class QueueSettings:
             raise InvalidArgument("dedupe_window_s is for durable queues: keys are stored with their messages")
         if self.on_overflow is Overflow.DEAD_LETTER and self.dead_letter is None:
             raise InvalidArgument("on_overflow=Overflow.DEAD_LETTER needs dead_letter, the name of a queue")
-
-    def conflicts(self, other: QueueSettings) -> list[tuple[str, Any, Any]]:
-        """Return (name, mine, other's) of each behaviour setting that differs."""
-        return [
-            (field.name, mine, theirs)
-            for field in attrs.fields(QueueSettings)
-            if not field.metadata.get("performance")
-            and (mine := getattr(self, field.name)) != (theirs := getattr(other, field.name))
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as the log keeps them."""
-        return attrs.asdict(
-            self, value_serializer=lambda _i, _f, value: value.value if isinstance(value, enum.Enum) else value
-        )
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> QueueSettings:
-        """Return settings the log kept; names of a later version are ignored."""
-        known = {field.name for field in attrs.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
 
 
 def _topics(value: Any, what: str) -> tuple[str, ...]:
@@ -337,8 +289,7 @@ def _retained_s(value: Any, what: str) -> float:
     return seconds
 
 
-@attrs.frozen(kw_only=True)
-class StreamSettings:
+class StreamSettings(Settings):
     """What one stream takes and how long it keeps that.
 
     Args:
@@ -351,15 +302,15 @@ class StreamSettings:
         max_message_bytes: the largest message admitted.
     """
 
-    topics: tuple[str, ...] = _setting(_topics, None)
-    partitions: int = _setting(_partitions, 1)
-    retention_s: float | None = _setting(_retained_s, None)
-    retention_bytes: int | None = _setting(_retained_bytes, None)
-    retention_messages: int | None = _setting(parse_count, None)
-    retain_until_consumed: bool = _setting(_flag, False)
-    max_message_bytes: int = _setting(parse_size, "64MiB")
+    topics: tuple[str, ...] = setting(_topics, default=None)
+    partitions: int = setting(_partitions, default=1)
+    retention_s: float | None = setting(_retained_s, default=None)
+    retention_bytes: int | None = setting(_retained_bytes, default=None)
+    retention_messages: int | None = setting(parse_count, default=None)
+    retain_until_consumed: bool = setting(_flag, default=False)
+    max_message_bytes: int = setting(parse_size, default="64MiB")
 
-    def __attrs_post_init__(self) -> None:
+    def check(self) -> None:
         if self.topics is None:
             raise InvalidArgument("topics of a stream must be a list of topic filters, at least one")
         for name in ("partitions", "retain_until_consumed", "max_message_bytes"):
@@ -377,27 +328,12 @@ class StreamSettings:
         return any(one is not None for one in (self.retention_s, self.retention_bytes, self.retention_messages))
 
     def conflicts(self, other: StreamSettings) -> list[tuple[str, Any, Any]]:
-        """Return (name, mine, other's) of each setting that differs."""
-        return [
-            (field.name, mine, theirs)
-            for field in attrs.fields(StreamSettings)
-            if (mine := getattr(self, field.name)) != (theirs := getattr(other, field.name))
-            and not (field.name == "topics" and set(mine) == set(theirs))
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as the log keeps them."""
-        return attrs.asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> StreamSettings:
-        """Return settings the log kept; names of a later version are ignored."""
-        known = {field.name for field in attrs.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
+        """Return (name, mine, other's) of each setting that differs; topics in another order do not."""
+        found = super().conflicts(other)
+        return [one for one in found if one[0] != "topics" or set(self.topics) != set(other.topics)]
 
 
-@attrs.frozen(kw_only=True)
-class BrokerSettings:
+class BrokerSettings(Settings):
     """How a broker uses memory and disk.
 
     Args:
@@ -412,25 +348,21 @@ class BrokerSettings:
         door: let other processes of this user in, by a socket in the spool.
     """
 
-    capacity_bytes: int = _setting(parse_size, "64MiB")
-    spill: str = "files"
-    segment_bytes: int = _setting(parse_size, "8MiB")
-    max_mapped_segments: int = _setting(partial(parse_count, least=0), 0)
-    max_transaction_bytes: int = _setting(parse_size, "64MiB")
-    unsafe_filesystem: bool = False
-    journal: str = "auto"
-    journal_bytes: int = _setting(parse_size, "4MiB")
-    door: bool = _setting(_flag, True)
+    capacity_bytes: int = setting(parse_size, default="64MiB")
+    spill: str = setting(partial(_one_of, choices=SPILL_STORES), default="files")
+    segment_bytes: int = setting(parse_size, default="8MiB")
+    max_mapped_segments: int = setting(partial(parse_count, least=0), default=0)
+    max_transaction_bytes: int = setting(parse_size, default="64MiB")
+    unsafe_filesystem: bool = setting(_flag, default=False)
+    journal: str = setting(partial(_one_of, choices=JOURNALS), default="auto")
+    journal_bytes: int = setting(parse_size, default="4MiB")
+    door: bool = setting(_flag, default=True)
 
-    def __attrs_post_init__(self) -> None:
-        for field in attrs.fields(BrokerSettings):
-            if getattr(self, field.name) is None:
-                raise InvalidArgument(f"{field.name} of a broker must not be None")
-        if self.journal not in JOURNALS:
-            raise InvalidArgument(f'journal must be "auto" or "off", got {self.journal!r}')
+    def check(self) -> None:
+        for name, value in self.values().items():
+            if value is None:
+                raise InvalidArgument(f"{name} of a broker must not be None")
         if not MIN_JOURNAL_BYTES <= self.journal_bytes <= MAX_JOURNAL_BYTES:
             raise InvalidArgument(f'journal_bytes must be from "8KiB" to "256MiB", got {self.journal_bytes} bytes')
-        if self.spill not in SPILL_STORES:
-            raise InvalidArgument(f'spill must be "files" or "segments", got {self.spill!r}')
         if not MIN_SEGMENT_BYTES <= self.segment_bytes <= MAX_SEGMENT_BYTES:
             raise InvalidArgument(f'segment_bytes must be from "4KiB" to "256MiB", got {self.segment_bytes} bytes')

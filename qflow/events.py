@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Protocol
-
-import attrs
+from typing import NamedTuple, Protocol
 
 
 class EventKind(enum.Enum):
@@ -35,8 +33,7 @@ class EventKind(enum.Enum):
     """The callback of a `Consumer` raised, and its message went back; or it could not get one, and tries again."""
 
 
-@attrs.frozen
-class Event:
+class Event(NamedTuple):
     """Something that happened in a queue."""
 
     kind: EventKind

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Unpack
 
 from qflow.broker import Broker, make_broker
-from qflow.config import BrokerSettings, settings_from
+from qflow.config import BrokerSettings
 from qflow.door import Door, open_door
 from qflow.errors import QflowError
 from qflow.memory.waiting import shelter_made
@@ -40,7 +40,7 @@ def open_broker(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) 
             "this process runs without the lock of the interpreter (GIL), on which qflow and its binding of LMDB rely: "
             "start it without PYTHON_GIL=0 and -X gil=0, or with a build of CPython that is not free-threaded"
         )
-    settings = settings_from(BrokerSettings, options, "broker")
+    settings = BrokerSettings.from_call(options, "broker")
     return shelter_made(lambda: with_door(make_broker(path, settings)))
 
 

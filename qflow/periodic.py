@@ -9,17 +9,15 @@ or much was due, have one message together.
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import math
 import threading
+from binascii import a2b_base64, b2a_base64
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, tzinfo
-from typing import Any
-
-import attrs
+from typing import Any, NamedTuple
 
 from qflow.config import Overflow, check_name, parse_span
 from qflow.durations import Duration
@@ -53,8 +51,7 @@ REPEATED_S = 3600.0
 _logger = logging.getLogger("qflow")
 
 
-@attrs.frozen(kw_only=True)
-class Schedule:
+class Schedule(NamedTuple):
     """Messages that are put again and again; see `Broker.schedule`.
 
     Args:
@@ -81,9 +78,10 @@ class Schedule:
 
     def means(self, other: Schedule) -> bool:
         """Tell whether both have the same terms."""
-        return attrs.evolve(self, next_s=0, last_s=None, trouble="") == attrs.evolve(
-            other, next_s=0, last_s=None, trouble=""
-        )
+        return self._terms() == other._terms()
+
+    def _terms(self) -> Schedule:
+        return self._replace(next_s=0, last_s=None, trouble="")
 
 
 class Periodic:
@@ -177,7 +175,7 @@ class Periodic:
         """The clock was set back: have nothing wait longer than its terms say."""
         with self._changing:
             for name, one in self._schedules.items():
-                self._schedules[name] = attrs.evolve(one, next_s=min(one.next_s, _soonest(one, now_s)))
+                self._schedules[name] = one._replace(next_s=min(one.next_s, _soonest(one, now_s)))
 
     def _is_put_alone(self, one: Schedule) -> bool:
         """Tell whether a message may be refused, or turned away at a limit: then so would be all that go with it."""
@@ -212,7 +210,7 @@ class Periodic:
         inserts: list[Insert] = []
         after: dict[str, Schedule] = {}
         for one in due:
-            after[one.name] = attrs.evolve(one, next_s=following(one, now_s), last_s=one.next_s, trouble="")
+            after[one.name] = one._replace(next_s=following(one, now_s), last_s=one.next_s, trouble="")
             puts = parts_of(self._queues.get(one.queue)).puts
             headers = {**one.headers, "schedule": one.name, "scheduled_for_s": one.next_s}
             envelope = puts.envelope(headers, None, 0, None, None, None)
@@ -225,7 +223,7 @@ class Periodic:
         """Keep why a message comes later."""
         if trouble != one.trouble:
             _logger.warning("%s: schedule %r puts its message later: %s", self._spool.path, one.name, trouble)
-        self._schedules[one.name] = attrs.evolve(one, trouble=trouble)
+        self._schedules[one.name] = one._replace(trouble=trouble)
 
 
 class Scheduling:
@@ -310,7 +308,7 @@ def make_schedule(
         time_zone=time_zone,
         next_s=now_s,
     )
-    return attrs.evolve(made, next_s=following(made, now_s))
+    return made._replace(next_s=following(made, now_s))
 
 
 def following(one: Schedule, now_s: float) -> float:
@@ -377,14 +375,13 @@ def read_schedules(kept: Mapping[str, bytes], report: Callable[[str], object]) -
 
 def plain(one: Schedule) -> dict[str, Any]:
     """Return a schedule as JSON has it; its body in base64."""
-    return {**attrs.asdict(one), "body": base64.b64encode(one.body).decode()}
+    return {**one._asdict(), "body": b2a_base64(one.body, newline=False).decode()}
 
 
 def from_plain(said: Mapping[str, Any]) -> Schedule:
     """Return the schedule that `plain` made this of; what a later version has added is left out."""
-    known = {field.name for field in attrs.fields(Schedule)}
-    given = {name: value for name, value in said.items() if name in known}
-    return Schedule(**{**given, "body": base64.b64decode(said["body"])})
+    given = {name: value for name, value in said.items() if name in Schedule._fields}
+    return Schedule(**{**given, "body": a2b_base64(said["body"])})
 
 
 def _encoded(one: Schedule) -> bytes:

@@ -29,6 +29,7 @@ WORDS = {
     "problems",
     "message",
     "config",
+    "settings",
     "options",
     "stats",
     "delivery",

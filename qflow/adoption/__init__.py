@@ -111,14 +111,18 @@ class Adoption:
         """Return what became of batches since the spool was opened."""
         from qflow.stats import InboxStats
 
-        return InboxStats(
-            waiting=self._waiting,
-            problem=self._problem,
-            adopted_total=self._adopted,
-            messages_total=self._messages,
-            replayed_total=self._replayed,
-            refused_total=self._refused,
-        )
+        return InboxStats(**self.figures())
+
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of `stats`."""
+        return {
+            "waiting": self._waiting,
+            "problem": self._problem,
+            "adopted_total": self._adopted,
+            "messages_total": self._messages,
+            "replayed_total": self._replayed,
+            "refused_total": self._refused,
+        }
 
     def run(self) -> None:
         """Adopt what waits. Cost: the listing of a directory, where nothing does.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
-import attrs
 import click
 
 from qflow.cli import facts
@@ -58,8 +57,8 @@ class Flow:
         settings = queue.settings
         self._capacity = min(capacity, settings.capacity_bytes or capacity)
         # So a batch fits beside a window of half of the limit.
-        settings = attrs.evolve(
-            settings, limit_messages=_half(settings.limit_messages), limit_bytes=_half(settings.limit_bytes)
+        settings = settings.changed(
+            limit_messages=_half(settings.limit_messages), limit_bytes=_half(settings.limit_bytes)
         )
         self._lines = Lines(STDIN, "stdin", delimiter, settings, stop, self._capacity)
 

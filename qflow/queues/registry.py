@@ -11,9 +11,6 @@ from functools import partial
 from typing import Any, Protocol
 from uuid import uuid4
 
-import attrs
-
-from qflow import config
 from qflow.config import QueueSettings, check_name
 from qflow.errors import (
     CorruptionError,
@@ -28,7 +25,6 @@ from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import StraightLock
 from qflow.names import command
-from qflow.queues.checking import problems
 from qflow.queues.context import Context, Shared, Tick
 from qflow.queues.dead_letter_router import DeadLetterRouter
 from qflow.queues.dead_letters import check_durable, check_no_cycle
@@ -384,6 +380,8 @@ class Queues:
 
     def problems(self) -> list[str]:
         """Return what does not agree, in words."""
+        from qflow.queues.checking import problems  # which few need
+
         found = [f"queue {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
         for queue in self.all():
             found += problems(parts_of(queue))
@@ -403,8 +401,8 @@ def altered(settings: QueueSettings, changes: dict[str, Any]) -> QueueSettings:
     fixed = {"durable", "priorities"} & changes.keys()
     if fixed:
         raise InvalidArgument(f"{fixed.pop()} of a queue cannot be changed: declare another queue and move over")
-    config.check_changes(QueueSettings, changes, "queue")
-    return attrs.evolve(settings, **changes)
+    QueueSettings.check_names(changes, "queue")
+    return settings.changed(**changes)
 
 
 def _owner(queue: Queue) -> int:

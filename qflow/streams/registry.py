@@ -13,9 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-import attrs
-
-from qflow.config import APART_IN_STREAMS, StreamSettings, check_changes, check_name, settings_from
+from qflow.config import APART_IN_STREAMS, StreamSettings, check_name
 from qflow.errors import (
     CorruptionError,
     ForkedProcess,
@@ -140,7 +138,7 @@ class Streams:
     def wanted(given: Mapping[str, object]) -> StreamSettings:
         """Return what `declare` takes, of the arguments of a call. Called without a lock: it may import."""
         _make_ready()
-        return settings_from(StreamSettings, given, "stream")
+        return StreamSettings.from_call(given, "stream")
 
     @sheltered
     def declare(self, name: str, settings: StreamSettings) -> StreamLog:
@@ -266,7 +264,7 @@ class Streams:
         """Return what `subscribe` takes, of the arguments of a call. Called without a lock: it may import."""
         from qflow.streams.terms import Terms
 
-        return settings_from(Terms, {"filter": topic_filter, **given}, "subscription")
+        return Terms.from_call({"filter": topic_filter, **given}, "subscription")
 
     @sheltered
     def subscribe(self, name_of_stream: Stream | str, terms: Terms) -> Subscription:
@@ -397,10 +395,10 @@ class Streams:
 
 def altered(settings: StreamSettings, changes: dict[str, Any]) -> StreamSettings:
     """Return changed settings of a stream. Raises InvalidArgument: they cannot be changed so."""
-    check_changes(StreamSettings, changes, "stream")
+    StreamSettings.check_names(changes, "stream")
     if "partitions" in changes:
         raise InvalidArgument("partitions of a stream cannot be changed: its keys would lose their order")
-    found = attrs.evolve(settings, **changes)
+    found = settings.changed(**changes)
     for topic_filter in found.topics:
         check_filter(topic_filter)
     return found

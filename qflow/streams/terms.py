@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import attrs
-
 from qflow.config import check_name, parse_span
-from qflow.durations import Duration
 from qflow.errors import InvalidArgument
 from qflow.options import Start
+from qflow.settings import Settings, setting
 from qflow.streams.topic_filter import check_filter
 
 GROUP_ACK_TIMEOUT_S = 60.0
@@ -17,26 +15,17 @@ GROUP_ACK_TIMEOUT_S = 60.0
 STARTS = ("latest", "earliest", "committed")
 
 
-def _session_expiry(value: Duration | None) -> float | None:
-    return None if value is None else parse_span(value, "session_expiry_s")
-
-
-def _ack_timeout(value: Duration | None) -> float | None:
-    return None if value is None else parse_span(value, "ack_timeout_s")
-
-
-@attrs.frozen(kw_only=True)
-class Terms:
+class Terms(Settings):
     """The arguments of `Broker.subscribe`; see `SubscriptionOptions`."""
 
-    filter: str
-    name: str | None = None
-    start: Start = "latest"
-    group: str | None = None
-    session_expiry_s: float | None = attrs.field(default=None, converter=_session_expiry)
-    follow: bool = True
-    ack_timeout_s: float | None = attrs.field(default=None, converter=_ack_timeout)
-    on_gap: Literal["raise", "skip"] = "raise"
+    filter: str = setting(default="")
+    name: str | None = setting(default=None)
+    start: Start = setting(default="latest")
+    group: str | None = setting(default=None)
+    session_expiry_s: float | None = setting(parse_span, default=None)
+    follow: bool = setting(default=True)
+    ack_timeout_s: float | None = setting(parse_span, default=None)
+    on_gap: Literal["raise", "skip"] = setting(default="raise")
 
     @property
     def title(self) -> str | None:
@@ -84,4 +73,4 @@ class Terms:
                 "session_expiry_s must be more than 0 seconds: what ends when it is closed needs no name, and None "
                 "leaves it as it is"
             )
-        return attrs.evolve(self, ack_timeout_s=ack_timeout_s)
+        return self.changed(ack_timeout_s=ack_timeout_s)

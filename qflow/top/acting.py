@@ -5,8 +5,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from qflow import inspect
 from qflow.altering import dropped_by, parse_change
 from qflow.errors import InvalidArgument, NotFound, QflowError
@@ -45,7 +43,7 @@ def look_inside(source: Source, key: Key, is_durable: bool) -> Inside:
 def _settings(source: Source, key: Key) -> dict[str, Any]:
     if source.broker is not None:
         found = source.broker.queue(key.name) if key.kind == "queue" else source.broker.stream(key.name)
-        return attrs.asdict(found.settings, recurse=False)
+        return found.settings.values()
     facts = inspect.read_spool(source.path)
     kept = facts.queues if key.kind == "queue" else facts.streams
     return next((one.settings for one in kept if one.name == key.name), {})

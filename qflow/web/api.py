@@ -80,7 +80,7 @@ async def _streams(site: Site, rights: Rights, _given: Arguments) -> Any:
 async def _stream(site: Site, rights: Rights, given: Arguments) -> Any:
     name = visible(rights, given.text("stream"))
     stream = stream_of(site.broker, rights, name)
-    return {"stats": attrs.asdict(await stream.stats()), "settings": attrs.asdict(stream.settings)}
+    return {"stats": attrs.asdict(await stream.stats()), "settings": stream.settings.to_dict()}
 
 
 async def _stream_messages(site: Site, rights: Rights, given: Arguments) -> Any:

@@ -414,6 +414,20 @@ def test_importing_qflow_does_not_import_asyncio() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_broker_imports_nothing_dear(spool: Path) -> None:
+    """Neither opening it and passing a message on, nor the figures it writes, wait for attrs and what that imports."""
+    code = f"""if True:
+        import os, sys, qflow
+        with qflow.open({str(spool)!r}) as broker:
+            queue = broker.declare_queue("q")
+            queue.put(b"x")
+            queue.get().ack()
+            while not os.path.exists(broker.path + "/stats.json"):
+                pass
+        assert not {{"attr", "attrs", "asyncio", "dataclasses", "inspect", "click"}} & sys.modules.keys()"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # async for and consumers ---------------------------------------------------------------------------------------------
 
 

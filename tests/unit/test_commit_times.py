@@ -27,7 +27,7 @@ def test_a_time_is_in_the_bucket_whose_bound_it_does_not_exceed() -> None:
     timer = Timer()
     for seconds in (0.0, TIME_BOUNDS_S[0], TIME_BOUNDS_S[0] * 1.01, TIME_BOUNDS_S[-1], 99.0):
         timer.note(seconds)
-    counts = timer.stats().counts
+    counts = timer.figures()["counts"]
     assert (counts[0], counts[1], counts[-2], counts[-1]) == (2, 1, 1, 1)
     assert sum(counts) == 5
     assert TimeStats().counts == (0,) * len(counts)

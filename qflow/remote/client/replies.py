@@ -71,8 +71,7 @@ def all_queue_settings(reply: Reply) -> list[QueueSettings]:
 
 
 def broker_settings(values: dict[str, Any]) -> BrokerSettings:
-    known = {field.name for field in attrs.fields(BrokerSettings)}
-    return BrokerSettings(**{name: value for name, value in values.items() if name in known})
+    return BrokerSettings.from_dict(values)
 
 
 def queue_stats(reply: Reply) -> QueueStats:

@@ -10,14 +10,12 @@ from typing import Any
 
 from qflow.config import (
     QueueSettings,
-    check_changes,
     check_name,
     check_names,
     parse_count,
     parse_moment,
     parse_span,
     parse_timeout,
-    settings_from,
     spool_path,
 )
 from qflow.delivery import Raised, Return
@@ -60,14 +58,14 @@ def hello(pid: int | None = None) -> Request:
 
 def declare_queues(names: Iterable[str], settings: Mapping[str, Any]) -> tuple[list[str], Request]:
     """Return checked names, and the request; its reply is the settings of each."""
-    settings_from(QueueSettings, dict(settings), "queue")
+    QueueSettings.from_call(dict(settings), "queue")
     checked = check_names(names)
     head = {"op": "declare_queues", "names": checked, "settings": plain(dict(settings))}
     return checked, Request(head, doubt="what was declared", read=replies.all_queue_settings)
 
 
 def alter_queue(queue: Any, changes: Mapping[str, Any]) -> Request:
-    check_changes(QueueSettings, changes, "queue")
+    QueueSettings.check_names(changes, "queue")
     head = {"op": "alter_queue", **named("queue", queue), "changes": plain(dict(changes))}
     return Request(head, doubt="the change", read=replies.queue_settings)
 

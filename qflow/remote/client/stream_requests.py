@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from qflow.config import StreamSettings, check_changes, check_name, parse_count, parse_timeout, settings_from
+from qflow.config import StreamSettings, check_name, parse_count, parse_timeout
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument
 from qflow.remote.client import stream_replies
@@ -16,13 +16,13 @@ from qflow.remote.wire.values import plain
 
 
 def declare_stream(name: str, settings: Mapping[str, Any]) -> Request:
-    settings_from(StreamSettings, dict(settings), "stream")
+    StreamSettings.from_call(dict(settings), "stream")
     head = {"op": "declare_stream", "stream": check_name(name, "stream"), "settings": plain(dict(settings))}
     return Request(head, doubt="what was declared", read=stream_replies.settings)
 
 
 def alter_stream(stream: Any, changes: Mapping[str, Any]) -> Request:
-    check_changes(StreamSettings, changes, "stream")
+    StreamSettings.check_names(changes, "stream")
     head = {"op": "alter_stream", **named("stream", stream), "changes": plain(dict(changes))}
     return Request(head, doubt="the change", read=stream_replies.settings)
 

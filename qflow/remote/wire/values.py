@@ -10,6 +10,8 @@ from uuid import UUID
 
 import attrs
 
+from qflow.settings import Settings
+
 
 def plain(value: Any) -> Any:
     """Return a value as JSON has it; what JSON cannot say is left for its encoder to refuse."""
@@ -21,6 +23,8 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, Settings):
+        return plain(value.to_dict())
     if attrs.has(type(value)):
         return {field.name: plain(getattr(value, field.name)) for field in attrs.fields(type(value))}
     if isinstance(value, dict):

@@ -198,11 +198,11 @@ class FlightPlace:
 
     def check_hand_over(self, manifest: Manifest) -> None:
         """See that a batch would not be refused for its number or its plan."""
-        self.door.action("adopt", {"manifest": attrs.asdict(manifest, recurse=False), "check": True})
+        self.door.action("adopt", {"manifest": manifest._asdict(), "check": True})
 
     def hand_over(self, manifest: Manifest, staged: Batch, timeout_s: float) -> None:
         """Return when a batch is in the log."""
-        asked = {"manifest": attrs.asdict(manifest, recurse=False), "staged": staged, "timeout_s": timeout_s}
+        asked = {"manifest": manifest._asdict(), "staged": staged, "timeout_s": timeout_s}
         self.door.action("adopt", asked, within_s=2 * timeout_s + CALL_S)
 
     def discard(self, tokens: Collection[str]) -> None:

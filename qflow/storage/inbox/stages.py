@@ -24,8 +24,6 @@ from time import time_ns
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-import attrs
-
 from qflow.errors import CorruptionError, InvalidArgument
 from qflow.storage.files import Files, make_directories, read_whole
 from qflow.storage.inbox.batches import Target
@@ -51,8 +49,7 @@ class Batch(NamedTuple):
         return f"{self.query}-{self.batch}"
 
 
-@attrs.frozen(kw_only=True)
-class Manifest:
+class Manifest(NamedTuple):
     """What a stage is made of."""
 
     batch: Batch
@@ -147,7 +144,7 @@ def hand_in(files: Files, spool: str, manifest: Manifest) -> bool:
         files.unlink(os.path.join(source, name))
     remove_tree(files, set_aside(spool, batch))  # of an attempt before
     path = os.path.join(source, MANIFEST)
-    files.write_replacing(path, seal(json.dumps(attrs.asdict(manifest, recurse=False)).encode()))
+    files.write_replacing(path, seal(json.dumps(manifest._asdict()).encode()))
     files.sync_file(path)
     files.sync_directory(source)
     try:

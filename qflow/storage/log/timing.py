@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
+from typing import Any
 
 from qflow.durations import TIME_BOUNDS_S
-
-if TYPE_CHECKING:
-    from qflow.stats import TimeStats
 
 
 class Timer:
@@ -25,10 +22,9 @@ class Timer:
         self._counts[bisect_left(TIME_BOUNDS_S, took_s)] += 1
         self._sum_s += took_s
 
-    def stats(self) -> TimeStats:
-        from qflow.stats import TimeStats
-
-        return TimeStats(counts=tuple(self._counts), sum_s=self._sum_s)
+    def figures(self) -> dict[str, Any]:
+        """Return the fields of a `TimeStats`."""
+        return {"counts": tuple(self._counts), "sum_s": self._sum_s}
 
 
 class Timers:

@@ -6,8 +6,6 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import attrs
-
 import qflow
 from qflow import restoring
 from qflow.aio.broker import AsyncBroker, in_thread
@@ -102,7 +100,7 @@ _hearing: WeakKeyDictionary[AsyncBroker, set[Session]] = WeakKeyDictionary()
 
 def _tell(hearing: set[Session], event: Event) -> None:
     if hearing:
-        head = {"event": plain(attrs.asdict(event))}
+        head = {"event": plain(event._asdict())}
         for session in list(hearing):
             session.notify(head)
 
