@@ -44,7 +44,10 @@ class Settings:
             delattr(cls, name)
 
     def __init__(self, **given: Any) -> None:
-        """Raises InvalidArgument: one of them makes no sense; TypeError: it is no setting. Cost: 0.3 µs for each there is."""
+        """Raises InvalidArgument: one of them makes no sense; TypeError: it is no setting.
+
+        Cost: 0.3 µs for each there is.
+        """
         if not given.keys() <= self.fields.keys():
             raise TypeError(f"{type(self).__name__} has no {min(given.keys() - self.fields.keys())!r}")
         for name, one in self.fields.items():
