@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Unpack, overload
-from uuid import UUID
 
 from qflow.config import BrokerSettings, QueueSettings, check_name, check_names, parse_timeout
 from qflow.durations import Duration
@@ -38,6 +37,8 @@ from qflow.storage.files import Files
 from qflow.streams.stream import Stream
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
     from qflow.streams.subscription import Subscription
 
@@ -56,7 +57,9 @@ class Broker(Unpicklable, Scheduling):
     @property
     def uuid(self) -> UUID:
         """Of the spool, made with it and kept; a snapshot has one of its own."""
-        return self.engine.spool.uuid
+        from uuid import UUID  # a dear import, for few
+
+        return UUID(self.engine.spool.uuid)
 
     @property
     def settings(self) -> BrokerSettings:
@@ -85,9 +88,7 @@ class Broker(Unpicklable, Scheduling):
 
         Args:
             name: any text of 1 to 1,024 bytes in UTF-8.
-            settings: `durable=True`, `priorities=1`, `on_overflow=Overflow.BLOCK`, and `capacity_bytes`,
-                `limit_messages`, `limit_bytes`, `max_message_bytes`, `ttl_s`, `max_deliveries`, `dead_letter`,
-                `ack_timeout_s`, `resume_ratio`: see `qflow.QueueOptions`.
+            settings: how it behaves and performs, such as `durable=True`: see `qflow.QueueOptions`.
 
         Raises:
             InvalidArgument: a setting is unknown or makes no sense, or dead letters would go round in a cycle.
@@ -118,8 +119,7 @@ class Broker(Unpicklable, Scheduling):
         drops down to it. A new `ttl_s` holds for messages put from now on.
 
         Args:
-            changes: settings of `declare_queue` but `durable` and `priorities`, which stay as they are; see
-                `qflow.QueueChanges`.
+            changes: settings of `declare_queue` but `durable` and `priorities`, which stay: see `qflow.QueueChanges`.
 
         Raises:
             NotFound: there is no such queue.

@@ -94,7 +94,7 @@ class Engine:
             used=spool.used,
             clock=spool.clock,
             monotonic=spool.monotonic,
-            held=Held(spool.place, str(spool.uuid), spool.clock),
+            held=Held(spool.place, spool.uuid, spool.clock),
         )
         return Streams(shared, spool.records, new_owner=spool.new_owner, reroute=self.routing.forget)
 

@@ -207,7 +207,7 @@ class Figures:
             from attrs import asdict  # a dear import, not for whoever has no streams
 
             others["streams"] = {name: asdict(stats) for name, stats in others["streams"].items()}
-        facts = json.dumps({"pid": os.getpid(), "time_s": spool.clock(), "uuid": str(spool.uuid), **others})
+        facts = json.dumps({"pid": os.getpid(), "time_s": spool.clock(), "uuid": spool.uuid, **others})
         text = f'{facts[:-1]}, "queues": {{{", ".join(text for _, text in shown)}}}}}'
         try:
             spool.files.write_replacing(os.path.join(spool.path, "stats.json"), text.encode())

@@ -27,10 +27,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, NoReturn
-from uuid import uuid4
 
 from qflow.config import BrokerSettings, spool_path
 from qflow.errors import BrokerClosed, DiskFull, ForkedProcess, QflowError, StorageError
+from qflow.identity import new_uuid
 from qflow.problems import PROBLEMS_KEPT, Problems
 from qflow.storage.environment import CannotGrow, Environment, MapFull, log_errors
 from qflow.storage.files import Files, storage_error
@@ -169,7 +169,7 @@ class Spool:
         try:
             snapshots.bring_back(self.path, self.files)
             if not check_log_directory(self._log_path):
-                Environment.create(self.path, self.files, recovery.first_records(uuid4()))
+                Environment.create(self.path, self.files, recovery.first_records(new_uuid()))
         except OSError as error:
             raise storage_error(error, "create the log", self._log_path) from error
 

@@ -37,6 +37,7 @@ WORDS = {
     "durations",
     "events",
     "handlers",
+    "identity",
     "names",
     "pace",
     "pickling",

@@ -79,7 +79,7 @@ class Adoption:
         self._routing = routing
         self._together = together
         self._room = room
-        self._uuid = str(spool.uuid)
+        self._uuid = spool.uuid
         self._most = (spool.settings.max_transaction_bytes, room.ledger.capacity // MEMORY_SHARE)
         self._report = spool.report
         self._wake = wake

@@ -47,7 +47,7 @@ def state_of(txn: Any, spool: str) -> SpoolState:
     """
     found = recovery.read(txn, spool)
     streams = {record.name: state for record in found.streams if (state := _state(record)) is not None}
-    return SpoolState(str(found.uuid), streams, found)
+    return SpoolState(found.uuid, streams, found)
 
 
 def _state(record: QueueRecord) -> StreamState | None:

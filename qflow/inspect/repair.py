@@ -13,12 +13,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from uuid import UUID, uuid4
 
 import attrs
 
 from qflow.config import spool_path
 from qflow.errors import CorruptionError, SpoolInUse
+from qflow.identity import new_uuid
 from qflow.inspect.child import in_child
 from qflow.inspect.logs import check_there, opened_environment
 from qflow.inspect.mending import Hole, mend
@@ -112,7 +112,7 @@ def repair_spool(
 
 
 def _repair(spool: str, target: str, files: Files, begun: _Begun) -> Repair:
-    staged, uuid, origin = staging(target, files), uuid4(), begun.origin
+    staged, uuid, origin = staging(target, files), new_uuid(), begun.origin
     first = recovery.first_records(uuid, clean=begun.clean)
     put_pairs(staged, first | ({} if origin is None else recovery.copy_records(uuid, origin)))
     broken, damaged = _copy(spool, staged)
@@ -120,7 +120,7 @@ def _repair(spool: str, target: str, files: Files, begun: _Begun) -> Repair:
     put_in_place(target, files)
     return Repair(
         path=target,
-        uuid=str(uuid),
+        uuid=uuid,
         origin=None if origin is None else str(origin),
         queues=mended.queues,
         streams=mended.streams,
@@ -167,7 +167,7 @@ def _journal_problem(env: Environment) -> str | None:
 class _Begun(NamedTuple):
     """What is known of the old log before anything is copied."""
 
-    origin: UUID | None
+    origin: str | None
     """Its uuid, if that can be read."""
     clean: bool
     """It was closed. Else every message may have been delivered, and says so."""

@@ -40,7 +40,7 @@ def _read_spool(spool: str, now_s: float | None) -> SpoolFacts:
     age = None if live is None else (time.time() if now_s is None else now_s) - float(live["time_s"])
     return SpoolFacts(
         path=spool,
-        uuid=str(found.uuid),
+        uuid=found.uuid,
         origin=None if origin is None else str(origin),
         clean=found.clean,
         journal_records=journal_records,

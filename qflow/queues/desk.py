@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from uuid import uuid4
 
 from qflow.errors import CorruptionError
+from qflow.identity import new_number
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import StraightLock, shelter
 from qflow.message import Record, charge
@@ -22,7 +22,7 @@ class Desk:
     def __init__(self, ledger: Ledger, store: SpillStore) -> None:
         self.ledger = ledger
         self._account = ledger.open(TRANSACTIONS, "transactions", None)
-        self._area = store.area("transactions", TRANSACTIONS, uuid4().int >> 64)
+        self._area = store.area("transactions", TRANSACTIONS, new_number())
         self._lock = StraightLock()
         self._position = 0
         self.tabs: dict[Tab, weakref.ref[object]] = {}

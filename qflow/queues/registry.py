@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
-from uuid import uuid4
 
 from qflow.config import QueueSettings, check_name
 from qflow.errors import (
@@ -21,6 +20,7 @@ from qflow.errors import (
     StorageError,
 )
 from qflow.events import Teller
+from qflow.identity import new_number
 from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import StraightLock
@@ -68,7 +68,7 @@ class Queues:
         self._broken: dict[str, QueueRecord] = {}
         """Records that cannot be served."""
         self._incarnations: dict[int, int] = {}
-        self._opening = uuid4().int >> 64
+        self._opening = new_number()
         """A copy of the spool, opened where this one lay, has another one: neither spills into files of the other."""
         self._next_transient = TRANSIENT_OWNERS
         self.deleted: list[int] = []
@@ -151,7 +151,7 @@ class Queues:
         records: list[NewRecord] = []
         calls: list[Callable[[], None]] = []
         for name in names:
-            incarnation = uuid4().int >> 64
+            incarnation = new_number()
             if settings.durable:
                 owner, rows = self._spool.new_owner(), {0: Row()}
                 records.append(NewRecord(owner, recovery.queue_value(name, incarnation, settings.to_dict()), rows))

@@ -76,7 +76,7 @@ def _environment(spool: str, *, planned: bool) -> _Open:
         except BaseException:
             env.close()
             raise
-        opened = _Open(os.path.realpath(spool), env, str(found.uuid))
+        opened = _Open(os.path.realpath(spool), env, found.uuid)
         if place is not None and place == _place(spool):  # else it is not known which one was opened
             _open[place] = opened
             return opened

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
-from uuid import uuid4
 
 from qflow.config import APART_IN_STREAMS, StreamSettings, check_name
 from qflow.errors import (
@@ -22,6 +21,7 @@ from qflow.errors import (
     SettingsConflict,
     StreamDeleted,
 )
+from qflow.identity import new_number
 from qflow.memory.waiting import sheltered
 from qflow.names import choices
 from qflow.storage.log import recovery
@@ -164,7 +164,7 @@ class Streams:
             raise self._broken_error(name)
         owner = self._new_owner()
         rows = {number: new_row(number) for number in range(settings.partitions)}
-        value = recovery.queue_value(name, uuid4().int >> 64, settings.to_dict(), kind=STREAM)
+        value = recovery.queue_value(name, new_number(), settings.to_dict(), kind=STREAM)
         stream = self._build(name, settings, owner, rows)
         self._records.add([NewRecord(owner, value, rows)], partial(self._register, stream))
         return stream

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import UUID
 
 import attrs
 
@@ -376,7 +375,7 @@ class FlightStage:
 
 def _state(found: Mapping[str, Any]) -> SpoolState:
     streams, queues = found["streams"], found["queues"]
-    records = Recovery(UUID(found["uuid"]), True, _records(queues), _records(streams), [], [], 0, frozenset())
+    records = Recovery(found["uuid"], True, _records(queues), _records(streams), [], [], 0, frozenset())
     states = {one["name"]: StreamState(one["name"], one["number"], _rows(one["partitions"])) for one in streams}
     return SpoolState(found["uuid"], states, records)
 

@@ -22,7 +22,6 @@ import stat
 from contextlib import suppress
 from time import time_ns
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 from qflow.errors import CorruptionError, InvalidArgument
 from qflow.storage.files import Files, make_directories, read_whole
@@ -92,7 +91,7 @@ def check_batch(query: str, batch: int) -> Batch:
 
 def new_token() -> str:
     """Return the token of an attempt, which sorts behind those of earlier ones, as far as the clocks agree."""
-    return f"{time_ns() // 10**6:012x}{uuid4().hex[12:]}"
+    return f"{time_ns() // 10**6:012x}{os.urandom(10).hex()}"
 
 
 def parse_name(name: str) -> tuple[Batch, bool] | None:
@@ -205,7 +204,7 @@ def remove_earlier(files: Files, spool: str, batch: Batch, token: str) -> None:
     """
     for directory, one in list_staged(files, spool):
         if one == batch and directory.rpartition(".")[2] < token:
-            left = staged(spool, one, "0" * 12 + uuid4().hex[12:])  # goes with a later attempt, if not now
+            left = staged(spool, one, "0" * 12 + os.urandom(10).hex())  # goes with a later attempt, if not now
             with suppress(OSError):
                 files.rename(directory, left)
                 remove_tree(files, left)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
-from uuid import UUID
 
 from qflow.errors import DiskFull
 from qflow.storage.environment import BROKEN, STEP_BYTES, CannotGrow, Environment, LmdbError, MapFull, log_error
@@ -28,7 +27,7 @@ class CarriedOver(NamedTuple):
     problems: list[str]
 
 
-def carry_over(env: Environment, files: Files, uuid: UUID, *, clean: bool, journal_bytes: int) -> CarriedOver:
+def carry_over(env: Environment, files: Files, uuid: str, *, clean: bool, journal_bytes: int) -> CarriedOver:
     """Have in the log what its journal holds. By the owner, before anything is read.
 
     Args:

@@ -23,11 +23,11 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from xxhash import xxh3_64_intdigest
 
 from qflow.errors import CorruptionError, FormatTooNew
+from qflow.identity import bytes_of, uuid_of
 from qflow.storage.files import FILE_MODE, Files, storage_error, write_all
 from qflow.storage.log.keys import meta_key
 from qflow.storage.log.sealing import seal, unseal
@@ -148,7 +148,7 @@ class Record(NamedTuple):
 class Journal:
     """The journal of a log that is open for its owner. One thread at a time."""
 
-    def __init__(self, path: str, fd: int, head: Head, uuid: UUID, files: Files, following: int) -> None:
+    def __init__(self, path: str, fd: int, head: Head, uuid: str, files: Files, following: int) -> None:
         """Raises OSError."""
         self.path = path
         self._fd = fd
@@ -168,9 +168,7 @@ class Journal:
         """A thread that does not have the turn any more may still write a record to its place; see `direct`."""
 
     @classmethod
-    def create(
-        cls, path: str, size: int, uuid: UUID, files: Files, following: int, before: bytes = _NO_MARK
-    ) -> Journal:
+    def create(cls, path: str, size: int, uuid: str, files: Files, following: int, before: bytes = _NO_MARK) -> Journal:
         """Make the file, all of it written once, so that a later write changes no more than what is in it.
 
         Args:
@@ -324,7 +322,7 @@ def read_whole(files: Files, fd: int, size: int) -> bytes:
     return data
 
 
-def read_head(files: Files, fd: int, uuid: UUID, path: str, *, clean: bool) -> Head:
+def read_head(files: Files, fd: int, uuid: str, path: str, *, clean: bool) -> Head:
     """Return what the header of a journal says, after checking that it is this log's.
 
     Args:
@@ -354,8 +352,8 @@ def read_head(files: Files, fd: int, uuid: UUID, path: str, *, clean: bool) -> H
         raise FormatTooNew(f"{path} has format {version}, this qflow reads up to {FORMAT}: open it with a newer qflow")
     if magic != _MAGIC or version < OLDEST_FORMAT or not HEADER_BYTES < size <= MOST_BYTES or mark == _NO_MARK:
         raise CorruptionError(f"{path} is not a journal of qflow; {remedy}")
-    if owner != uuid.bytes:
-        raise CorruptionError(f"{path} belongs to the log {UUID(bytes=owner)}, not to {uuid}; {remedy}")
+    if owner != bytes_of(uuid):
+        raise CorruptionError(f"{path} belongs to the log {uuid_of(owner)}, not to {uuid}; {remedy}")
     return Head(size, mark, version, before or _NO_MARK)
 
 
@@ -414,14 +412,14 @@ def _record(data: bytes, position: int, seed: int) -> tuple[int, bytes] | None:
     return number, changes
 
 
-def _header(uuid: UUID, head: Head) -> bytes:
-    first = _HEADER.pack(_MAGIC, head.format, uuid.bytes, head.size, head.mark)
+def _header(uuid: str, head: Head) -> bytes:
+    first = _HEADER.pack(_MAGIC, head.format, bytes_of(uuid), head.size, head.mark)
     bare = seal(first) + seal(_BEFORE.pack(head.before), first)
     return bare + bytes(HEADER_BYTES - len(bare))
 
 
-def seed_of(uuid: UUID) -> int:
-    return xxh3_64_intdigest(uuid.bytes)
+def seed_of(uuid: str) -> int:
+    return xxh3_64_intdigest(bytes_of(uuid))
 
 
 def _checksum(seed: int, number: int, changes: bytes) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from typing import NamedTuple
-from uuid import UUID
 
 from qflow.errors import CorruptionError, StorageError
 from qflow.storage.files import READ, Files, storage_error
@@ -49,7 +48,7 @@ class Opened(NamedTuple):
     found: Found
 
 
-def open_to_write(path: str, files: Files, uuid: UUID, state: JournalState, *, clean: bool) -> Opened | None:
+def open_to_write(path: str, files: Files, uuid: str, state: JournalState, *, clean: bool) -> Opened | None:
     """Open a journal for its owner, and read what it holds that the log does not; None if there is none.
 
     Args:
@@ -82,7 +81,7 @@ class Look(NamedTuple):
     found: Found
 
 
-def look(path: str, files: Files, uuid: UUID, state: JournalState, clean: bool, seen: Look | None) -> Look | None:
+def look(path: str, files: Files, uuid: str, state: JournalState, clean: bool, seen: Look | None) -> Look | None:
     """Read what a journal holds that the log does not, as whoever only reads; None if that is nothing.
 
     What is returned is on the disk, or the file system is read-only. The owner may write meanwhile: then it may be of
@@ -146,7 +145,7 @@ def _open(path: str, flags: int, files: Files) -> int | None:
         raise storage_error(error, "open the journal", path) from error
 
 
-def _examine(path: str, files: Files, fd: int, uuid: UUID, state: JournalState, clean: bool) -> tuple[Head, Found]:
+def _examine(path: str, files: Files, fd: int, uuid: str, state: JournalState, clean: bool) -> tuple[Head, Found]:
     """Return what the header of a journal says, and what it holds that the log does not."""
     head = read_head(files, fd, uuid, path, clean=clean)
     applied, seed = state.applied, seed_of(uuid)

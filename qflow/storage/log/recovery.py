@@ -10,9 +10,9 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from qflow.errors import CorruptionError, FormatTooNew, FormatTooOld
+from qflow.identity import bytes_of, uuid_of
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.environment import BROKEN, Environment
@@ -49,7 +49,7 @@ class QueueRecord(NamedTuple):
 class Recovery(NamedTuple):
     """The whole log."""
 
-    uuid: UUID
+    uuid: str
     clean: bool
     queues: list[QueueRecord]
     streams: list[QueueRecord]
@@ -61,28 +61,28 @@ class Recovery(NamedTuple):
     """Numbers of records that are damaged, or of a kind that this version does not know."""
 
 
-def first_records(uuid: UUID, *, clean: bool = True) -> dict[bytes, bytes]:
+def first_records(uuid: str, *, clean: bool = True) -> dict[bytes, bytes]:
     """Return what a new log begins with. `clean`: nothing in it was delivered that does not say so."""
     return {
         meta_key("format"): _format(),
-        meta_key("uuid"): seal(uuid.bytes),
+        meta_key("uuid"): seal(bytes_of(uuid)),
         meta_key("state"): seal(CLEAN if clean else DIRTY),
     }
 
 
-def copy_records(uuid: UUID, origin: UUID) -> dict[bytes, bytes]:
+def copy_records(uuid: str, origin: str) -> dict[bytes, bytes]:
     """Return what makes a copy a log of its own. Its state stays: it opens as the original would after a crash now."""
     return {
-        meta_key("uuid"): seal(uuid.bytes),
-        meta_key("origin"): seal(origin.bytes),
+        meta_key("uuid"): seal(bytes_of(uuid)),
+        meta_key("origin"): seal(bytes_of(origin)),
         STATE_KEY: encode_state(NO_JOURNAL),
     }
 
 
-def read_origin(txn: Any, path: str) -> UUID | None:
+def read_origin(txn: Any, path: str) -> str | None:
     """Return the uuid of the spool that a log was copied from, None if it is no copy."""
     value = txn.get(meta_key("origin"))
-    return None if value is None else UUID(bytes=unseal(value, f"{path}: the log's origin"))
+    return None if value is None else uuid_of(unseal(value, f"{path}: the log's origin"))
 
 
 def queue_value(
@@ -162,7 +162,7 @@ def read_log(env: Environment) -> Recovery:
             broken[owner] = text
 
 
-def read_identity(txn: Any, path: str) -> tuple[UUID, bool]:
+def read_identity(txn: Any, path: str) -> tuple[str, bool]:
     """Return the uuid of a log, and whether it was closed.
 
     Raises:
@@ -185,7 +185,7 @@ def read_identity(txn: Any, path: str) -> tuple[UUID, bool]:
             f"{path} has format {version}, from before the first release; this qflow reads {OLDEST_FORMAT} and later: "
             "drain it with the version that wrote it, or open another directory. It was left as it is"
         )
-    return UUID(bytes=values["uuid"]), values["state"] == CLEAN
+    return uuid_of(values["uuid"]), values["state"] == CLEAN
 
 
 def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recovery:

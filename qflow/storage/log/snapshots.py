@@ -21,10 +21,10 @@ import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
-from uuid import UUID, uuid4
 
 from qflow.config import spool_path
 from qflow.errors import InDoubt, InvalidArgument, QflowError, StorageError
+from qflow.identity import new_uuid
 from qflow.storage.environment import Environment, put_pairs
 from qflow.storage.files import Files, check_filesystem, make_place, storage_error
 from qflow.storage.lock import LOCK_NAME, acquire_lock
@@ -155,7 +155,7 @@ def _copy(source: Environment, target: str, files: Files) -> SnapshotReport:
     source.copy_to(staged)
     problems = [] if more is None else _bring_up(staged, more, files)
     found = _read(staged, files)
-    uuid = uuid4()
+    uuid = new_uuid()
     put_pairs(staged, recovery.copy_records(uuid, found.uuid))
     put_in_place(target, files)
     queues = [record for record in found.queues if not record.deleted]
@@ -163,8 +163,8 @@ def _copy(source: Environment, target: str, files: Files) -> SnapshotReport:
     rows = [row for record in [*queues, *streams] for row in (record.rows or {}).values()]
     return SnapshotReport(
         path=target,
-        uuid=str(uuid),
-        origin=str(found.uuid),
+        uuid=uuid,
+        origin=found.uuid,
         clean=found.clean,
         queues=len(queues),
         streams=len(streams),
@@ -224,7 +224,7 @@ def _remove(directory: str, files: Files) -> None:
 
 
 def compact(
-    env: Environment, spool: str, files: Files, uuid: UUID, still: AbstractContextManager[object]
+    env: Environment, spool: str, files: Files, uuid: str, still: AbstractContextManager[object]
 ) -> CompactionReport:
     """Put a copy of a log in its place, and open it there.
 
@@ -302,7 +302,7 @@ def bring_back(spool: str, files: Files) -> None:
         files.sync_directory(spool)
 
 
-def remove_leftovers(spool: str, files: Files, uuid: UUID) -> None:
+def remove_leftovers(spool: str, files: Files, uuid: str) -> None:
     """Remove what compactions left beside a log that has opened.
 
     Raises:
@@ -317,7 +317,7 @@ def remove_leftovers(spool: str, files: Files, uuid: UUID) -> None:
         raise storage_error(error, "remove what a compaction left", spool) from error
 
 
-def _remove_old(spool: str, files: Files, uuid: UUID) -> None:
+def _remove_old(spool: str, files: Files, uuid: str) -> None:
     """Remove `log.old/` if it is the same log, or what is left of it; nobody else's copy."""
     bring_back(spool, files)
     old = os.path.join(spool, OLD)

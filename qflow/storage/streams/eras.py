@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
-from uuid import uuid4
 
+from qflow.identity import new_number
 from qflow.storage.log import table
 from qflow.storage.log.keys import ERAS, key_of, parts_of
 from qflow.storage.log.sealing import seal, unseal
@@ -31,7 +31,7 @@ _ERA_BYTES = 8
 
 def new_era() -> int:
     """Return a number that no other opening has."""
-    return uuid4().int >> 64
+    return new_number()
 
 
 def note(txn: Any, owner: int, lane: int, sequence: int, era: int, floor: int) -> None:
