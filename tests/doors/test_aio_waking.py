@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 import inside
@@ -361,7 +360,7 @@ def test_a_task_that_is_to_be_turned_away_does_not_wait_behind_those_in_line(on:
         await queue.put(b"old")
         putters = standing(queue, 2)
         await until(lambda: len(parts_of(queue.queue).admission.line) == 2)
-        dropping = attrs.evolve(queue.settings, on_overflow=qflow.Overflow.DROP_NEWEST)
+        dropping = queue.settings.changed(on_overflow=qflow.Overflow.DROP_NEWEST)
         tending.alter(parts_of(queue.queue), dropping)
         with pytest.raises(StopIteration) as returned:
             queue.put(b"new").send(None)
@@ -382,7 +381,7 @@ def test_what_a_task_was_admitted_with_is_given_back_whatever_the_queue_takes_by
         putters = standing(queue, 3)
         await until(lambda: len(parts_of(queue.queue).admission.line) == 3)
         await (await queue.get_many(3)).ack()
-        tending.alter(parts_of(queue.queue), attrs.evolve(queue.settings, max_message_bytes=10))
+        tending.alter(parts_of(queue.queue), queue.settings.changed(max_message_bytes=10))
         for putter in putters:
             putter.cancel()
         await asyncio.wait(putters)
