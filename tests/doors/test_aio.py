@@ -895,7 +895,7 @@ def test_a_thousand_tasks_share_commits_and_wake_ups(on: On) -> None:
             loop.call_soon_threadsafe = real  # type: ignore[method-assign]
         assert sequences == list(range(1, 1001))
         if broker is owner_of(broker):
-            assert 1 <= wake_ups <= log.commits - before <= 10
+            assert wake_ups <= log.commits - before <= 10  # none, where the writer was done before the tasks waited
         else:
             assert (wake_ups, log.commits - before < 100) == (0, True)
         assert set(threading.enumerate()) <= threads
