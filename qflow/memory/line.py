@@ -51,16 +51,12 @@ class Alarm:
 class Watcher:
     """A callback that is called once, under the lock, so it must not do much. Made by `Line.watch`."""
 
-    __slots__ = ("_wake", "called", "number")
+    __slots__ = ("called", "number", "wake")
 
     def __init__(self, wake: Wake, number: int) -> None:
-        self._wake = wake
+        self.wake = wake
         self.number = number
         self.called = False
-
-    def __call__(self) -> None:
-        self.called = True
-        self._wake()
 
 
 class Line:
@@ -109,17 +105,17 @@ class Line:
 
     def notify(self, n: int = 1) -> None:
         """Wake the first `n` of those who wait."""
-        while n > 0 and self.watching:
+        fresh, order = self._fresh, self._order
+        while n > 0 and (fresh or order):
             n -= 1
-            self._pop()()
+            if order and (not fresh or -order[-1] < next(iter(fresh))):
+                watcher = self._back.pop(-order.pop())
+            else:
+                watcher = fresh.popitem(last=False)[1]
+            watcher.called = True
+            watcher.wake()
 
     def notify_all(self) -> None:
         """Wake everybody."""
         while self.watching:
-            self._pop()()
-
-    def _pop(self) -> Watcher:
-        fresh, order = self._fresh, self._order
-        if order and (not fresh or -order[-1] < next(iter(fresh))):
-            return self._back.pop(-order.pop())
-        return fresh.popitem(last=False)[1]
+            self.notify()
