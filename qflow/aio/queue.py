@@ -20,7 +20,7 @@ from qflow.callbacks import check_callback
 from qflow.config import QueueSettings, SlowConsumer, parse_timeout
 from qflow.delivery import Entry
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled
+from qflow.errors import AlreadySettled, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record
 from qflow.options import Body, Moment, Placed, PutOnceOptions, PutOptions
@@ -90,7 +90,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         Cost: transient 0.8 µs, without suspending; durable 6 µs and a share of a commit for all that put meanwhile.
         """
         timeout_s = None if timeout_s is None else parse_timeout(timeout_s)  # refused also where there is room
-        settings = (puts := self._puts).settings
+        settings = (puts := self._puts).context.settings
         if (
             type(body) is bytes
             and headers is None
@@ -236,7 +236,9 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         taker = task_name() if consumer is None else parse_name(consumer)
         delivery = self._gets.get_at_once(taker)
         if delivery is None:
-            delivery = await self._work.wait_for_one(timeout_s, taker)
+            delivery = (await self._work.get_one(timeout_s, taker)).delivery
+        if delivery is None:
+            raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
         return AsyncDelivery(delivery, self._work)
 
     async def get_nowait(self, *, consumer: str | None = None) -> AsyncDelivery:

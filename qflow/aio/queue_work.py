@@ -9,7 +9,6 @@ from qflow.aio.delivery import AsyncDeliveries, InMemory
 from qflow.aio.loops import Home, Homes, Worker, attend
 from qflow.delivery import AT_ONCE, Deliveries, Delivery, Return
 from qflow.durations import Duration
-from qflow.errors import QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.queues.consumer import Consumers
 from qflow.queues.deleting import Deleting
@@ -23,6 +22,7 @@ class QueueWork(InMemory):
 
     def __init__(self, queue: Queue, homes: Homes, worker: Worker) -> None:
         self.queue = queue
+        self._log = parts_of(queue).context.log
         self._gets = parts_of(queue).gets
         self._claims = parts_of(queue).claims
         self._homes = homes
@@ -45,13 +45,6 @@ class QueueWork(InMemory):
         await attend(home, self._worker, getting)
         await self.log_attempts(home, getting)
         return getting.batch
-
-    async def wait_for_one(self, timeout_s: Duration | None, taker: Noted) -> Delivery:
-        """Acquire the first available message, waiting for one; see `AsyncQueue.get`."""
-        getting = await self.get_one(timeout_s, taker)
-        if getting.delivery is None:
-            raise QueueEmpty(f"no message in queue {self.name!r} within {timeout_s} s")
-        return getting.delivery
 
     async def get_one(self, timeout_s: Duration | None, taker: Noted) -> Getting:
         """Return a get of one message that is done: it has its `delivery`, or says whether it `is_short`."""
@@ -92,8 +85,7 @@ class QueueWork(InMemory):
     @property
     def is_crowded(self) -> bool:
         """Acks that nobody waits for are to wait for those before them."""
-        log = parts_of(self.queue).context.log
-        return log is not None and log.crowded
+        return self._log is not None and self._log.crowded
 
     @property
     def is_leased(self) -> bool:

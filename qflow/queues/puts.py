@@ -192,7 +192,7 @@ class Puts:
     # Put -------------------------------------------------------------------------------------------------------------
 
     @straight
-    def put_at_once(self, one: tuple[bytes], *, wakes: bool = True) -> int | None:
+    def put_at_once(self, one: tuple[bytes], wakes: bool = True) -> int | None:
         """`Queue.put` of a plain message where that takes no commit, no waiting and no work on the disk; else None."""
         cost = len(one[0]) + OVERHEAD_BYTES
         with self.context.lock:
