@@ -32,7 +32,7 @@ T = TypeVar("T")
 class Step(Protocol):
     """Try once; return None when done, `WORK` if the disk is needed, else the most seconds to wait."""
 
-    def __call__(self, wake: Wake | None, *, may_work: bool) -> float | None: ...
+    def __call__(self, wake: Wake | None, may_work: bool) -> float | None: ...
 
 
 class Waiting(Protocol):
@@ -407,7 +407,7 @@ async def attend(home: Home, worker: Worker, waiting: Waiting) -> None:
         home.unfinished.add(give_up)
         while True:
             waiter = Waiter(home)
-            while (wait_s := in_place(partial(waiting.step, waiter, may_work=False))) != WORK:
+            while (wait_s := in_place(partial(waiting.step, waiter, False))) != WORK:  # a keyword takes 0.1 µs more
                 if wait_s is None:
                     return
                 if wait_s == FOREVER:

@@ -83,7 +83,7 @@ class Assembly:
 class ReserveStep(Protocol):
     """A step of reserving room; see `line`."""
 
-    def __call__(self, wake: Wake | None, *, may_work: bool) -> float | None: ...
+    def __call__(self, wake: Wake | None, may_work: bool) -> float | None: ...
 
 
 class Reserving:
@@ -102,7 +102,7 @@ class Reserving:
         self._step = step
         self._give_up = give_up
 
-    def step(self, wake: Wake | None, *, may_work: bool) -> float | None:
+    def step(self, wake: Wake | None, may_work: bool) -> float | None:
         """Take a step; raises what that raises, and QueueDeleted: `give_up` then."""
         wait_s = None
         self._table[self._assembly] = wake  # before the look: either the end finds it, or it finds the end

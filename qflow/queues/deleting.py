@@ -168,7 +168,7 @@ class Deleting:
         self._queue.context.check_not_deleted()
         return False
 
-    def step(self, wake: Wake | None, *, may_work: bool) -> float | None:
+    def step(self, wake: Wake | None, may_work: bool) -> float | None:
         """Find the message, or go on to do so; have it leave when it is there.
 
         Returns:

@@ -74,7 +74,7 @@ class Putting:
         self.passed = False
         self.wake: Wake | None = None
 
-    def step(self, wake: Wake | None, *, may_work: bool) -> float | None:
+    def step(self, wake: Wake | None, may_work: bool) -> float | None:
         """Reserve room for the puts, or see to be woken.
 
         Returns:

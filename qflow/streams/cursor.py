@@ -200,7 +200,7 @@ class Cursor:
         attend(lambda wake: self.try_get(getting, wake, may_work=True), lambda: self.give_up_get(getting))
         return getting.batch
 
-    def try_get(self, getting: Getting, wake: Wake | None, *, may_work: bool) -> float | None:
+    def try_get(self, getting: Getting, wake: Wake | None, may_work: bool) -> float | None:
         """A step of a get: set `getting.batch`, or register `wake` to be called.
 
         Returns:

@@ -158,7 +158,7 @@ class Partition:
         """Begin to reserve memory for them: call `try_put` until it is reserved."""
         return Asking(sum(map(put_charge, drafts)))
 
-    def try_put(self, puts: list[Put], asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
+    def try_put(self, puts: list[Put], asking: Asking, wake: Wake | None, may_work: bool) -> float | None:
         """A step of reserving memory for puts; see `line`. Call `give_up_put` if it raises."""
         return self.room.try_reserve(asking, wake, may_work=may_work)
 

@@ -140,7 +140,7 @@ class Room:
                 asking.granted = True
             return asking.granted
 
-    def try_reserve(self, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
+    def try_reserve(self, asking: Asking, wake: Wake | None, may_work: bool) -> float | None:
         """A step of `reserve`, for tasks; see `line`. Raises as `reserve`."""
         with self._lock:
             return self._try(asking, wake, may_work=may_work)
@@ -273,7 +273,7 @@ class Room:
 
     # Under the lock ----------------------------------------------------------------------------------------------
 
-    def _try(self, asking: Asking, wake: Wake | None, *, may_work: bool) -> float | None:
+    def _try(self, asking: Asking, wake: Wake | None, may_work: bool) -> float | None:
         """See `try_reserve`. It may release the lock meanwhile, to have queues give back memory."""
         relieved = False
         while True:

@@ -434,7 +434,7 @@ def test_a_step_is_not_tried_while_a_thread_tries_it() -> None:
     woken, may_end = threading.Event(), threading.Event()
     wakes: list[Callable[[], object]] = []
 
-    def step(wake: Callable[[], object] | None, *, may_work: bool) -> float | None:
+    def step(wake: Callable[[], object] | None, may_work: bool) -> float | None:
         assert wake is not None
         asked.append("thread" if may_work else "loop")
         if not may_work:
@@ -464,7 +464,7 @@ def test_what_wakes_a_task_while_a_thread_tries_its_step_is_not_lost() -> None:
     """The thread has found nothing; meanwhile something came."""
     asked: list[bool] = []
 
-    def step(wake: Callable[[], object] | None, *, may_work: bool) -> float | None:
+    def step(wake: Callable[[], object] | None, may_work: bool) -> float | None:
         asked.append(may_work)
         if len(asked) == 3:
             return None
