@@ -139,8 +139,7 @@ class Getting:
                 queue.waiting.pop(self, None)
                 if gate.starved:
                     gate.arrived.notify()
-                if self._keeps_time:
-                    self._hand_time_on()
+                self._hand_time_on()
                 return None
             lack = Lack.MESSAGE
             while not queue.lanes.is_bare or queue.admission.ready:
@@ -168,8 +167,7 @@ class Getting:
                 self._finish()
                 if lack in SHORT and not has_some:
                     gate.arrived.notify()  # what it was woken for may still be there: another waits for that
-                if self._keeps_time:
-                    self._hand_time_on()
+                self._hand_time_on()
                 return None
             if batch is not None:
                 batches.pop(batch, None)  # until it tries again: many may wait
@@ -207,9 +205,9 @@ class Getting:
             self._is_over = True
 
     def _hand_time_on(self) -> None:
-        """Have another wait until the next message is due, as this one did."""
+        """Have another wait until the next message is due, if this one did."""
         gate = self._queue.gate
-        if gate.getters and self._queue.lanes.next_due_in_ms() < FOREVER:
+        if self._keeps_time and gate.getters and self._queue.lanes.next_due_in_ms() < FOREVER:
             gate.arrived.notify()
 
     def _unwatch(self, watcher: Watcher) -> None:
