@@ -14,7 +14,7 @@ from qflow.errors import InvalidArgument, QueueDeleted, StreamDeleted, again
 from qflow.message import Headers, check_key
 from qflow.queues.queue import Queue
 from qflow.queues.registry import Queues
-from qflow.queues.together import Insert, Receipt, Together
+from qflow.queues.together import Insert, Receipt, Rider, Together
 from qflow.routing import Lots, Routing
 from qflow.routing.outgoing import OutgoingMany, OutgoingOne
 from qflow.routing.results import PublishResult, duplicate_result, result_of, target_of
@@ -31,17 +31,15 @@ Rooms = Mapping[str, Mapping[str, bytes | None]]
 """Facts for one commit: by room, the value of each key; None forgets it. See `storage.log.facts`."""
 
 
-class Kept:
+class Kept(Rider):
     """Facts that are kept in the commit of a publish, as `Together` takes what goes into its unit.
 
     Raises:
         InvalidArgument: one is too large.
     """
 
-    depth = None
-
     def __init__(self, rooms: Rooms) -> None:
-        self.queue = self.facts = Facts(rooms)
+        self.facts = Facts(rooms)
         self.writes = (self.facts.write,)
         self._unit: Any = None
 
@@ -55,32 +53,14 @@ class Kept:
         unit.size += self.facts.size
         unit.values += self.facts.values
 
-    def give_up(self) -> None:
-        """Nothing: they are kept in the commit, or not at all."""
 
-    def committed(self, unit: Any) -> None:
-        """Nothing is left to do."""
-
-    def refused(self, unit: Any) -> None:
-        """Nothing was done."""
-
-    def settles(self) -> list[Any]:
-        """Nothing leaves a queue."""
-        return []
-
-
-class Claimed:
-    """A producer's claim, as `Together` takes what goes into its unit."""
-
-    depth = None
+class Claimed(Rider):
+    """A producer's claim, as `Together` takes what goes into its unit; who publishes has it, and may give it up."""
 
     def __init__(self, claim: Claim) -> None:
-        self.queue = self._claim = claim
+        self._claim = claim
         self.writes = (claim.write,)
-        self.committed, self.refused = claim.committed, claim.refused
-
-    def give_up(self) -> None:
-        """Nothing: who publishes has the claim, and may try again with it."""
+        self.committed, self.refused = claim.committed, claim.refused  # type: ignore[method-assign]
 
     @property
     def unit(self) -> Any:
@@ -89,10 +69,6 @@ class Claimed:
     @unit.setter
     def unit(self, unit: Any) -> None:
         self._claim.unit = unit
-
-    def settles(self) -> list[Any]:
-        """Nothing leaves a queue."""
-        return []
 
 
 class Publisher:

@@ -35,14 +35,13 @@ from qflow.errors import (
     QueueFull,
     TransactionTooLarge,
 )
-from qflow.queues.together import Together
+from qflow.queues.together import Rider, Together
 from qflow.routing import Routing
 from qflow.spool import Spool
 from qflow.storage.inbox import batches as sink_batches
 from qflow.storage.inbox.batches import Adopted, Partial
 from qflow.storage.inbox.inbox import Inbox, Waiting
 from qflow.storage.inbox.stages import Batch, Manifest
-from qflow.storage.log.transaction_log import Unit
 from qflow.streams.partition import put_charge
 from qflow.streams.room import Asking, Room
 
@@ -303,7 +302,8 @@ class Adoption:
         puts = load.puts()
         self._reserve(batch, sum(map(put_charge, puts)))
         records = [batch.query, *(target.record for target in manifest.targets if partial is None)]
-        rider: Any = _Rider([with_arguments(self._write, record, adopted) for record in records])
+        rider: Any = Rider()
+        rider.writes = [with_arguments(self._write, record, adopted) for record in records]
         try:
             self._together.commit(load.inserts, [rider], puts=puts, timeout=0)
         except QueueFull as error:
@@ -338,26 +338,3 @@ class Adoption:
             return
         if self._room.try_reserve(self._asking, self._wake, may_work=True) is not None:
             raise _Later("it waits for memory, which others have now")
-
-
-class _Rider:
-    """The records of a batch, as `Together` takes what goes into its unit."""
-
-    depth = None
-
-    def __init__(self, writes: list[Callable[[Any], None]]) -> None:
-        self.queue = self
-        self.writes = writes
-        self.unit: Unit | None = None
-
-    def settles(self) -> list[Any]:
-        """Nothing leaves a queue."""
-        return []
-
-    def committed(self, unit: Unit | None) -> None:
-        """Nothing: who waits for the unit looks at it."""
-
-    refused = committed
-
-    def give_up(self) -> None:
-        """Nothing is held."""

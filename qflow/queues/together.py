@@ -7,7 +7,7 @@ become visible when the commit holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice, takewhile
@@ -34,6 +34,32 @@ class Insert(NamedTuple):
     queue: Puts
     number: int
     records: list[Record]
+
+
+class Rider:
+    """What goes along in the unit of a commit and takes nothing out of a queue: only what it writes."""
+
+    depth = None
+    writes: Sequence[Callable[[Any], Any]] = ()
+    unit: Any = None
+
+    @property
+    def queue(self) -> object:
+        """Nobody else's, so that it takes nothing of the depth of one."""
+        return self
+
+    def settles(self) -> list[Any]:
+        """Nothing leaves a queue."""
+        return []
+
+    def committed(self, unit: Any) -> None:
+        """Nothing is left to do."""
+
+    def refused(self, unit: Any) -> None:
+        """Nothing was done."""
+
+    def give_up(self) -> None:
+        """Nothing is held."""
 
 
 class Receipt:
