@@ -18,7 +18,7 @@ from qflow.storage.log import recovery
 from qflow.storage.log.rows import read_row
 from qflow.storage.streams import columns as column_pieces
 from qflow.storage.streams.partitions import Query
-from qflow.streams.interest import Interest
+from qflow.streams.interest import Interest, leave_to_check
 
 BATCH_BYTES, BATCH_MESSAGES = 2 * 2**20, 64 * 1024
 """About the size of a record batch."""
@@ -105,7 +105,7 @@ def _batches(transaction: Transaction, request: Request, losses: Losses, room: R
     nothing = None
     interest = None
     if request.filter != "#":
-        interest = Interest(request.filter, span.owner, _leave_to_check)
+        interest = Interest(request.filter, span.owner, leave_to_check)
         nothing = pa.RecordBatch.from_pylist([], schema)
     while position < end:
         with transaction() as txn:
@@ -134,7 +134,3 @@ def _batches(transaction: Transaction, request: Request, losses: Losses, room: R
             yield batch
             del batch  # before the next one is made
         room.free()
-
-
-def _leave_to_check(_problem: str) -> None:
-    """Ignore damage of an index, which costs time, not messages: `qflow check` reports it."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from qflow.message import LANE_SHIFT, offset_of
+from qflow.message import offset_of
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row, new_row
 
@@ -110,8 +110,3 @@ def _subscription(record: QueueRecord, rows: list[Row]) -> SubscriptionFacts:
 def find_stream(found: Recovery, name: str) -> QueueRecord | None:
     """Return the record of a stream that exists."""
     return next((record for record in found.streams if record.name == name and not record.deleted), None)
-
-
-def sequence_of(partition: int, offset: int) -> int:
-    """Return the sequence of an offset in a partition; too large an offset gives the largest sequence."""
-    return (partition << LANE_SHIFT) + min(offset, (1 << LANE_SHIFT) - 1)

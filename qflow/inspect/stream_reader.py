@@ -19,8 +19,8 @@ import attrs
 
 from qflow.config import parse_count, parse_moment
 from qflow.errors import CorruptionError, InvalidArgument, NotFound, StorageError, StreamDeleted
-from qflow.inspect.stream_facts import find_stream, sequence_of
-from qflow.message import offset_of
+from qflow.inspect.stream_facts import find_stream
+from qflow.message import offset_of, sequence_of
 from qflow.names import choices
 from qflow.storage.environment import Environment
 from qflow.storage.files import storage_error
@@ -30,7 +30,7 @@ from qflow.storage.log.rows import Row, read_row
 from qflow.storage.streams import partitions
 from qflow.storage.streams.partitions import Found
 from qflow.streams.deliveries import StreamMessage, message_of
-from qflow.streams.interest import Interest
+from qflow.streams.interest import Interest, leave_to_check
 
 READ_BYTES, READ_MESSAGES = 256 * 1024, 4096
 """A read of a partition ends with the block that reaches one of these."""
@@ -85,7 +85,7 @@ class StreamReader:
             self.name = stream
             self.topics: list[str] = record.settings["topics"]
             self._owner = record.owner
-            self._interest = Interest(topic_filter, record.owner, _leave_to_check)
+            self._interest = Interest(topic_filter, record.owner, leave_to_check)
             self._positions = self._starts(record, partition, start)
         except BaseException:
             self.close()
@@ -245,7 +245,3 @@ def _in_batches(messages: Iterable[StreamMessage]) -> Iterator[list[StreamMessag
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _leave_to_check(_problem: str) -> None:
-    """Ignore damage of an index, which costs time, not messages: `qflow check` reports it."""

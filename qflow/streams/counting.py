@@ -15,7 +15,7 @@ from qflow.storage.log.transaction_log import TransactionLog
 from qflow.storage.streams import partitions
 from qflow.storage.streams.partitions import Asked, Hole
 from qflow.storage.topics.selection import Candidates
-from qflow.streams.interest import Interest
+from qflow.streams.interest import Interest, leave_to_check
 from qflow.streams.topic_filter import FilterTrie
 
 READ_BYTES = 16 * 2**20
@@ -102,7 +102,7 @@ class _AnyOf:
     """Messages that any of some filters matches: a `Wanted` of `storage.streams.partitions`."""
 
     def __init__(self, stream: int, filters: list[str]) -> None:
-        self._few = [Interest(one, stream, _leave_to_check) for one in filters] if len(filters) <= FEW_FILTERS else []
+        self._few = [Interest(one, stream, leave_to_check) for one in filters] if len(filters) <= FEW_FILTERS else []
         self._trie: FilterTrie[str] = FilterTrie()
         for one in filters:
             self._trie.add(one, one)
@@ -120,10 +120,6 @@ class _AnyOf:
             return self._few[0].choose(names)
         chosen = [bool(self._trie.match(name)) for name in names]
         return None if all(chosen) else chosen
-
-
-def _leave_to_check(_problem: str) -> None:
-    """Ignore damage of an index, which costs time, not messages: `qflow check` reports it."""
 
 
 def _unsettled(

@@ -11,7 +11,7 @@ from functools import partial
 from qflow.config import parse_count, parse_moment
 from qflow.errors import InvalidArgument
 from qflow.memory.waiting import shelter, sheltered
-from qflow.message import LANE_SHIFT, offset_of
+from qflow.message import offset_of, sequence_of
 from qflow.storage.log.rows import Row, read_row
 from qflow.storage.streams import partitions
 from qflow.storage.streams.partitions import Found, Hole, Piece
@@ -88,8 +88,7 @@ class History:
             with self._log.read() as txn:
                 row = read_row(txn, self.owner, number)
                 return partitions.find_time(txn, self.owner, number, row, partition.next, time_ms)
-        offset = parse_count(bound, "an offset", least=0)
-        return (number << LANE_SHIFT) + min(offset, (1 << LANE_SHIFT) - 1)
+        return sequence_of(number, parse_count(bound, "an offset", least=0))
 
     def position_for(self, number: int, to: int | datetime) -> int:
         """Return the sequence that an offset or a time stands for; refuse an offset past the end."""

@@ -14,6 +14,10 @@ FEW = 4
 """Up to so many topics are matched one by one."""
 
 
+def leave_to_check(_problem: str) -> None:
+    """Ignore damage of an index, which costs time, not messages: `qflow check` reports it."""
+
+
 class Interest:
     """The messages of a stream that a reader wants: a `Wanted` of `storage.partitions`.
 
