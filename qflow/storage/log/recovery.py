@@ -203,16 +203,11 @@ def read(txn: Any, path: str, broken: Mapping[int, str] | None = None) -> Recove
     problems: list[str] = []
     unread: set[int] = set()
     highest = 0
-    prefix = bytes((QUEUES,))
-    for key, value in table.items(txn, prefix, table.behind(prefix)):
-        owner = highest = int.from_bytes(key[1:], "big")
-        try:
-            fields = fields_of(value, owner)
-        except CorruptionError as error:
-            problems.append(str(error))
+    for owner, fields in _all_records(txn, problems):
+        highest = owner
+        if fields is None:
             unread.add(owner)
-            continue
-        if fields["kind"] in found:
+        elif fields["kind"] in found:
             found[fields["kind"]].append(_queue(txn, owner, fields, problems, broken))
         else:
             problems.append(
@@ -268,16 +263,22 @@ def records_of(txn: Any, problems: list[str]) -> Iterator[tuple[int, dict[str, A
     Args:
         problems: is added a text for each record that is damaged.
     """
+    for owner, fields in _all_records(txn, problems):
+        if fields is not None and not fields["deleted"]:
+            yield owner, fields
+
+
+def _all_records(txn: Any, problems: list[str]) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield the owner of each record, in order, and its fields; None of one that is damaged: see `problems`."""
     prefix = bytes((QUEUES,))
     for key, value in table.items(txn, prefix, table.behind(prefix)):
         owner = int.from_bytes(key[1:], "big")
+        fields = None
         try:
             fields = fields_of(value, owner)
         except CorruptionError as error:
             problems.append(str(error))
-            continue
-        if not fields["deleted"]:
-            yield owner, fields
+        yield owner, fields
 
 
 def is_there(txn: Any, owner: int) -> bool:
