@@ -228,6 +228,14 @@ def create_anew(files: Files, path: str) -> int:
         return files.open(path, CREATE, FILE_MODE)
 
 
+def read_from(files: Files, fd: int, position: int, size: int) -> bytes:
+    """Return so many bytes, or as many as there are; one system call reads 2 GiB at most."""
+    data = files.pread(fd, size, position)
+    while 0 < len(data) < size and (more := files.pread(fd, size - len(data), position + len(data))):
+        data += more
+    return data
+
+
 def read_whole(files: Files, path: str) -> bytes:
     """Return what is in a small file; a link or a FIFO in its place is an error."""
     fd = files.open(path, READ, 0)

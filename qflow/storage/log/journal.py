@@ -28,7 +28,7 @@ from xxhash import xxh3_64_intdigest
 
 from qflow.errors import CorruptionError, FormatTooNew
 from qflow.identity import bytes_of, uuid_of
-from qflow.storage.files import FILE_MODE, Files, storage_error, write_all
+from qflow.storage.files import FILE_MODE, Files, read_from, storage_error, write_all
 from qflow.storage.log.keys import meta_key
 from qflow.storage.log.sealing import seal, unseal
 
@@ -274,7 +274,7 @@ class Journal:
             CorruptionError: they are not what was written. StorageError: they cannot be read.
         """
         with reading(self.path):
-            data = read_whole(self._files, self._fd, self.position)
+            data = read_from(self._files, self._fd, 0, self.position)
         found = [changes for _, number, changes in records_in(data, self._seed) if number > applied]
         written = self.following - 1 - applied
         if len(found) != written:
@@ -312,14 +312,6 @@ def reading(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(error, "read the journal", path) from error
-
-
-def read_whole(files: Files, fd: int, size: int) -> bytes:
-    """Return the first `size` bytes, or as many as there are."""
-    data = files.pread(fd, size, 0)
-    while 0 < len(data) < size and (more := files.pread(fd, size - len(data), len(data))):
-        data += more
-    return data
 
 
 def read_head(files: Files, fd: int, uuid: str, path: str, *, clean: bool) -> Head:
@@ -377,7 +369,8 @@ def records_in(data: bytes, seed: int) -> Iterator[tuple[int, int, bytes]]:
 
 def end_of(at: int, changes: bytes) -> int:
     """Return where the next record begins, behind one at a position."""
-    return _aligned(at + _RECORD.size + len(changes))
+    end = at + _RECORD.size + len(changes)
+    return end + -end % 8
 
 
 def is_up_to(files: Files, fd: int, applied: int, seed: int, *, clean: bool) -> bool:
@@ -424,7 +417,3 @@ def seed_of(uuid: str) -> int:
 
 def _checksum(seed: int, number: int, changes: bytes) -> int:
     return xxh3_64_intdigest(changes, xxh3_64_intdigest(_NUMBERED.pack(number, len(changes)), seed))
-
-
-def _aligned(position: int) -> int:
-    return position + -position % 8

@@ -6,7 +6,7 @@ import errno
 from typing import NamedTuple
 
 from qflow.errors import CorruptionError, StorageError
-from qflow.storage.files import READ, Files, storage_error
+from qflow.storage.files import READ, Files, read_from, storage_error
 from qflow.storage.log.journal import (
     CLEARED,
     HEADER_BYTES,
@@ -18,7 +18,6 @@ from qflow.storage.log.journal import (
     end_of,
     is_up_to,
     read_head,
-    read_whole,
     reading,
     records_in,
     scan,
@@ -153,7 +152,7 @@ def _examine(path: str, files: Files, fd: int, uuid: str, state: JournalState, c
     is_same = head.is_of(state)
     if clean and is_same and files.pread(fd, len(CLEARED), HEADER_BYTES) == CLEARED:
         return head, nothing
-    data = read_whole(files, fd, head.size)
+    data = read_from(files, fd, 0, head.size)
     if is_same:
         found = _find(data, head.size, seed, applied, path)
         if clean and found.records and not found.problems:

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 
 from qflow.descriptors import EXHAUSTED
 from qflow.errors import CorruptionError
-from qflow.storage.files import READ, Files
+from qflow.storage.files import READ, Files, read_from
 
 NOTHING_FREED: dict[int, int] = {}
 State: TypeAlias = tuple[
@@ -289,15 +289,7 @@ class Reading:
         """Return bytes of a segment as copies, cut at these bytes after `start` (negative: before `stop`)."""
         self._enter(segment)
         edges = [start, *(cut + (start if cut >= 0 else stop) for cut in cuts), stop]
-        return [self._copy(low, high) for low, high in pairwise(edges)]
-
-    def _copy(self, start: int, stop: int) -> bytes:
-        data = self._files.pread(self._fd, stop - start, start)
-        while len(data) < stop - start and (
-            more := self._files.pread(self._fd, stop - start - len(data), start + len(data))
-        ):
-            data += more  # one system call reads 2 GiB at most
-        return data
+        return [read_from(self._files, self._fd, low, high - low) for low, high in pairwise(edges)]
 
     def _enter(self, segment: Segment) -> None:
         if segment is not self._segment:
