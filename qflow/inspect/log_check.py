@@ -40,9 +40,10 @@ def check_log(env: Environment, found: Recovery, lost: Counter[str]) -> Iterator
                 yield from as_problems(check_lane(moments, record, lane, row, lost), f"queue {record.name!r}: ")
         for record in (*found.queues, *found.streams):
             name = f"{record.kind} {record.name!r}"
-            looked = _in_transaction(moments, partial(_set_aside, name=name, owner=record.owner))
+            looked = _in_transaction(moments, partial(_set_aside, what=f"{name}: damaged block", owner=record.owner))
             yield from as_problems(looked, f"{name}: ")
-        yield from as_problems(_in_transaction(moments, _set_aside_bodies), "shared bodies: ")
+        looked = _in_transaction(moments, partial(_set_aside, what="damaged shared body", owner=bodies.NOBODY))
+        yield from as_problems(looked, "shared bodies: ")
         yield from as_problems(_in_transaction(moments, producers.problems), "producers: ")
         yield from as_problems(_in_transaction(moments, sink_batches.problems), "batches from outside: ")
         yield from as_problems(_in_transaction(moments, eras.problems), "eras: ")
@@ -81,16 +82,9 @@ def _walk(env: Environment) -> Iterator[str]:
     yield from ()
 
 
-def _set_aside(txn: Any, name: str, owner: int) -> Iterator[str]:
-    yield from set_aside_in_words(f"{name}: damaged block", list(kept_damaged(txn, owner)))
-
-
-def _set_aside_bodies(txn: Any) -> Iterator[str]:
-    yield from set_aside_in_words("damaged shared body", list(kept_damaged(txn, bodies.NOBODY)))
-
-
-def set_aside_in_words(what: str, found: list[tuple[int, int]]) -> Iterator[str]:
-    """Yield a text about data set aside, given (number, size) of each; nothing if there is none."""
+def _set_aside(txn: Any, what: str, owner: int) -> Iterator[str]:
+    """Yield a text about what was set aside of an owner; nothing if there is none."""
+    found = list(kept_damaged(txn, owner))
     if not found:
         return
     (first, size), *more = found

@@ -26,7 +26,6 @@ from qflow.config import QueueSettings
 from qflow.delivery import Segment
 from qflow.errors import BrokerClosed, QflowError, QueueDeleted
 from qflow.events import EventKind, Teller
-from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import StraightLock
 from qflow.queues.dead_letters import Cause
 from qflow.storage.log.transaction_log import TransactionLog
@@ -50,7 +49,6 @@ class Tick:
 class Shared(NamedTuple):
     """What all queues of a broker have in common."""
 
-    ledger: Ledger
     tick: Tick
     report: Callable[[str, int], None]
     tell: Teller

@@ -77,7 +77,6 @@ class Queues:
         self.keys = Keys(spool.log, self.router.together, spool.clock, spool.monotonic)
         self.tick = Tick(spool.monotonic())
         self._shared = Shared(
-            ledger=ledger,
             tick=self.tick,
             report=spool.report,
             tell=tell,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from itertools import compress
+from operator import itemgetter
 from typing import Any
 
 from qflow.delivery import MAY_BE_REPEATED
@@ -15,6 +16,7 @@ from qflow.streams.partition import Partition
 
 HINTS = 128
 """A live part that is behind by twice as many commits is not live any more, and reads all there is."""
+_first_of, _end_of = itemgetter(0), itemgetter(1)  # of a range
 
 
 class Stretch:
@@ -227,14 +229,6 @@ class Part:
     def first_ready(self) -> int | None:
         """Return the sequence of the first message in the buffer; None if it is empty."""
         return self.buffer[0].piece.sequences[self.head] if self.buffer else None
-
-
-def _first_of(skip: tuple[int, int]) -> int:
-    return skip[0]
-
-
-def _end_of(skip: tuple[int, int]) -> int:
-    return skip[1]
 
 
 def touching(skips: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:

@@ -354,7 +354,7 @@ class Streams:
         with self._log.read() as txn:
             found += table.problems(txn)
         for stream in self.all():
-            found += stream.problems()
+            found += stream.history.problems()
         return found
 
     def _tails_left(self) -> list[str]:

@@ -169,10 +169,6 @@ class StreamLog(Stream):
         """Return the open cursors."""
         return cast(list[Cursor], self.readers.cursors())
 
-    def problems(self) -> list[str]:
-        """Compare rows with blocks; return one text for each disagreement. Cost: O(blocks)."""
-        return self.history.problems()
-
     def end(self, error: type[QflowError]) -> None:
         """End the stream, its cursors and its live tails; waiting gets raise the error."""
         if self.ended is None:

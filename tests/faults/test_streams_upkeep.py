@@ -297,7 +297,7 @@ def test_a_full_disk_puts_the_index_off_and_nothing_else(spool: Path, monkeypatc
         assert stream.index(least=1)
         while stream.index(least=1):
             pass
-        assert stream.problems() == []
+        assert stream.history.problems() == []
 
 
 def test_the_index_asks_for_room_for_each_topic(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
