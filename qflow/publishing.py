@@ -55,7 +55,7 @@ class Kept(Rider):
 
 
 class Claimed(Rider):
-    """A producer's claim, as `Together` takes what goes into its unit; who publishes has it, and may give it up."""
+    """A producer's claim, as `Together` takes what goes into its unit; who publishes has it, and may try again."""
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
