@@ -101,17 +101,13 @@ class AsyncTogether:
         puts = sorted((parts_of(queue).puts for queue in queues), key=attrgetter("context.owner"))
         await self.commit([], [], puts=[FanOut(puts, [record])])
 
-    async def _prepare_together(self, receipts: list[Receipt], assembly: Assembly) -> None:
-        """Reserve room for all partitions of streams at once, and add their puts."""
-        drafts = draft_together(receipts)
-        await self._attend(self._together.waiting_together(drafts, assembly))
-        assembly.puts += drafts
-
     async def _prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or those of their dead letters."""
         queue = receipts[0].insert.queue
         if queue.reserves_together:
-            await self._prepare_together(receipts, assembly)
+            drafts = draft_together(receipts)
+            await self._attend(self._together.waiting_together(drafts, assembly))
+            assembly.puts += drafts
             return
         lots = [(receipt.insert.number, receipt.insert.records) for receipt in receipts]
         puts = queue.draft_all(lots)
