@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest_timeout
 from hypothesis import HealthCheck, Phase, settings
 
 import drivers
+import large_pages
 import processes
 import qflow
 import scratch
@@ -88,6 +90,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "spark" in item.path.parts:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
     items.sort(key=lambda item: ("spark" not in item.path.parts, item.path.parent.name not in FORKING, item.path))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Make forks cheap: what is there now stays to the end, so that no collection needs to touch it in a child."""
+    gc.collect()
+    gc.freeze()
+    large_pages.gather()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Keep forks cheap, where there were many."""
+    large_pages.gather_after_forks()
 
 
 @pytest.hookimpl(optionalhook=True)
