@@ -9,7 +9,8 @@ from typing import Any
 
 import qflow
 from bench.engines.qflow_queues import PATIENCE_S, open_broker
-from bench.measure import Row, Setup, Workload, at_least, interleave, rates, ratio
+from bench.measure import Row, Setup, Workload, at_least, by_side, interleave, rates, ratio
+from bench.timing import timed
 
 BODY = bytes(100)
 BATCH = 1000
@@ -67,12 +68,11 @@ def _aged(setup: Setup, how: str, aging: Aging, count: int, durable: bool) -> It
         old, fresh = queues
 
         def through(queue: qflow.Queue) -> Callable[[], float]:
-            def side() -> float:
-                start = perf_counter()
+            @timed
+            def side() -> None:
                 for _ in range(times):
                     queue.put_many(bodies)
                     queue.get_many(BATCH, PATIENCE_S).ack()
-                return perf_counter() - start
 
             return side
 
@@ -88,9 +88,9 @@ def _aged(setup: Setup, how: str, aging: Aging, count: int, durable: bool) -> It
         measured = interleave(setup.rounds, setup.size(5, 1), through(old), through(fresh))
         for batch in held:
             batch.nack()
-    names = (how, "fresh", "fresh, before there was an old one", f"{how}, at once", "fresh, at once")
-    ours, theirs, before, ours_at_once, theirs_at_once = (
-        rates(name, times * BATCH, seconds) for name, seconds in zip(names, [*measured, alone, *during], strict=True)
+    sides = (how, "fresh", "fresh, before there was an old one", f"{how}, at once", "fresh, at once")
+    ours, theirs, before, ours_at_once, theirs_at_once = by_side(
+        rates, sides, times * BATCH, [*measured, alone, *during]
     )
     name = f"{'durable' if durable else 'transient'} put_many, get_many, ack of 1,000 x 100 B {how}"
     yield Row(

@@ -23,6 +23,7 @@ from bench.brokers import QFLOW, Broker
 from bench.errors import CannotRun
 from bench.measure import Bound, Row, Series, Setup, Workload, at_least, at_most, interleave, rates, ratio
 from bench.restart import drop_caches
+from bench.timing import timed
 
 MIB = 2**20
 WINDOW = amqp_clients.WINDOW
@@ -112,12 +113,11 @@ def _syncs(directory: Path, stack: ExitStack) -> Callable[[], float]:
     os.pwrite(fd, bytes(SYNCS * len(amqp_clients.BODY)), 0)
     os.fsync(fd)
 
-    def side() -> float:
-        start = perf_counter()
+    @timed
+    def side() -> None:
         for number in range(SYNCS):
             os.pwrite(fd, amqp_clients.BODY, number * len(amqp_clients.BODY))
             os.fdatasync(fd)
-        return perf_counter() - start
 
     return side
 
@@ -176,9 +176,9 @@ def backlog(setup: Setup) -> Iterator[Row]:
                 problems[name] = str(error)
     body = f"{number * 1024 / MIB:,.0f} MiB of 1 KiB"
     capacity = f"its capacity is {brokers.CAPACITY}"
-    yield _own(f"AMQP: RssAnon of the broker, {body} waiting", memory, at_most(160, "MiB"), problems, [capacity])
+    yield brokers.own(f"AMQP: RssAnon of the broker, {body} waiting", memory, at_most(160, "MiB"), problems, [capacity])
     what = f"AMQP: a broker killed and started, {number:,} messages waiting, to the first delivery"
-    yield _own(what, restart, at_most(1, "s"), problems, [f"from the start of the process; {cold}"])
+    yield brokers.own(what, restart, at_most(1, "s"), problems, [f"from the start of the process; {cold}"])
 
 
 def _seconds_to_deliver(start: brokers.Start, directory: Any) -> float:
@@ -201,14 +201,6 @@ def _seconds_to_deliver(start: brokers.Start, directory: Any) -> float:
                 if perf_counter() > deadline:
                     raise CannotRun(f"{broker.name} let nobody in: {error!r}") from error
                 sleep(brokers.LOOK_S)
-
-
-def _own(name: str, found: dict[str, Series], bound: Bound, problems: dict[str, str], notes: list[str]) -> Row:
-    """Return the row of a figure of qflow's own, with RabbitMQ's beside it."""
-    others = [series for broker, series in found.items() if broker != QFLOW]
-    if QFLOW not in found:
-        return Row(name=name, problem=f"not measured: {problems[QFLOW]}", details=others, notes=notes)
-    return Row(name=name, figure=found[QFLOW], bound=bound, details=others, notes=[*notes, *problems.values()])
 
 
 WORKLOADS = [

@@ -9,7 +9,8 @@ from time import perf_counter
 from typing import Any
 
 import qflow
-from bench.measure import Row, Setup, Workload, at_least, interleave, micros, rates, ratio
+from bench.measure import Row, Setup, Workload, at_least, by_side, interleave, micros, rates, ratio
+from bench.timing import timed
 
 CAPACITY = "1GiB"
 TASKS = 1000
@@ -80,27 +81,23 @@ def in_memory(setup: Setup) -> Iterator[Row]:
         threads = broker.declare_queue("bench", durable=False)
         tasks = _tasks(broker).queue("bench")
 
-        def by_thread() -> float:
-            start = perf_counter()
+        @timed
+        def by_thread() -> None:
             for _ in range(times):
                 threads.put(BODY)
                 threads.get().ack()
-            return perf_counter() - start
 
         async def pass_through() -> None:
             for _ in range(times):
                 await tasks.put(BODY)
                 await (await tasks.get()).ack()
 
-        def by_task() -> float:
-            start = perf_counter()
+        @timed
+        def by_task() -> None:
             loop.run(pass_through())
-            return perf_counter() - start
 
         measured = interleave(setup.few_rounds, chunks, by_task, by_thread)
-    task, thread = (
-        micros(name, times, seconds) for name, seconds in zip(("by a task", "by a thread"), measured, strict=True)
-    )
+    task, thread = by_side(micros, ("by a task", "by a thread"), times, measured)
     yield Row(
         name="asyncio: transient put+get+ack, 100 B: time over the same by a thread",
         figure=ratio(task, thread),

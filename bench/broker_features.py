@@ -13,7 +13,8 @@ from time import perf_counter, thread_time
 import qflow
 from bench.durable import CAPACITY
 from bench.engines.qflow_queues import PATIENCE_S
-from bench.measure import Bound, Row, Setup, Workload, at_most, interleave, micros, ratio
+from bench.measure import Bound, Row, Setup, Workload, at_most, by_side, interleave, micros, ratio
+from bench.timing import thread_timed
 
 BODY = bytes(100)
 QUEUES = 10
@@ -60,7 +61,7 @@ def _published(
 
         measured = interleave(setup.rounds, chunks, publish, put)
     names = (f"publish to {QUEUES} queues", "put into one")
-    ours, one = (micros(name, times, seconds) for name, seconds in zip(names, measured, strict=True))
+    ours, one = by_side(micros, names, times, measured)
     return Row(
         name=f"{_kind(durable)} publish to {QUEUES} queues bound to the topic, 100 B: time over one put",
         figure=ratio(ours, one),
@@ -87,39 +88,35 @@ def priorities(setup: Setup) -> Iterator[Row]:
         ranked = broker.declare_queue("ranked", durable=False, priorities=PRIORITIES)
         plain = broker.declare_queue("plain", durable=False)
 
-        def ranked_singles() -> float:
+        @thread_timed
+        def ranked_singles() -> None:
             put, get = ranked.put, ranked.get
-            start = thread_time()
             for priority in drawn:
                 put(BODY, priority=priority)
                 get().ack()
-            return thread_time() - start
 
-        def plain_singles() -> float:
+        @thread_timed
+        def plain_singles() -> None:
             put, get = plain.put, plain.get
-            start = thread_time()
             for _ in drawn:
                 put(BODY)
                 get().ack()
-            return thread_time() - start
 
-        def ranked_backlog() -> float:
+        @thread_timed
+        def ranked_backlog() -> None:
             put, get = ranked.put, ranked.get
-            start = thread_time()
             for priority in drawn:
                 put(BODY, priority=priority)
             for _ in drawn:
                 get().ack()
-            return thread_time() - start
 
-        def plain_backlog() -> float:
+        @thread_timed
+        def plain_backlog() -> None:
             put, get = plain.put, plain.get
-            start = thread_time()
             for _ in drawn:
                 put(BODY)
             for _ in drawn:
                 get().ack()
-            return thread_time() - start
 
         singles = interleave(setup.rounds, chunks, ranked_singles, plain_singles)
         backlog = interleave(setup.rounds, chunks, ranked_backlog, plain_backlog)
@@ -129,9 +126,7 @@ def priorities(setup: Setup) -> Iterator[Row]:
 
 
 def _over_fifo(name: str, count: int, measured: list[list[float]]) -> Row:
-    ours, plain = (
-        micros(side, count, seconds) for side, seconds in zip(("with priorities", "FIFO"), measured, strict=True)
-    )
+    ours, plain = by_side(micros, ("with priorities", "FIFO"), count, measured)
     return Row(
         name=f"{name}: time over a FIFO queue", figure=ratio(ours, plain), bound=at_most(1.5), details=[ours, plain]
     )
@@ -172,7 +167,7 @@ def transactions(setup: Setup) -> Iterator[Row]:
 
         measured = interleave(setup.rounds, chunks, transformed, put_many)
     names = ("transaction", "put_many(100)")
-    ours, plain = (micros(name, times, seconds) for name, seconds in zip(names, measured, strict=True))
+    ours, plain = by_side(micros, names, times, measured)
     yield Row(
         name="durable transaction, 100 puts of 100 B and the ack of a batch of 100: time over one put_many(100)",
         figure=ratio(ours, plain),

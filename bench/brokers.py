@@ -16,7 +16,7 @@ import attrs
 
 from bench import children
 from bench.errors import CannotRun
-from bench.measure import Setup
+from bench.measure import Bound, Row, Series, Setup
 
 QFLOW = "qflow serve"
 HOST = "127.0.0.1"
@@ -76,6 +76,14 @@ def qflow(directory: Path, port: int, option: str, hello: bytes) -> Iterator[Bro
     command += [option, f"{HOST}:{port}", "--capacity", CAPACITY]
     with process(directory, command, {}) as started:
         yield Broker(QFLOW, port, started.pid, hello)
+
+
+def own(name: str, found: dict[str, Series], bound: Bound, problems: dict[str, str], notes: list[str]) -> Row:
+    """Return the row of a figure of qflow's own, with the other broker's beside it."""
+    others = [series for broker, series in found.items() if broker != QFLOW]
+    if QFLOW not in found:
+        return Row(name=name, problem=f"not measured: {problems.get(QFLOW, '')}", details=others, notes=notes)
+    return Row(name=name, figure=found[QFLOW], bound=bound, details=others, notes=[*notes, *problems.values()])
 
 
 def wait_until_it_listens(broker: Broker) -> None:

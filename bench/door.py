@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from time import perf_counter
 
 import qflow
 from bench import talking
 from bench.door_client import BATCH, BODY, QUEUE, in_threads
-from bench.measure import Row, Setup, Workload, at_least, at_most, interleave, micros, rates, ratio
+from bench.measure import Row, Setup, Workload, at_least, at_most, by_side, interleave, micros, rates, ratio
+from bench.timing import timed
 
 OWN = "beside the owner"
 THROUGH = "through the door"
@@ -27,18 +27,14 @@ def put_many(setup: Setup) -> Iterator[Row]:
         own = broker.declare_queue("own")
         bodies = [BODY] * BATCH
 
-        def beside() -> float:
-            begun = perf_counter()
+        @timed
+        def beside() -> None:
             for _ in range(batches):
                 own.put_many(bodies)
-            seconds = perf_counter() - begun
-            own.purge()
-            return seconds
 
-        measured = interleave(
-            setup.rounds, setup.size(5, 1), beside, _emptied(broker, partial(ask, f"put_many {batches}"))
-        )
-    figures = [rates(name, batches * BATCH, taken) for name, taken in zip((OWN, THROUGH), measured, strict=True)]
+        through = _emptied(broker.queue(QUEUE), partial(ask, f"put_many {batches}"))
+        measured = interleave(setup.rounds, setup.size(5, 1), _emptied(own, beside), through)
+    figures = by_side(rates, (OWN, THROUGH), batches * BATCH, measured)
     name = "door: put_many, 1,000 x 100 B, confirmed: rate over the owner's"
     yield Row(name=name, figure=ratio(figures[1], figures[0]), bound=at_least(0.8), details=figures)
 
@@ -49,14 +45,13 @@ def put(setup: Setup) -> Iterator[Row]:
     with _served(setup) as (broker, ask):
         own = broker.declare_queue("own")
 
-        def beside() -> float:
-            begun = perf_counter()
+        @timed
+        def beside() -> None:
             for _ in range(number):
                 own.put(BODY)
-            return perf_counter() - begun
 
         measured = interleave(setup.rounds, setup.size(5, 1), beside, partial(ask, f"put {number}"))
-    figures = [micros(name, number, taken) for name, taken in zip((OWN, THROUGH), measured, strict=True)]
+    figures = by_side(micros, (OWN, THROUGH), number, measured)
     name = "door: put one by one, 100 B, confirmed: time over the owner's"
     yield Row(name=name, figure=ratio(figures[1], figures[0]), bound=at_most(1.5), details=figures)
 
@@ -73,16 +68,15 @@ def together(setup: Setup) -> Iterator[Row]:
         def beside() -> float:
             return in_threads(callers, lambda: [own.put(BODY) for _ in range(each)])
 
-        def through() -> float:
-            begun = perf_counter()
+        @timed
+        def through() -> None:
             for client in clients:
                 talking.tell(client, f"put_in_threads {callers // processes} {each}")
             for client in clients:
                 talking.answer(client)
-            return perf_counter() - begun
 
         measured = interleave(setup.few_rounds, setup.size(3, 1), beside, through)
-    figures = [rates(name, callers * each, taken) for name, taken in zip((OWN, THROUGH), measured, strict=True)]
+    figures = by_side(rates, (OWN, THROUGH), callers * each, measured)
     name = (
         f"door: put, 100 B, {processes} processes of {callers // processes} threads: rate over {callers} of the owner"
     )
@@ -105,12 +99,12 @@ def get(setup: Setup) -> Iterator[Row]:
     yield Row(name="door: get_many(1000) and ack, 100 B", figure=figure, bound=at_least(1e6, "/s"))
 
 
-def _emptied(broker: qflow.Broker, turn: Callable[[], float]) -> Callable[[], float]:
+def _emptied(queue: qflow.Queue, turn: Callable[[], float]) -> Callable[[], float]:
     """Return a turn after which the queue is empty again."""
 
     def run() -> float:
         seconds = turn()
-        broker.queue(QUEUE).purge()
+        queue.purge()
         return seconds
 
     return run

@@ -7,7 +7,7 @@ brokers here have room for all of them: spilling is another theme.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -18,27 +18,28 @@ import qflow
 from bench import contest
 from bench.engines.base import MEMORY, PEER, PLAIN, Opened
 from bench.errors import CannotRun
-from bench.measure import Row, Setup, Workload, at_least, at_most, interleave, micros, rates, ratio
+from bench.measure import Row, Setup, Workload, at_least, at_most, by_side, interleave, micros, rates, ratio
+from bench.timing import timed
 
 CAPACITY = "1GiB"
 BATCH = 1000
 BODY_BYTES = 100
 
 
-def raw_commits(stack: ExitStack, path: Path, value: bytes, times: int) -> Callable[[], float]:
-    """Return a side that commits a value under increasing keys, one transaction each, as often as told."""
+def raw_commits(stack: ExitStack, path: Path, values: Sequence[bytes], times: int) -> Callable[[], float]:
+    """Return a side that commits values under increasing keys in one transaction, as often as told."""
     path.mkdir()
     env = stack.enter_context(lmdb.open(str(path), map_size=1 << 40, lib_version=0))
     number = 0
 
-    def side() -> float:
+    @timed
+    def side() -> None:
         nonlocal number
-        start = perf_counter()
         for _ in range(times):
             with env.begin(write=True) as txn:
-                txn.put(number.to_bytes(8, "big"), value)
-            number += 1
-        return perf_counter() - start
+                for value in values:
+                    txn.put(number.to_bytes(8, "big"), value)
+                    number += 1
 
     return side
 
@@ -56,7 +57,7 @@ def single(setup: Setup) -> Iterator[Row]:
         path = stack.enter_context(setup.scratch())
         queue = open_queue(stack, path / "spool")
         puts = putting(queue.put, body, times)
-        raw = raw_commits(stack, path / "raw", body, times)
+        raw = raw_commits(stack, path / "raw", [body], times)
         plain = [engine for engine in setup.engines if engine.name == "sqlite-full"]
         (ours_s, raw_s), others_s = contest.against(
             setup, [*peers, *plain], chunks, lambda opened: putting(opened.put, body, times)(), puts, raw
@@ -84,11 +85,10 @@ def putting(put: Callable[[bytes], object] | None, body: bytes, times: int) -> C
     """Return a side that puts a message so many times, one by one."""
     assert put is not None
 
-    def side() -> float:
-        start = perf_counter()
+    @timed
+    def side() -> None:
         for _ in range(times):
             put(body)
-        return perf_counter() - start
 
     return side
 
@@ -100,19 +100,15 @@ def batch(setup: Setup) -> Iterator[Row]:
         path = stack.enter_context(setup.scratch())
         queue = open_queue(stack, path / "spool")
 
-        def puts() -> float:
+        @timed
+        def puts() -> None:
             put_many = queue.put_many
-            start = perf_counter()
             for _ in range(times):
                 put_many(bodies)
-            return perf_counter() - start
 
-        raw = raw_commits(stack, path / "raw", b"".join(bodies), times)
+        raw = raw_commits(stack, path / "raw", [b"".join(bodies)], times)
         measured = interleave(setup.rounds, chunks, puts, raw)
-    ours, theirs = (
-        rates(name, BATCH * times, seconds)
-        for name, seconds in zip(("qflow put_many", "raw LMDB commit of one block"), measured, strict=True)
-    )
+    ours, theirs = by_side(rates, ("qflow put_many", "raw LMDB commit of one block"), BATCH * times, measured)
     yield Row(
         name="durable put_many, 1,000 x 100 B: rate over raw LMDB commits of one block",
         figure=ratio(ours, theirs),
@@ -198,13 +194,11 @@ def _drain(setup: Setup, name: str, *, reopened: bool) -> Row:
             return seconds
 
         mine()  # makes the copy
-        ours, theirs = (
-            rates(side, batches * BATCH, seconds)
-            for side, seconds in zip(
-                ("qflow get_many + ack", "raw cursor over the blocks"),
-                interleave(setup.few_rounds, 1, mine, raw),
-                strict=True,
-            )
+        ours, theirs = by_side(
+            rates,
+            ("qflow get_many + ack", "raw cursor over the blocks"),
+            batches * BATCH,
+            interleave(setup.few_rounds, 1, mine, raw),
         )
     return Row(
         name=name,

@@ -15,6 +15,7 @@ import qflow.flight
 from bench.children import alive, report, wait_to_be_killed
 from bench.errors import CannotRun
 from bench.measure import Row, Series, Setup, Workload, at_least, interleave, rates
+from bench.timing import timed
 
 STREAM, TOPICS, BATCH = "plants", 100, 10_000
 
@@ -105,15 +106,14 @@ def write(setup: Setup) -> Iterator[Row]:
         _fill(str(spool), 0, size)
         with alive("flight-owner", spool) as url, pf.connect(url) as client:
 
-            def side() -> float:
-                begun = perf_counter()
+            @timed
+            def side() -> None:
                 writer, answers = client.do_put(pf.FlightDescriptor.for_command(b'{"publish": {}}'), rows.schema)
                 with writer:
                     for _ in range(batches):
                         writer.write_batch(rows)
                     for _ in range(batches):
                         answers.read()
-                return perf_counter() - begun
 
             side()
             (seconds,) = interleave(setup.few_rounds, 1, side)

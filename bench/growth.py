@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import log
 from pathlib import Path
+from statistics import linear_regression
 
 from bench.measure import Row, Series, Setup, ratio
 
@@ -30,17 +31,10 @@ def scaled(setup: Setup, step: str, beside: str, sizes: Sizes, costs: Costs) -> 
 def grown(step: str, beside: str, sizes: Sequence[int], unit: str, found: Sequence[list[float]]) -> Row:
     """Return the row of a step that was measured at each size, in some rounds."""
     series = [Series(f"{step}, {size:,} {beside}", unit, values) for size, values in zip(sizes, found, strict=True)]
-    growth = _slope([log(size) for size in sizes], [log(one.median) for one in series])
+    growth, _ = linear_regression([log(size) for size in sizes], [log(one.median) for one in series])
     return Row(
         name=f"{step}: with {sizes[-1]:,} {beside} over {sizes[0]:,}",
         figure=ratio(series[-1], series[0]),
         details=series,
         notes=[f"grows with the power {growth:.2f} of the number"],
     )
-
-
-def _slope(xs: list[float], ys: list[float]) -> float:
-    """Return the slope of the line of least squares."""
-    middle_x, middle_y = sum(xs) / len(xs), sum(ys) / len(ys)
-    over = sum((x - middle_x) * (y - middle_y) for x, y in zip(xs, ys, strict=True))
-    return over / sum((x - middle_x) ** 2 for x in xs)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from time import thread_time
 
 import qflow
-from bench.measure import Row, Setup, Workload, at_least, at_most, interleave, micros, rates, ratio
+from bench.measure import Row, Setup, Workload, at_least, at_most, by_side, interleave, micros, rates, ratio
+from bench.timing import thread_timed
 
 BODY_BYTES = 100
 BATCH = 1000
@@ -23,27 +24,22 @@ def single(setup: Setup) -> Iterator[Row]:
     with setup.scratch() as path, qflow.open(path) as broker:
         mine = broker.declare_queue("bench", durable=False)
 
-        def put_get_ack() -> float:
+        @thread_timed
+        def put_get_ack() -> None:
             put, get = mine.put, mine.get
-            start = thread_time()
             for _ in range(count):
                 put(body)
                 get().ack()
-            return thread_time() - start
 
-        def put_get() -> float:
+        @thread_timed
+        def put_get() -> None:
             put, get = peer.put, peer.get
-            start = thread_time()
             for _ in range(count):
                 put(body)
                 get()
-            return thread_time() - start
 
         measured = interleave(setup.rounds, chunks, put_get_ack, put_get)
-    ours, theirs = (
-        micros(name, count, seconds)
-        for name, seconds in zip(("qflow put+get+ack", "queue.Queue put+get"), measured, strict=True)
-    )
+    ours, theirs = by_side(micros, ("qflow put+get+ack", "queue.Queue put+get"), count, measured)
     yield Row(
         name="transient put+get+ack, 100 B: time over queue.Queue",
         figure=ratio(ours, theirs),
@@ -74,21 +70,18 @@ def batches(setup: Setup) -> Iterator[Row]:
 
             return side
 
-        def put_get() -> float:
+        @thread_timed
+        def put_get() -> None:
             put, get = peer.put, peer.get
-            start = thread_time()
             for _ in range(times):
                 for body in bodies:
                     put(body)
                 for _ in bodies:
                     get()
-            return thread_time() - start
 
         measured = interleave(setup.rounds, chunks, taking(_sum_of_bodies), taking(_sum_of_deliveries), put_get)
     names = ("qflow .bodies", "qflow for delivery in batch", "queue.Queue put, get")
-    bodies_rate, loop_rate, theirs = (
-        rates(name, BATCH * times, seconds) for name, seconds in zip(names, measured, strict=True)
-    )
+    bodies_rate, loop_rate, theirs = by_side(rates, names, BATCH * times, measured)
     yield Row(
         name="transient put_many, get_many, .bodies, ack, 1,000 x 100 B: rate over queue.Queue",
         figure=ratio(bodies_rate, theirs),

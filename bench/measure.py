@@ -192,6 +192,16 @@ def interleave(rounds: int, chunks: int, *sides: Callable[[], float]) -> list[li
     return seconds
 
 
+def by_side(
+    figure: Callable[[str, int, Sequence[float]], Series],
+    names: Sequence[str],
+    messages: int,
+    measured: Sequence[Sequence[float]],
+) -> list[Series]:
+    """Return the series of each side, as `rates` or `micros` makes them."""
+    return [figure(name, messages, seconds) for name, seconds in zip(names, measured, strict=True)]
+
+
 def rates(name: str, messages: int, seconds: Sequence[float]) -> Series:
     """Messages per second in each round."""
     return Series(name, "/s", [messages / value for value in seconds])

@@ -114,10 +114,12 @@ def sleepers(setup: Setup) -> Iterator[Row]:
         f"MQTT: {sessions:,} sleeping sessions, {more:,} messages of 1 KiB: bytes on the disk over those of one copy"
     )
     bound = at_most(CAPACITY_MIB + 96, "MiB")
-    yield _own(f"{what}: RssAnon of the broker", memory, bound, problems, [f"its capacity is {brokers.CAPACITY}"])
-    yield _own(growth, figures, at_most(3), problems, notes)
+    yield brokers.own(
+        f"{what}: RssAnon of the broker", memory, bound, problems, [f"its capacity is {brokers.CAPACITY}"]
+    )
+    yield brokers.own(growth, figures, at_most(3), problems, notes)
     what = f"MQTT: one of {sessions:,} sleeping sessions wakes, to the last of {number:,} messages, QoS 1"
-    yield _own(what, waking, at_most(150, "ms"), problems, ["from the connection on"])
+    yield brokers.own(what, waking, at_most(150, "ms"), problems, ["from the connection on"])
 
 
 def _bytes_of(directory: Path) -> int:
@@ -153,15 +155,7 @@ def restart(setup: Setup) -> Iterator[Row]:
             problems[QFLOW] = str(error)
     what = f"MQTT: a broker killed and started, {sessions:,} sessions and {retained:,} retained messages, to a CONNACK"
     found = {QFLOW: Series(QFLOW, "s", taken)} if taken else {}
-    yield _own(what, found, at_most(1.5, "s"), problems, [f"from the start of the process; {cold}"])
-
-
-def _own(name: str, found: dict[str, Series], bound: Bound, problems: dict[str, str], notes: list[str]) -> Row:
-    """Return the row of a figure of qflow's own, with mosquitto's beside it."""
-    others = [series for broker, series in found.items() if broker != QFLOW]
-    if QFLOW not in found:
-        return Row(name=name, problem=f"not measured: {problems.get(QFLOW, '')}", details=others, notes=notes)
-    return Row(name=name, figure=found[QFLOW], bound=bound, details=others, notes=[*notes, *problems.values()])
+    yield brokers.own(what, found, at_most(1.5, "s"), problems, [f"from the start of the process; {cold}"])
 
 
 WORKLOADS = [

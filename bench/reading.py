@@ -17,7 +17,7 @@ from time import thread_time
 import qflow
 from bench import children
 from bench.engines.qflow_queues import PATIENCE_S, open_broker
-from bench.measure import Row, Setup, Workload, bytes_name, interleave, micros, ratio
+from bench.measure import Row, Setup, Workload, by_side, bytes_name, interleave, micros, ratio
 from bench.spill import fill
 from qflow.message import OVERHEAD_BYTES
 
@@ -46,7 +46,7 @@ def _mapped(setup: Setup, size: int) -> Row:
 
         measured = interleave(setup.few_rounds, setup.size(5, 1), side(MAPPED), side(0))
     names = (f"max_mapped_segments={MAPPED}", "pread")
-    maps, reads = (micros(name, count, seconds) for name, seconds in zip(names, measured, strict=True))
+    maps, reads = by_side(micros, names, count, measured)
     return Row(
         name=f"get + ack from segments, {bytes_name(size)}, one by one: time through maps over pread",
         figure=ratio(maps, reads),
@@ -79,7 +79,7 @@ def _told(setup: Setup, size: int) -> Row:
 
         measured = interleave(setup.few_rounds, 1, side(ALLOCATOR_HINT_BYTES), side(0))
     names = ("told", "not told")
-    ours, other = (micros(name, count, seconds) for name, seconds in zip(names, measured, strict=True))
+    ours, other = by_side(micros, names, count, measured)
     return Row(
         name=f"get + ack from segments, {bytes_name(size)}, one by one: time with the allocator not told over told",
         figure=ratio(other, ours),

@@ -16,7 +16,7 @@ import attrs
 import qflow
 from bench import loops
 from bench.engines.qflow_queues import open_broker
-from bench.measure import Bound, Row, Setup, Workload, at_most, interleave, micros, ratio
+from bench.measure import Bound, Row, Setup, Workload, at_most, by_side, interleave, micros, ratio
 from bench.spill import drain, fill
 from qflow.message import OVERHEAD_BYTES
 from qflow.storage.blocks import SINGLE_BYTES
@@ -116,7 +116,7 @@ def _measured(
         measured = interleave(setup.few_rounds, 1, mine, appended, overwritten)
     push, append = micros("qflow put", spilled, pushes[1:]), micros("raw append", spilled, appends[1:])
     names = ("qflow put, get + ack", "raw append, pread", "raw overwrite, pread")
-    both, floor, other = (micros(name, spilled, seconds) for name, seconds in zip(names, measured, strict=True))
+    both, floor, other = by_side(micros, names, spilled, measured)
     memory = f"{capacity_bytes / 2**20:.2f} MiB of memory, {mapped} mapped"
     yield Row(
         name=f"Satellite's push + pop, {shape}, {memory}: time over raw append + pread",

@@ -59,6 +59,13 @@ def _blocked(setup: Setup, path: Path, size: int) -> list[float]:
     return costs
 
 
+async def _put(queue: qflow.aio.AsyncQueue | asyncio.Queue[bytes], times: int) -> None:
+    for number in range(times):
+        await queue.put(BODY)
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+
 def _awaited(setup: Setup, path: Path, size: int) -> list[float]:
     async def measure() -> list[float]:
         async with await qflow.aio.open(path) as broker:
@@ -68,10 +75,7 @@ def _awaited(setup: Setup, path: Path, size: int) -> list[float]:
                 tasks = [asyncio.create_task(queue.get()) for _ in range(size)]
                 await asyncio.sleep(0)
                 start = perf_counter()
-                for number in range(size):
-                    await queue.put(BODY)
-                    if number % AT_ONCE == 0:
-                        await asyncio.sleep(0)
+                await _put(queue, size)
                 for delivery in await asyncio.gather(*tasks):
                     await delivery.ack()
                 costs.append((perf_counter() - start) / size)
@@ -90,10 +94,7 @@ def _bare(setup: Setup, path: Path, size: int) -> list[float]:
             tasks = [asyncio.create_task(queue.get()) for _ in range(size)]
             await asyncio.sleep(0)
             start = perf_counter()
-            for number in range(size):
-                await queue.put(BODY)
-                if number % AT_ONCE == 0:
-                    await asyncio.sleep(0)
+            await _put(queue, size)
             await asyncio.gather(*tasks)
             costs.append((perf_counter() - start) / size)
         return costs
@@ -139,10 +140,7 @@ def _consumed(setup: Setup, path: Path, size: int) -> list[float]:
             async with queue.consume(take, concurrency=size):
                 for _ in range(setup.few_rounds):
                     start = perf_counter()
-                    for number in range(times):
-                        await queue.put(BODY)
-                        if number % AT_ONCE == 0:
-                            await asyncio.sleep(0)
+                    await _put(queue, times)
                     while len(queue):
                         await asyncio.sleep(0)
                     costs.append((perf_counter() - start) / times)

@@ -18,18 +18,8 @@ from typing import Any
 
 import qflow
 from bench.errors import CannotRun
-from bench.measure import (
-    Row,
-    Series,
-    Setup,
-    Workload,
-    at_least,
-    at_most,
-    bytes_name,
-    interleave,
-    rates,
-    ratio,
-)
+from bench.measure import Row, Series, Setup, Workload, at_least, at_most, by_side, bytes_name, interleave, rates, ratio
+from bench.timing import timed
 
 BATCH = 1000
 SEED = 1
@@ -92,13 +82,7 @@ def stream_of(spark: Any, spool: Path, stream: str = STREAM, **options: object) 
 
 def reading(make: Callable[[], Any]) -> Callable[[], float]:
     """Return a side that reads a data frame, which is made anew each time, to `noop`."""
-
-    def side() -> float:
-        start = perf_counter()
-        make().write.format("noop").mode("overwrite").save()
-        return perf_counter() - start
-
-    return side
+    return timed(lambda: make().write.format("noop").mode("overwrite").save())
 
 
 def warm(*sides: Callable[[], float], runs: int = WARM_RUNS) -> None:
@@ -142,10 +126,7 @@ def _read(setup: Setup, size: int, over_json: Any) -> Iterator[Row]:
         ]
         warm(*sides, runs=setup.size(WARM_RUNS, 0))
         seconds = interleave(setup.rounds, 1, *sides)
-    ours, of_parquet, of_json = (
-        rates(name, messages, one)
-        for name, one in zip(('format("qflow")', "Parquet", "JSON lines"), seconds, strict=True)
-    )
+    ours, of_parquet, of_json = by_side(rates, ('format("qflow")', "Parquet", "JSON lines"), messages, seconds)
     name = f"batch read of {messages:,} x {bytes_name(size)} to `noop`"
     yield Row(
         name=f"{name}: rate over Parquet's",

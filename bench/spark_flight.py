@@ -6,12 +6,11 @@ The broker is in a process of its own, on the same two cores as Spark; what goes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from time import perf_counter
 from typing import Any
 
 import qflow
 from bench.children import alive, report, wait_to_be_killed
-from bench.measure import Row, Setup, Workload, at_least, bytes_name, interleave, rates, ratio
+from bench.measure import Row, Setup, Workload, at_least, by_side, bytes_name, interleave, rates, ratio
 from bench.spark import (
     TOPICS,
     WARM_RUNS,
@@ -24,6 +23,7 @@ from bench.spark import (
     versions,
     warm,
 )
+from bench.timing import timed
 
 
 def serve(spool: str) -> None:
@@ -55,7 +55,7 @@ def _read(setup: Setup, size: int) -> Row:
             sides = [reading(lambda: stream_of(spark, url)), reading(lambda: stream_of(spark, spool))]
             warm(*sides, runs=setup.size(WARM_RUNS, 0))
             seconds = interleave(setup.rounds, 1, *sides)
-    ours, direct = (rates(name, messages, one) for name, one in zip(("by URL", "by path"), seconds, strict=True))
+    ours, direct = by_side(rates, ("by URL", "by path"), messages, seconds)
     return Row(
         name=f"batch read over Flight of {messages:,} x {bytes_name(size)} to `noop`: rate over the direct read's",
         figure=ratio(ours, direct),
@@ -80,7 +80,7 @@ def sink(setup: Setup) -> Iterator[Row]:
             warm(*sides, runs=runs)
             seconds = interleave(setup.few_rounds, 1, *sides)
             check_count(stream_of(spark, url), 2 * messages * (runs + setup.few_rounds + 1))
-    ours, direct = (rates(name, messages, one) for name, one in zip(("by URL", "by path"), seconds, strict=True))
+    ours, direct = by_side(rates, ("by URL", "by path"), messages, seconds)
     yield Row(
         name=f"sink over Flight, a batch of {messages:,} x {size} B: rate over that into the path",
         figure=ratio(ours, direct),
@@ -91,12 +91,7 @@ def sink(setup: Setup) -> Iterator[Row]:
 
 
 def _writing(frame: Any, where: str) -> Callable[[], float]:
-    def side() -> float:
-        start = perf_counter()
-        frame.write.format("qflow").mode("append").save(where)
-        return perf_counter() - start
-
-    return side
+    return timed(lambda: frame.write.format("qflow").mode("append").save(where))
 
 
 WORKLOADS = [

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count as counter
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import qflow
 from bench.children import alive, report, wait_to_be_killed
-from bench.measure import Row, Setup, Workload, at_least, interleave, rates, ratio
+from bench.measure import Row, Setup, Workload, at_least, by_side, interleave, rates, ratio
 from bench.spark import STREAM, TOPICS, WARM_RUNS, check_count, session, stream_of, versions, warm
+from bench.timing import timed
 
 
 def own(spool: str) -> None:
@@ -49,7 +49,7 @@ def sink(setup: Setup) -> Iterator[Row]:
             with alive("spark-owner", owned):
 
                 def into(spool: Path) -> Callable[[], float]:
-                    return _timed(lambda: frame.write.format("qflow").mode("append").save(str(spool)))
+                    return timed(lambda: frame.write.format("qflow").mode("append").save(str(spool)))
 
                 def parquet() -> None:
                     frame.write.parquet(str(path / f"parquet-{next(fresh)}"))
@@ -57,7 +57,7 @@ def sink(setup: Setup) -> Iterator[Row]:
                 def noop() -> None:
                     frame.write.format("noop").mode("overwrite").save()
 
-                sides = [into(owned), into(free), _timed(parquet), _timed(noop)]
+                sides = [into(owned), into(free), timed(parquet), timed(noop)]
                 runs = setup.size(WARM_RUNS, 0)
                 warm(*sides, runs=runs)
                 seconds = interleave(setup.few_rounds, 1, *sides)
@@ -67,9 +67,7 @@ def sink(setup: Setup) -> Iterator[Row]:
         finally:
             frame.unpersist()
     names = ("owner alive in another process", "no owner", "Parquet, nothing synced", "noop")
-    with_owner, without, parquet_rate, noop_rate = (
-        rates(name, messages, one) for name, one in zip(names, seconds, strict=True)
-    )
+    with_owner, without, parquet_rate, noop_rate = by_side(rates, names, messages, seconds)
     for what, ours in ((names[0], with_owner), (names[1], without)):
         yield Row(
             name=f"sink, a batch of {messages:,} x {size} B, {what}",
@@ -85,15 +83,6 @@ def _rows(spark: Any, messages: int, size: int) -> Any:
     return spark.range(0, messages, 1, 2).selectExpr(
         f"lpad(cast(id as string), {size}, 'x') value", f"concat('plant/', lpad(id % {TOPICS}, 2, '0'), '/heat') topic"
     )
-
-
-def _timed(work: Callable[[], Any]) -> Callable[[], float]:
-    def side() -> float:
-        start = perf_counter()
-        work()
-        return perf_counter() - start
-
-    return side
 
 
 WORKLOADS = [

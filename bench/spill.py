@@ -18,7 +18,8 @@ import attrs
 import qflow
 from bench import loops
 from bench.engines.qflow_queues import PATIENCE_S, STORES, open_broker
-from bench.measure import Row, Series, Setup, Workload, at_least, at_most, interleave, rates, ratio
+from bench.measure import Row, Series, Setup, Workload, at_least, at_most, by_side, interleave, rates, ratio
+from bench.timing import timed
 from qflow.storage.blocks import SINGLE_BYTES
 
 CAPACITY = "1MiB"
@@ -28,20 +29,18 @@ Move = Callable[[qflow.Queue, int], float]
 """Moves so many messages and returns the seconds."""
 
 
-def fill(queue: qflow.Queue, count: int, body: bytes = BODY) -> float:
+@timed
+def fill(queue: qflow.Queue, count: int, body: bytes = BODY) -> None:
     put = queue.put
-    start = perf_counter()
     for _ in range(count):
         put(body)
-    return perf_counter() - start
 
 
-def drain(queue: qflow.Queue, count: int) -> float:
+@timed
+def drain(queue: qflow.Queue, count: int) -> None:
     get = queue.get
-    start = perf_counter()
     for _ in range(count):
         get(PATIENCE_S).ack()
-    return perf_counter() - start
 
 
 def fill_in_batches(queue: qflow.Queue, count: int, size: int = 100) -> float:
@@ -52,13 +51,12 @@ def fill_in_batches(queue: qflow.Queue, count: int, size: int = 100) -> float:
     return perf_counter() - start
 
 
-def drain_in_batches(queue: qflow.Queue, count: int, size: int = 100) -> float:
-    start = perf_counter()
+@timed
+def drain_in_batches(queue: qflow.Queue, count: int, size: int = 100) -> None:
     while count:
         batch = queue.get_many(size, PATIENCE_S)
         count -= len(batch)
         batch.ack()
-    return perf_counter() - start
 
 
 @attrs.define
@@ -203,10 +201,7 @@ def _first_fill(setup: Setup, spill: str) -> Row:
             return loops.create_files(directory, spilled or count, BLOCK)
 
         measured = interleave(rounds, 1, mine, plain)
-    ours, theirs = (
-        rates(name, spilled, seconds)
-        for name, seconds in zip(("qflow fill", "plain create, pwrite, close"), measured, strict=True)
-    )
+    ours, theirs = by_side(rates, ("qflow fill", "plain create, pwrite, close"), spilled, measured)
     return Row(
         name=f"the first fill of a queue, {spill}: rate over a plain loop that creates files",
         figure=ratio(ours, theirs),

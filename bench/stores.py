@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from time import perf_counter
 
 from bench import loops
 from bench.engines.qflow_queues import STORES, open_broker
-from bench.measure import Bound, Row, Setup, Workload, at_most, interleave, micros, ratio
+from bench.measure import Bound, Row, Setup, Workload, at_most, by_side, interleave, micros, ratio
+from bench.timing import timed
 from qflow.message import Record
 from qflow.storage.blocks import SINGLE_BYTES
 
@@ -42,9 +42,9 @@ def _store(setup: Setup, spill: str, runs: int) -> Row:
         records: list[Record] = [BODY] * RUN
         first = 0
 
-        def mine() -> float:
+        @timed
+        def mine() -> None:
             nonlocal first
-            start = perf_counter()
             slots = [area.write(first + number * RUN, records) for number in range(runs)]
             for number, some in enumerate(slots):
                 found, problems = area.read(first + number * RUN, some, ROOM, len(BODY))
@@ -52,7 +52,6 @@ def _store(setup: Setup, spill: str, runs: int) -> Row:
                     raise AssertionError(f"{len(found)} of {RUN} records came back, with {len(problems)} problems")
                 area.free(some)
             first += count
-            return perf_counter() - start
 
         def raw(file: loops.AppendFile) -> float:
             return file.append(count, block) + file.read(count, block)
@@ -60,7 +59,7 @@ def _store(setup: Setup, spill: str, runs: int) -> Row:
         sides = [partial(raw, file) for file in files.values()]
         measured = interleave(setup.few_rounds, setup.size(3, 1), mine, *sides)
     names = ("write + read + free", *(f"{name} + pread" for name in files))
-    ours, appended, overwritten = (micros(name, count, seconds) for name, seconds in zip(names, measured, strict=True))
+    ours, appended, overwritten = by_side(micros, names, count, measured)
     return Row(
         name=_name(spill),
         figure=ratio(ours, appended),

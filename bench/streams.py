@@ -17,10 +17,10 @@ from random import Random
 from time import perf_counter, thread_time
 from typing import Any
 
-import lmdb
-
 import qflow
-from bench.measure import Row, Series, Setup, Workload, at_least, at_most, interleave, micros, rates, ratio
+from bench.durable import raw_commits
+from bench.measure import Row, Series, Setup, Workload, at_least, at_most, by_side, interleave, micros, rates, ratio
+from bench.timing import timed
 
 BATCH = 1000
 SEED = 1
@@ -73,7 +73,9 @@ def publish(setup: Setup) -> Iterator[Row]:
     with ExitStack() as stack:
         path = stack.enter_context(setup.scratch())
         broker, _ = stack.enter_context(opened(path / "spool"))
-        raw = raw_blocks(stack, path / "raw", BATCH * BODY_BYTES, times)
+        size = BATCH * BODY_BYTES
+        values = [bytes(min(VALUE_BYTES, size - first)) for first in range(0, size, VALUE_BYTES)]
+        raw = raw_commits(stack, path / "raw", values, times)
         bound_ones = [publishing(broker, lambda: [few] * times), publishing(broker, lambda: [many] * times)]
         others = [publishing(broker, make) for make in (of_random_topics, of_new_topics)]
         *bound_s, raw_s = interleave(setup.rounds, chunks, *bound_ones, raw)
@@ -105,26 +107,6 @@ def publishing(broker: qflow.Broker, make: Callable[[], list[Messages]]) -> Call
         start = perf_counter()
         for messages in batches:
             broker.publish_many(messages)
-        return perf_counter() - start
-
-    return side
-
-
-def raw_blocks(stack: ExitStack, path: Path, size: int, times: int) -> Callable[[], float]:
-    """Return a side that commits so many bytes in values as large as blocks, as often as told."""
-    path.mkdir()
-    env = stack.enter_context(lmdb.open(str(path), map_size=1 << 40, lib_version=0))
-    values = [bytes(min(VALUE_BYTES, size - first)) for first in range(0, size, VALUE_BYTES)]
-    number = 0
-
-    def side() -> float:
-        nonlocal number
-        start = perf_counter()
-        for _ in range(times):
-            with env.begin(write=True) as txn:
-                for value in values:
-                    txn.put(number.to_bytes(8, "big"), value)
-                    number += 1
         return perf_counter() - start
 
     return side
@@ -222,10 +204,9 @@ def _by_a_task(stack: ExitStack, broker: qflow.Broker, stream: Any, expected: in
         await subscription.close()
         _check(taken, expected)
 
-    def side() -> float:
-        start = perf_counter()
+    @timed
+    def side() -> None:
         loop.run(work())
-        return perf_counter() - start
 
     return side
 
@@ -249,7 +230,7 @@ def subscribers(setup: Setup) -> Iterator[Row]:
         singles = interleave(setup.few_rounds, chunks, *(side.one_by_one for side in sides))
     names = [f"subscribers: {size:,}, served: {matching}" for size, matching in crowds]
     one, most, ten = SUBSCRIBERS.index(1), len(crowds) - 2, len(crowds) - 1
-    by_batch = [rates(name, _Crowd.batches * BATCH, seconds) for name, seconds in zip(names, batches, strict=True)]
+    by_batch = by_side(rates, names, _Crowd.batches * BATCH, batches)
     yield Row(
         name=f"publish_many, 1,000 x {BODY_BYTES} B, 1,000 live subscribers with distinct filters: rate over one",
         figure=ratio(by_batch[most], by_batch[one]),
@@ -257,7 +238,7 @@ def subscribers(setup: Setup) -> Iterator[Row]:
         details=[*by_batch, ratio(by_batch[ten], by_batch[one])],
         notes=["what is published goes to one subscriber, or to ten, who take it after each turn, untimed"],
     )
-    by_message = [micros(name, _Crowd.singles, seconds) for name, seconds in zip(names, singles, strict=True)]
+    by_message = by_side(micros, names, _Crowd.singles, singles)
     yield Row(
         name=f"publish, {BODY_BYTES} B, 1,000 live subscribers with distinct filters: processor's time over one",
         figure=ratio(by_message[most], by_message[one]),

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from time import perf_counter, sleep, thread_time
+from time import sleep, thread_time
 
 import qflow
 from bench.measure import Row, Setup, Workload, at_least, interleave, rates, ratio
+from bench.timing import timed
 from qflow.workers import supervisor
 
 WORK_S = 0.005
@@ -72,12 +73,11 @@ def _crew(spool: Path, function: str, processes: int, number: int) -> Iterator[C
         thread = threading.Thread(target=run)
         thread.start()
 
-        def turn() -> float:
-            begun = perf_counter()
+        @timed
+        def turn() -> None:
             queue.put_many([b"%d" % place for place in range(number)])
             while len(queue):
                 sleep(LOOK_S)
-            return perf_counter() - begun
 
         try:
             ready.wait()

@@ -126,55 +126,42 @@ class _Lmdb:
         )
 
 
-def _append(sync: bool, path: Path) -> Opened:
-    return _Append(sync, path).opened()
-
-
-def _file_per_message(keep: bool, path: Path) -> Opened:
-    return _FilePerMessage(keep, path).opened()
-
-
-def _lmdb(blocks: bool, path: Path) -> Opened:
-    return _Lmdb(blocks, path).opened()
-
-
+_floor = partial(Engine, kind=FLOOR)
 ENGINES = [
-    Engine(
-        name="append", kind=FLOOR, promise=KILL, why="write at the end, pread; no sync", open=partial(_append, False)
+    _floor(
+        name="append",
+        promise=KILL,
+        why="write at the end, pread; no sync",
+        open=lambda path: _Append(False, path).opened(),
     ),
-    Engine(
+    _floor(
         name="file-kept",
-        kind=FLOOR,
         promise=KILL,
         why="a file each, overwritten by later messages; no sync",
-        open=partial(_file_per_message, True),
+        open=lambda path: _FilePerMessage(True, path).opened(),
     ),
-    Engine(
+    _floor(
         name="file-fresh",
-        kind=FLOOR,
         promise=KILL,
         why="a new file each, unlinked when read; no sync",
-        open=partial(_file_per_message, False),
+        open=lambda path: _FilePerMessage(False, path).opened(),
     ),
-    Engine(
+    _floor(
         name="append-fdatasync",
-        kind=FLOOR,
         promise=SYNCED,
         why="fdatasync after each write; a take only reads",
-        open=partial(_append, True),
+        open=lambda path: _Append(True, path).opened(),
     ),
-    Engine(
+    _floor(
         name="lmdb-message",
-        kind=FLOOR,
         promise=SYNCED,
         why="a key each, one transaction a call, in LMDB's default mode",
-        open=partial(_lmdb, False),
+        open=lambda path: _Lmdb(False, path).opened(),
     ),
-    Engine(
+    _floor(
         name="lmdb-block",
-        kind=FLOOR,
         promise=SYNCED,
         why="one value a batch, one transaction a call, in LMDB's default mode",
-        open=partial(_lmdb, True),
+        open=lambda path: _Lmdb(True, path).opened(),
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,58 +148,52 @@ def _huey(path: Path) -> Opened:
     return Opened(put=opened.enqueue, take=opened.dequeue, close=opened.close)
 
 
+_peer = partial(Engine, kind=PEER)
 ENGINES = [
-    Engine(
+    _peer(
         name="persist-queue-file",
-        kind=PEER,
         promise=KILL,
         package="persist-queue",
         why="each put flushes and renames its index; a data file is synced only when it is full",
         open=_persist_file,
     ),
-    Engine(
+    _peer(
         name="persist-queue-sqlite",
-        kind=PEER,
         promise=SYNCED,
         package="persist-queue",
         why="WAL, and SQLite's default synchronous=FULL",
         open=_persist_sqlite,
     ),
-    Engine(
+    _peer(
         name="persist-queue-sqlite-ack",
-        kind=PEER,
         promise=SYNCED,
         package="persist-queue",
         why="WAL, and SQLite's default synchronous=FULL; get and ack commit one each",
         open=_persist_ack,
     ),
-    Engine(
+    _peer(
         name="queuelib",
-        kind=PEER,
         promise=MEMORY,
         package="queuelib",
         why="FifoDiskQueue writes its index at close only: after a kill its messages are not found",
         open=_queuelib,
     ),
-    Engine(
+    _peer(
         name="diskcache",
-        kind=PEER,
         promise=KILL,
         package="diskcache",
         why="Deque: WAL with synchronous=NORMAL",
         open=_diskcache,
     ),
-    Engine(
+    _peer(
         name="litequeue",
-        kind=PEER,
         promise=KILL,
         package="litequeue",
         why="WAL with synchronous=NORMAL",
         open=_litequeue,
     ),
-    Engine(
+    _peer(
         name="huey",
-        kind=PEER,
         promise=SYNCED,
         package="huey",
         why="SqliteStorage: WAL, and SQLite's default synchronous=FULL unless told otherwise; a take deletes, no ack",

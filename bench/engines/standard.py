@@ -6,7 +6,6 @@ import queue
 import sqlite3
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -59,10 +58,6 @@ class _Table:
         )
 
 
-def _table(synchronous: str, path: Path) -> Opened:
-    return _Table(synchronous, path).opened()
-
-
 ENGINES = [
     Engine(name="queue.Queue", kind=PLAIN, promise=MEMORY, why="objects in a deque under a lock", open=_queue),
     Engine(name="deque", kind=PLAIN, promise=MEMORY, why="objects in a deque, no lock", open=_deque),
@@ -71,13 +66,13 @@ ENGINES = [
         kind=PLAIN,
         promise=KILL,
         why="WAL with synchronous=NORMAL syncs at checkpoints only",
-        open=partial(_table, "NORMAL"),
+        open=lambda path: _Table("NORMAL", path).opened(),
     ),
     Engine(
         name="sqlite-full",
         kind=PLAIN,
         promise=SYNCED,
         why="WAL with synchronous=FULL syncs the WAL at each commit",
-        open=partial(_table, "FULL"),
+        open=lambda path: _Table("FULL", path).opened(),
     ),
 ]
