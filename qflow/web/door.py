@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from qflow.aio.broker import AsyncBroker
 from qflow.broker import Broker
 from qflow.serving.addresses import check_port
-from qflow.serving.certificates import Renewable
+from qflow.serving.listening import Listening
 from qflow.serving.tasks import Tasks
 from qflow.serving.users import Users, check_users
 from qflow.web.app import application
@@ -29,7 +29,6 @@ from qflow.web.site import Site
 
 PORT = 7480
 MOST_CONNECTIONS = 200
-HANDSHAKE_S = 10.0
 KEEP_ALIVE_S = 60
 LOOK_S = 5.0
 PATIENCE_LOOKS = 6
@@ -39,7 +38,7 @@ DRAINING_S = 0.02
 _logger = logging.getLogger("qflow.web")
 
 
-class Server:
+class Server(Listening):
     """A page and a JSON API on a broker. Made by `serve`; `async with` closes it."""
 
     def __init__(
@@ -49,8 +48,8 @@ class Server:
         ssl: tls.SSLContext | None,
         routes: Sequence[BaseRoute] = (),
     ) -> None:
+        super().__init__(ssl)
         self.site = Site(broker, users)
-        self._tls = None if ssl is None else Renewable(ssl)
         self._config = Config(
             application(self.site, routes), http=H11Protocol, ws="none", lifespan="off", log_config=None,
             access_log=False, proxy_headers=False, server_header=False, date_header=False,
@@ -60,7 +59,6 @@ class Server:
         self._waiting: dict[H11Protocol, tuple[object, int]] = {}
         """What connections wait for, and in how many looks they have."""
         self._tasks = Tasks(_logger)
-        self._listening: asyncio.Server | None = None
         self._is_closed = False
 
     async def start(self, host: str, port: int) -> None:
@@ -72,15 +70,8 @@ class Server:
         self._config.load()
         # Its logger has a line for each request that makes no sense, which anybody can send.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        context = None if self._tls is None else self._tls.listening
-        self._listening = await asyncio.get_running_loop().create_server(
-            self._protocol,
-            host,
-            port,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
-        )
-        secure = "__Host-" if context is not None else ""
+        await self._listen(self._protocol, host, port, backlog=100)
+        secure = "__Host-" if self._tls is not None else ""
         self.site.cookie, self.site.is_secure = f"{secure}qflow-{self.port}", bool(secure)
         self.site.begin()
         self._tasks.spawn(self._look_after())
@@ -88,21 +79,10 @@ class Server:
     def _protocol(self) -> H11Protocol:
         return H11Protocol(self._config, self._state, {})
 
-    @property
-    def sockets(self) -> Sequence[Any]:
-        """Where it listens."""
-        return self._listening.sockets if self._listening is not None else ()
-
-    @property
-    def port(self) -> int:
-        """The port of the first socket it listens on."""
-        return int(self.sockets[0].getsockname()[1])
-
     def reload(self, *, users: Users | None, ssl: tls.SSLContext | None) -> None:
         """Use these users, and the certificates of this context, from now on; who is no user any more is logged out."""
         self.site.logins.users = users
-        if self._tls is not None and ssl is not None:
-            self._tls.renew(ssl)
+        self._renew(ssl)
 
     async def _look_after(self) -> None:
         """Close connections whose clients keep them waiting."""
@@ -127,8 +107,7 @@ class Server:
 
     async def drain(self, grace_s: float) -> None:
         """Take no more connections, answer what was asked, and return then, or after so many seconds."""
-        if self._listening is not None:
-            self._listening.close()
+        self._end_listening()
         for protocol in list(self._state.connections):
             if not protocol.transport.is_closing():  # by TLS, one that is closed twice can be asked nothing more
                 protocol.shutdown()
@@ -142,8 +121,7 @@ class Server:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._listening is not None:
-            self._listening.close()
+        self._end_listening()
         for protocol in list(self._state.connections):
             protocol.transport.abort()
         tasks = list(self._state.tasks)
@@ -152,12 +130,6 @@ class Server:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._tasks.close()
         self.site.close()
-
-    async def __aenter__(self) -> Server:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 def _awaited(one: H11Protocol) -> object:

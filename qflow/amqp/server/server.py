@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl as tls
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 from pamqp.common import FieldTable
@@ -26,7 +26,7 @@ from qflow.broker import Broker
 from qflow.serving import presence
 from qflow.serving.addresses import check_port
 from qflow.serving.budget import Budget
-from qflow.serving.certificates import Renewable
+from qflow.serving.listening import Listening
 from qflow.serving.logins import Logins
 from qflow.serving.tasks import Tasks
 from qflow.serving.telling import Telling
@@ -44,10 +44,11 @@ TICK_S = 1.0
 _logger = logging.getLogger("qflow.amqp")
 
 
-class Server:
+class Server(Listening):
     """AMQP 0-9-1 clients on the queues of a broker. Made by `serve`; `async with` closes it."""
 
     def __init__(self, broker: AsyncBroker, users: Users | None, ssl: tls.SSLContext | None) -> None:
+        super().__init__(ssl)
         self.broker = broker
         self.login_s = LOGIN_S
         self.max_unit_bytes = UNIT_BYTES
@@ -55,9 +56,7 @@ class Server:
         self._hosts: Hosts | None = None
         self._tasks = Tasks(_logger)
         self._logins = Logins(users)
-        self._tls = None if ssl is None else Renewable(ssl)
         self._sessions: set[Session] = set()
-        self._listening: asyncio.Server | None = None
         self._telling = Telling(_logger)
         self.tell = self._telling.tell
         self._is_draining = False
@@ -72,35 +71,20 @@ class Server:
             OSError: the address cannot be listened on.
         """
         self._hosts = await Hosts.of(self.broker)
-        context = None if self._tls is None else self._tls.listening
         try:
-            self._listening = await asyncio.start_server(
-                self._connected,
-                host,
-                port,
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else LOGIN_S,
-                backlog=1024,
-            )
+            await self._listen(self._protocol, host, port, backlog=1024)
         except BaseException:
             await self.close()
             raise
         presence.enter(self.broker.broker, self, self._present)
         self.spawn(self._tick())
 
+    def _protocol(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._connected)
+
     def _present(self) -> list[presence.Connected]:
         now = time.monotonic()
         return [present(session, now) for session in self._sessions]
-
-    @property
-    def sockets(self) -> Sequence[Any]:
-        """Where it listens."""
-        return self._listening.sockets if self._listening is not None else ()
-
-    @property
-    def port(self) -> int:
-        """The port of the first socket it listens on."""
-        return int(self.sockets[0].getsockname()[1])
 
     @property
     def connections(self) -> int:
@@ -155,8 +139,7 @@ class Server:
         Who is connected and no user any more, or may not enter the virtual host any more, is told to close.
         """
         self._logins.users = users
-        if self._tls is not None and ssl is not None:
-            self._tls.renew(ssl)
+        self._renew(ssl)
         for session in list(self._sessions):
             session.reload(users)
 
@@ -170,8 +153,8 @@ class Server:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            if self.broker.closed and self._listening is not None:
-                self._listening.close()
+            if self.broker.closed:
+                self._end_listening()
                 for session in self._sessions:
                     session.end(AmqpError(ReplyCode.CONNECTION_FORCED, "the broker is closed"))
             for session in list(self._sessions):
@@ -190,8 +173,7 @@ class Server:
         give it up as one of them ends. Until then they can settle and publish; what was read is confirmed.
         """
         self._is_draining = True
-        if self._listening is not None:
-            self._listening.close()
+        self._end_listening()
         for session in self._sessions:
             session.stop()
             if not session.is_open:
@@ -211,8 +193,7 @@ class Server:
             return
         self._closed = True
         presence.leave(self.broker.broker, self)
-        if self._listening is not None:
-            self._listening.close()
+        self._end_listening()
         for session in list(self._sessions):
             session.end(_shutdown())
             session.abort()
@@ -223,12 +204,6 @@ class Server:
         self._telling.end()
         if self._hosts is not None:
             await self._hosts.leave()
-
-    async def __aenter__(self) -> Server:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 async def serve(

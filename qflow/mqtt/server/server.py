@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl as tls
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Unpack
 
@@ -25,19 +25,18 @@ from qflow.mqtt.wire.packets import Connect
 from qflow.serving import presence
 from qflow.serving.addresses import check_port
 from qflow.serving.budget import Budget
-from qflow.serving.certificates import Renewable
 from qflow.serving.extras import load
+from qflow.serving.listening import Listening
 from qflow.serving.tasks import Tasks
 from qflow.serving.users import Users, check_users
 
-HANDSHAKE_S = 10.0
 MOST_CONNECTIONS = 20_000
 TICK_S = 1.0
 
 _logger = logging.getLogger("qflow.mqtt")
 
 
-class Server:
+class Server(Listening):
     """MQTT clients on a stream of a broker. Made by `serve`; `async with` closes it."""
 
     def __init__(
@@ -48,9 +47,9 @@ class Server:
         clock: Clock,
         terms: Terms = NO_TERMS,
     ) -> None:
+        super().__init__(ssl)
         self.broker = broker
         self._clock = clock
-        self._tls = None if ssl is None else Renewable(ssl)
         self.house = House.of(broker, clock)
         """What it shares with the other doors of the broker."""
         self._hub = self.house.hub
@@ -60,7 +59,6 @@ class Server:
         self._tasks = Tasks(_logger)
         self._clients: set[Client] = set()
         self._flushing: list[Client] = []
-        self._listening: asyncio.Server | None = None
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -78,16 +76,8 @@ class Server:
         if websockets:
             make = self._websockets = load_websockets().WebSockets(self._pipe, lambda: self._gate.is_open)
         await self.house.enter(stream)
-        context = None if self._tls is None else self._tls.listening
         try:
-            self._listening = await asyncio.get_running_loop().create_server(
-                make,
-                host,
-                port,
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
-                backlog=1024,
-            )
+            await self._listen(make, host, port, backlog=1024)
         except BaseException:
             self._is_closed = True
             await self.house.leave()
@@ -101,16 +91,6 @@ class Server:
 
     def _pipe(self) -> TcpPipe:
         return TcpPipe(self.connected)
-
-    @property
-    def sockets(self) -> Sequence[Any]:
-        """Where it listens."""
-        return self._listening.sockets if self._listening is not None else ()
-
-    @property
-    def port(self) -> int:
-        """The port of the first socket it listens on."""
-        return int(self.sockets[0].getsockname()[1])
 
     @property
     def connections(self) -> int:
@@ -151,8 +131,7 @@ class Server:
         may come again, if they may at all, and what is forbidden then is no part of their session.
         """
         self._gate.renew(users)
-        if self._tls is not None and ssl is not None:
-            self._tls.renew(ssl)
+        self._renew(ssl)
         for client in list(self._clients):
             if client.access is not None and not client.access.renew(users):
                 client.fail(MqttError(ReasonCode.NOT_AUTHORIZED, "the user may not be here any more"))
@@ -242,8 +221,7 @@ class Server:
 
         Clients get no more messages with QoS 1 and 2; each is told to go when it has acknowledged those it has.
         """
-        if self._listening is not None:
-            self._listening.close()
+        self._end_listening()
         ends = MqttError(ReasonCode.SERVER_SHUTTING_DOWN, "the server shuts down")
         end_s = self._clock.monotonic() + grace_s
         while self._clients and self._clock.monotonic() < end_s:
@@ -264,8 +242,7 @@ class Server:
 
     async def _close(self) -> None:
         presence.leave(self.broker.broker, self)
-        if self._listening is not None:
-            self._listening.close()
+        self._end_listening()
         self._end_all(MqttError(ReasonCode.SERVER_SHUTTING_DOWN, "the server shuts down"))
         self._flush()
         for client in list(self._clients):
@@ -277,12 +254,6 @@ class Server:
         self._gate.close()
         await self._tasks.close()
         await self.house.leave()
-
-    async def __aenter__(self) -> Server:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 async def serve(

@@ -1,0 +1,67 @@
+"""What the doors in an event loop have alike: sockets, certificates, and an end."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as tls
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from qflow.serving.certificates import Renewable
+
+HANDSHAKE_S = 10.0
+"""A client has so long for the handshake of TLS."""
+
+
+class Listening(ABC):
+    """A door that listens in an event loop, with TLS or without; `async with` closes it."""
+
+    def __init__(self, ssl: tls.SSLContext | None) -> None:
+        self._tls = None if ssl is None else Renewable(ssl)
+        self._server: asyncio.Server | None = None
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close all connections at once. Twice is fine."""
+
+    async def _listen(self, make: Callable[[], asyncio.BaseProtocol], host: str, port: int, backlog: int) -> None:
+        """Listen, with a protocol for each connection.
+
+        Raises:
+            OSError: the address cannot be listened on.
+        """
+        context = None if self._tls is None else self._tls.listening
+        self._server = await asyncio.get_running_loop().create_server(
+            make,
+            host,
+            port,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
+            backlog=backlog,
+        )
+
+    def _end_listening(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def _renew(self, ssl: tls.SSLContext | None) -> None:
+        """Use the certificates of this context for the handshakes to come."""
+        if self._tls is not None and ssl is not None:
+            self._tls.renew(ssl)
+
+    @property
+    def sockets(self) -> Sequence[Any]:
+        """Where it listens."""
+        return self._server.sockets if self._server is not None else ()
+
+    @property
+    def port(self) -> int:
+        """The port of the first socket it listens on."""
+        return int(self.sockets[0].getsockname()[1])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
