@@ -13,7 +13,7 @@ from qflow.cli.exits import Exit
 from qflow.cli.spool import existing_queue, existing_stream, reached_if_there
 
 if TYPE_CHECKING:
-    from qflow.cli.spool import AnyBroker, AnyQueue
+    from qflow.cli.spool import AnyQueue
 
 
 @click.command(short_help="Delete a queue, a stream, or single messages.")
@@ -63,9 +63,8 @@ def delete(
     with reached_if_there(spool, capacity) as broker:
         if sequences:
             return _delete_messages(existing_queue(broker, name), list(dict.fromkeys(sequences)), is_sure)
-        kind, count = (
-            ("stream", _stream_depth(broker, name)) if is_stream else ("queue", len(existing_queue(broker, name)))
-        )
+        kind = "stream" if is_stream else "queue"
+        count = existing_stream(broker, name).stats().messages if is_stream else len(existing_queue(broker, name))
         what = f"the {kind} {facts.readable(name)}"
         asking.make_sure(is_sure, f"Delete {what} with {facts.counted(count, 'message')}?")
         if is_stream:
@@ -85,11 +84,6 @@ def _foresee(spool: Path, name: str, kind: str, sequences: list[int]) -> int:
     count, _held = foreseen.depth(spool, name, kind)
     click.echo(f"would delete the {kind} {facts.readable(name)}, with {facts.counted(count, 'message')}")
     return Exit.FINE
-
-
-def _stream_depth(broker: AnyBroker, name: str) -> int:
-    """Return how many messages a stream has. Raises: NotFound, with the names of those that exist."""
-    return existing_stream(broker, name).stats().messages
 
 
 def _delete_messages(queue: AnyQueue, sequences: list[int], is_sure: bool) -> int:

@@ -91,7 +91,7 @@ def depth(spool: Path, name: str, kind: str = "queue") -> tuple[int, int | None]
             return existing_stream(owner, name).stats().messages, 0
     listing = inspect.list_spool(spool)
     entries = {entry.name: entry for entry in listing.entries if entry.kind == kind}
-    found = _named(spool, name, kind, entries)
+    found = named(spool, name, kind, entries)
     if found.messages is None:
         raise CorruptionError(f"a row of {kind} {name!r} is damaged: {command('check', str(spool))} tells more")
     return found.messages, 0 if listing.owner_pid is None else found.held_messages
@@ -131,7 +131,7 @@ def altered_queue(spool: Path, name: str, changes: dict[str, Any]) -> tuple[Queu
             stats = queue.stats()
             return queue.settings, stats.messages, stats.bytes
     queues = {queue.name: queue for queue in inspect.read_spool(spool).queues}
-    found = _named(spool, name, "queue", queues)
+    found = named(spool, name, "queue", queues)
     before = QueueSettings.from_dict(found.settings)
     _alter(
         name,
@@ -173,11 +173,12 @@ def _stream_settings(spool: Path, name: str) -> StreamSettings:
     with asked_if_there(spool) as owner:
         if owner is not None:
             return existing_stream(owner, name).settings
-    found = _named(spool, name, "stream", {stream.name: stream for stream in inspect.read_spool(spool).streams})
+    found = named(spool, name, "stream", {stream.name: stream for stream in inspect.read_spool(spool).streams})
     return StreamSettings.from_dict(found.settings)
 
 
-def _named(spool: Path, name: str, kind: str, found: Mapping[str, Found]) -> Found:
+def named(spool: Path, name: str, kind: str, found: Mapping[str, Found]) -> Found:
+    """Return the one of this name. Raises NotFound, with the names that are like it."""
     if name not in found:
         raise NotFound(f"there is no {kind} {name!r} in {spool}; {choices(name, found)}")
     return found[name]

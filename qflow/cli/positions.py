@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qflow.cli import asking, facts, options
+from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.spool import reached
+from qflow.cli.start import START_HELP, parse_start
 from qflow.config import parse_size
 from qflow.errors import NotFound
 from qflow.names import choices
@@ -20,18 +21,35 @@ if TYPE_CHECKING:
     from qflow.inspect import StreamFacts, SubscriptionFacts
 
 
+@click.command(short_help="Have a group, or a durable subscription, go on elsewhere.")
+@options.existing_spool
+@click.argument("stream")
+@click.argument("group")
+@click.option("--to", metavar="START", required=True, callback=parse_start, help=START_HELP)
+@click.option("--partition", type=click.IntRange(min=0), help="Only in this partition; an offset needs one of several.")
+@asking.yes
+@foreseen.dry_run
+@options.as_json
 def reset(
     spool: Path,
     stream: str,
     group: str,
     to: str | int | datetime,
     partition: int | None,
-    *,
     is_sure: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Move a group or durable subscription, and print where it was and where it is."""
+    """Have GROUP, a group or a durable subscription of STREAM, go on at START, also while another process owns the
+    spool.
+
+    What its members hold is taken back: acks of that do nothing. A subscription of one that is open cannot be moved
+    from here. Without --yes it asks, at a terminal.
+
+    \b
+        qflow streams reset SPOOL plant readers --to earliest --dry-run
+        qflow streams reset SPOOL plant readers --to 2026-01-31T12:00Z --yes
+    """
     facts_of, member = _found(spool, stream, group)
     if partition is not None and partition >= len(facts_of.partitions):
         raise click.UsageError(f"stream {stream!r} has partitions 0 to {len(facts_of.partitions) - 1}, not {partition}")
@@ -55,15 +73,13 @@ def reset(
 def _found(spool: Path, stream: str, group: str) -> tuple[StreamFacts, SubscriptionFacts]:
     from qflow import inspect
 
-    streams = {one.name: one for one in inspect.read_spool(spool).streams}
-    if stream not in streams:
-        raise NotFound(f"there is no stream {stream!r} in {spool}; {choices(stream, streams)}")
-    members = {one.name: one for one in streams[stream].subscriptions}
+    found = foreseen.named(spool, stream, "stream", {one.name: one for one in inspect.read_spool(spool).streams})
+    members = {one.name: one for one in found.subscriptions}
     if group not in members:
         raise NotFound(
             f"stream {stream!r} has no group and no durable subscription {group!r}; {choices(group, members)}"
         )
-    return streams[stream], members[group]
+    return found, members[group]
 
 
 def _moved(

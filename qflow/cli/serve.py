@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -16,6 +16,7 @@ from qflow.serving.addresses import Address
 if TYPE_CHECKING:
     from qflow.serving.certificates import Certificates
 
+Command = TypeVar("Command", bound=Callable[..., object])
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -28,58 +29,33 @@ def _parse_addresses(
         raise click.BadParameter(str(error)) from error
 
 
+def _listen(name: str, text: str, default: str | None = None) -> Callable[[Command], Command]:
+    """Return the option that says where doors of a kind are; one with a default needs no address."""
+    if default is None:
+        return click.option(name, metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help=f"{text}.")
+    return click.option(
+        name,
+        metavar="[HOST:PORT]",
+        is_flag=False,
+        flag_value=default,
+        multiple=True,
+        callback=_parse_addresses,
+        help=f"{text}; without an address, on {default}.",
+    )
+
+
 @click.command(short_help="Serve a spool to clients on the network.")
 @options.new_or_old_spool
-@click.option(
-    "--amqp",
-    metavar="[HOST:PORT]",
-    is_flag=False,
-    flag_value="127.0.0.1:5672",
-    multiple=True,
-    callback=_parse_addresses,
-    help="Listen for AMQP 0-9-1, which RabbitMQ's clients speak; without an address, on 127.0.0.1:5672.",
-)
-@click.option("--amqps", metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help="The same with TLS.")
-@click.option(
-    "--mqtt",
-    metavar="[HOST:PORT]",
-    is_flag=False,
-    flag_value="127.0.0.1:1883",
-    multiple=True,
-    callback=_parse_addresses,
-    help="Listen for MQTT 3.1.1 and 5; without an address, on 127.0.0.1:1883.",
-)
-@click.option("--mqtts", metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help="The same with TLS.")
-@click.option("--ws", metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help="MQTT over WebSockets.")
-@click.option("--wss", metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help="The same with TLS.")
-@click.option(
-    "--flight",
-    metavar="[HOST:PORT]",
-    is_flag=False,
-    flag_value="127.0.0.1:7420",
-    multiple=True,
-    callback=_parse_addresses,
-    help="Listen for Arrow Flight, with TLS if --cert and --key are given; without an address, on 127.0.0.1:7420.",
-)
-@click.option(
-    "--metrics",
-    metavar="[HOST:PORT]",
-    is_flag=False,
-    flag_value="127.0.0.1:9465",
-    multiple=True,
-    callback=_parse_addresses,
-    help="Answer Prometheus, whoever asks, at /metrics; without an address, on 127.0.0.1:9465.",
-)
-@click.option(
-    "--http",
-    metavar="[HOST:PORT]",
-    is_flag=False,
-    flag_value="127.0.0.1:7480",
-    multiple=True,
-    callback=_parse_addresses,
-    help="Show a page for browsers, and its JSON API; without an address, on 127.0.0.1:7480.",
-)
-@click.option("--https", metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help="The same with TLS.")
+@_listen("--amqp", "Listen for AMQP 0-9-1, which RabbitMQ's clients speak", "127.0.0.1:5672")
+@_listen("--amqps", "The same with TLS")
+@_listen("--mqtt", "Listen for MQTT 3.1.1 and 5", "127.0.0.1:1883")
+@_listen("--mqtts", "The same with TLS")
+@_listen("--ws", "MQTT over WebSockets")
+@_listen("--wss", "The same with TLS")
+@_listen("--flight", "Listen for Arrow Flight, with TLS if --cert and --key are given", "127.0.0.1:7420")
+@_listen("--metrics", "Answer Prometheus, whoever asks, at /metrics", "127.0.0.1:9465")
+@_listen("--http", "Show a page for browsers, and its JSON API", "127.0.0.1:7480")
+@_listen("--https", "The same with TLS")
 @click.option("--token-file", type=_FILE, help="Tokens, a line each: a client of Arrow Flight must show one.")
 @click.option("--cert", type=_FILE, help="The certificate of this server, and those that lead to it (PEM).")
 @click.option("--key", type=_FILE, help="Its private key (PEM).")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
 from qflow.amqp import letters
-from qflow.cli import facts, options
+from qflow.cli import facts, messages, options
 from qflow.cli.standard import stdout_bytes
 
 SHOWN_BYTES, SHOWN_VALUE = 64 * 1024, 1000
@@ -43,25 +42,17 @@ def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: 
     if only_body:
         stdout_bytes().write(found.body)
         return
-    by_amqp = letters.described(found.headers)
-    put_at = datetime.fromtimestamp(found.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    put_at = messages.moment(found.time_ms)
     if as_json:
         facts.print_json(
-            {
-                "queue": queue_name,
-                "sequence": found.sequence,
-                "put_at": put_at,
-                "settled": found.settled,
-                "headers": found.headers,
-                **({} if by_amqp is None else {"amqp": by_amqp}),
-                "size_bytes": len(found.body),
-                **facts.text_fields("body", found.body),
-            }
+            {"queue": queue_name, "sequence": found.sequence, "put_at": put_at, "settled": found.settled}
+            | messages.described(found)
         )
         return
     click.echo(f"queue     {facts.readable(queue_name)}")
     click.echo(f"sequence  {found.sequence}{' (settled)' if found.settled else ''}")
     click.echo(f"put at    {put_at}")
+    by_amqp = letters.described(found.headers)
     if by_amqp is None:
         _print_headers(found.headers)
     else:

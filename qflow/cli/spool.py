@@ -48,20 +48,6 @@ def reached_if_there(spool: Path, capacity: int, stop: Stop | None = None) -> It
 
 
 @contextmanager
-def owned_if_there(spool: Path, capacity: int, stop: Stop | None) -> Iterator[Broker]:
-    """`owned` for a spool that must exist; none is made.
-
-    Raises:
-        NotFound: there is no spool. Stopped: asked to stop while waiting.
-    """
-    from qflow import inspect
-
-    inspect.check_there(spool)
-    with owned(spool, capacity, stop) as broker:
-        yield broker
-
-
-@contextmanager
 def asked_if_there(spool: Path) -> Iterator[RemoteBroker | None]:
     """Reach the owner of a spool that must exist; None if there is none that answers: then its log may be read.
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
 
-from qflow.cli import asking, facts, foreseen, options, positions
+from qflow.cli import facts, options, positions
 from qflow.cli.exits import Exit
 from qflow.cli.listing import ListingGroup
 from qflow.cli.spool import reached
-from qflow.cli.start import START_HELP, parse_start
 from qflow.config import parse_size
 
 if TYPE_CHECKING:
@@ -74,38 +72,6 @@ def list_streams(spool: Path, name: str | None, as_json: bool, **settings: Any) 
             click.echo(f"problem: {problem}")
         print_streams(found.streams, in_detail=True)
     return Exit.DIFFERS if found.problems else Exit.FINE
-
-
-@streams.command(short_help="Have a group, or a durable subscription, go on elsewhere.")
-@options.existing_spool
-@click.argument("stream")
-@click.argument("group")
-@click.option("--to", metavar="START", required=True, callback=parse_start, help=START_HELP)
-@click.option("--partition", type=click.IntRange(min=0), help="Only in this partition; an offset needs one of several.")
-@asking.yes
-@foreseen.dry_run
-@options.as_json
-def reset(
-    spool: Path,
-    stream: str,
-    group: str,
-    to: str | int | datetime,
-    partition: int | None,
-    is_sure: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    """Have GROUP, a group or a durable subscription of STREAM, go on at START, also while another process owns the
-    spool.
-
-    What its members hold is taken back: acks of that do nothing. A subscription of one that is open cannot be moved
-    from here. Without --yes it asks, at a terminal.
-
-    \b
-        qflow streams reset SPOOL plant readers --to earliest --dry-run
-        qflow streams reset SPOOL plant readers --to 2026-01-31T12:00Z --yes
-    """
-    positions.reset(spool, stream, group, to, partition, is_sure=is_sure, dry_run=dry_run, as_json=as_json)
 
 
 def _declare(spool: Path, name: str, settings: dict[str, Any]) -> None:
@@ -177,3 +143,6 @@ def _keeps(stream: StreamFacts) -> str:
     if settings["retain_until_consumed"]:
         kept.append("until consumed")
     return ", ".join(kept) or "all"
+
+
+streams.add_command(positions.reset)
