@@ -6,21 +6,12 @@ async with qflow.aio.open("spool") as broker, await qflow.amqp.serve(broker) as 
 
 from __future__ import annotations
 
+from qflow.serving.extras import named_in
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from qflow.amqp.server.server import Server, serve
 
 __all__ = ["Server", "serve"]
-
-
-def __getattr__(name: str) -> object:
-    """Import the server when it is asked for: the protocol alone needs neither asyncio nor the engine.
-
-    Raises:
-        NotFound: the package `pamqp` is not installed.
-    """
-    if name in __all__:
-        from qflow.serving.extras import load
-
-        return getattr(load("qflow.amqp.server.server", needs="pamqp", what="AMQP"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The server is imported when it is asked for: the protocol alone needs neither asyncio nor the engine.
+__getattr__ = named_in(__name__, "qflow.amqp.server.server", __all__, needs="pamqp", what="AMQP")

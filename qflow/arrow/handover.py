@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -173,3 +174,20 @@ class Handing(ABC):
     @abstractmethod
     def _in_vain(self) -> str:
         """Return a sentence that says who did not adopt it, and why, without a full stop."""
+
+
+def discard_staged(spool: str, tokens: Collection[str]) -> int:
+    """Remove the stages of these tokens that are not handed in; return how many those were.
+
+    Raises:
+        StorageError: one could not be removed.
+    """
+    count = 0
+    for directory, _ in stages.list_staged(Files(), spool):
+        if directory.rpartition(".")[2] in tokens:
+            try:
+                stages.remove_tree(Files(), directory)
+            except OSError as error:
+                raise storage_error(error, "remove what was written of a batch", directory) from error
+            count += 1
+    return count

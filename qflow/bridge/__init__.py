@@ -7,21 +7,12 @@ async with qflow.aio.open("spool") as broker:
 
 from __future__ import annotations
 
+from qflow.serving.extras import named_in
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from qflow.bridge.bridge import Bridge, join
 
 __all__ = ["Bridge", "join"]
-
-
-def __getattr__(name: str) -> object:
-    """Import the bridge when it is asked for: it needs both servers.
-
-    Raises:
-        NotFound: the package `pamqp` is not installed.
-    """
-    if name in __all__:
-        from qflow.serving.extras import load
-
-        return getattr(load("qflow.bridge.bridge", needs="pamqp", what="AMQP"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Imported when it is asked for: it needs both servers.
+__getattr__ = named_in(__name__, "qflow.bridge.bridge", __all__, needs="pamqp", what="AMQP")

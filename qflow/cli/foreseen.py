@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from qflow.cli import messages
 from qflow.cli.spool import asked_if_there, existing_queue, existing_stream
 from qflow.config import QueueSettings, StreamSettings, parse_size
 from qflow.errors import CorruptionError, InvalidArgument, NotFound
@@ -49,26 +50,20 @@ def redrive(spool: Path, name: str, to: str | None, limit: int | None) -> tuple[
     revive = reviving(name, to)
     moved: Counter[str] = Counter()
     kept: Counter[str] = Counter()
-    positions: dict[int, int] | None = None
-    while limit is None or sum(moved.values()) < limit:
-        page = inspect.read_page(spool, name, positions)
-        for message in page.messages:
-            if limit is not None and sum(moved.values()) >= limit:
-                break
-            if 0 < message.expires_ms <= now_ms:
-                continue
-            if message.due_ms > now_ms:
-                kept[NOT_DUE] += 1
-                continue
-            origin, record = revive(_record(message))
-            target = to or origin
-            reason = _obstacle(name, target, record, queues, moved)
-            if reason is None and target is not None:
-                moved[target] += 1
-            else:
-                kept[reason or ""] += 1
-        positions = page.positions
-        if not page.more:
+    for message in (message for page in messages.pages(spool, name) for message in page.messages):
+        if 0 < message.expires_ms <= now_ms:
+            continue
+        if message.due_ms > now_ms:
+            kept[NOT_DUE] += 1
+            continue
+        origin, record = revive(_record(message))
+        target = to or origin
+        reason = _obstacle(name, target, record, queues, moved)
+        if reason is None and target is not None:
+            moved[target] += 1
+        else:
+            kept[reason or ""] += 1
+        if limit is not None and sum(moved.values()) >= limit:
             break
     if limit is not None and sum(moved.values()) >= limit:
         kept.pop(NOT_DUE, None)  # nobody looks whether there are
@@ -99,20 +94,13 @@ def depth(spool: Path, name: str, kind: str = "queue") -> tuple[int, int | None]
 
 def waiting(spool: Path, name: str, sequences: Iterable[int]) -> set[int]:
     """Return which of some messages wait in a queue; from the log, those that a consumer holds are among them."""
-    from qflow import inspect
 
     wanted = set(sequences)
     with asked_if_there(spool) as owner:
         if owner is not None:
             return wanted & {entry.sequence for entry in existing_queue(owner, name).browse()}
-    there: set[int] = set()
-    positions: dict[int, int] | None = None
-    while True:
-        page = inspect.read_page(spool, name, positions, keep=lambda one: one.sequence in wanted, body_bytes=0)
-        there |= {message.sequence for message in page.messages}
-        positions = page.positions
-        if not page.more:
-            return there
+    pages = messages.pages(spool, name, keep=lambda one: one.sequence in wanted, body_bytes=0)
+    return {message.sequence for page in pages for message in page.messages}
 
 
 def altered_queue(spool: Path, name: str, changes: dict[str, Any]) -> tuple[QueueSettings, int, int]:

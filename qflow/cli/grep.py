@@ -119,21 +119,12 @@ class _Search:
     advance: Callable[[int], None] = lambda _count: None
 
     def queue(self, name: str) -> Iterator[MessageFacts]:
-        from qflow import inspect
-
-        positions: dict[int, int] | None = None
-        left = self.most
-        while left is None or left > 0:
-            page = inspect.read_page(
-                self.spool, name, positions, keep=lambda one: self.matches(one.body, one.headers), most=left
-            )
+        for page in messages.pages(
+            self.spool, name, keep=lambda one: self.matches(one.body, one.headers), most=self.most
+        ):
             yield from page.messages
             self.problems += page.problems
             self.advance(page.looked_at)
-            left = None if left is None else left - len(page.messages)
-            positions = page.positions
-            if not page.more:
-                return
 
     def stream(self, name: str) -> Iterator[StreamMessage]:
         from qflow import inspect

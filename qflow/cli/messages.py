@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from qflow.cli.tables import cut
 
 if TYPE_CHECKING:
     from qflow.inspect.facts import MessageFacts
+    from qflow.inspect.pages import Page
     from qflow.message import Headers, HeaderValue
 
 SHOWN = 60
@@ -44,6 +46,27 @@ where = click.option(
     callback=_conditions,
     help="Only those with this header; NAME alone is any value. All of several must hold.",
 )
+
+
+def pages(
+    spool: Path,
+    queue_name: str,
+    *,
+    keep: Callable[[MessageFacts], bool] | None = None,
+    most: int | None = None,
+    body_bytes: int | None = None,
+) -> Iterator[Page]:
+    """Yield what a queue holds, a page after the other, with `most` messages together at the most."""
+    from qflow import inspect
+
+    positions: dict[int, int] | None = None
+    while most is None or most > 0:
+        page = inspect.read_page(spool, queue_name, positions, keep=keep, most=most, body_bytes=body_bytes)
+        yield page
+        most = None if most is None else most - len(page.messages)
+        positions = page.positions
+        if not page.more:
+            return
 
 
 def wanted(conditions: Sequence[str]) -> Callable[[MessageFacts], bool] | None:

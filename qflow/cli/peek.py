@@ -34,25 +34,16 @@ def peek(spool: Path, queue_name: str, most: int, conditions: tuple[str, ...], a
         qflow peek SPOOL jobs -n 100 --where tenant=acme --where retried
         qflow peek SPOOL jobs --json | jq .headers
     """
-    from qflow import inspect
-
-    positions: dict[int, int] | None = None
     found: list[MessageFacts] = []
     problems: list[str] = []
     keep, body_bytes = messages.wanted(conditions), None if as_json else messages.SHOWN_BYTES
-    left = most
-    while left:
-        page = inspect.read_page(spool, queue_name, positions, keep=keep, most=left, body_bytes=body_bytes)
+    for page in messages.pages(spool, queue_name, keep=keep, most=most, body_bytes=body_bytes):
         if as_json:
             for message in page.messages:
                 facts.print_json(messages.described(message))
         else:
             found += page.messages
-        left -= len(page.messages)
         problems += page.problems
-        positions = page.positions
-        if not page.more:
-            break
     if found:
         _print(found)
     elif not as_json:

@@ -177,7 +177,7 @@ def serve(
     certificates = _certificates([one.name for one in wanted if one.kind.has_tls], cert, key, ca)
     of_flight = {"token_file": token_file, "certificates": certificates}
     by_protocol: dict[str, Mapping[str, object]] = {"mqtt": terms, "flight": of_flight}
-    doors = [one.with_terms(by_protocol.get(one.kind.protocol, {})) for one in wanted]
+    doors = [one._replace(terms=by_protocol.get(one.kind.protocol, {})) for one in wanted]
     return server.run(spool, doors, users_file, certificates, grace_s, log_format, capacity_bytes=capacity, spill=spill)
 
 

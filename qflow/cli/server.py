@@ -93,9 +93,6 @@ class Wanted(NamedTuple):
     terms: Mapping[str, object] = {}
     """More arguments of what opens it."""
 
-    def with_terms(self, terms: Mapping[str, object]) -> Wanted:
-        return self._replace(terms=terms)
-
     @property
     def kind(self) -> Kind:
         return KINDS[self.name]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+from qflow.serving.extras import named_in
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from qflow.flight.server import Server, serve
@@ -16,16 +18,4 @@ __all__ = ["Server", "serve"]
 
 # Else gRPC writes lines of its own to stderr, as for a failed handshake. It reads this at its first call.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-
-def __getattr__(name: str) -> object:
-    """Import the server when it is asked for.
-
-    Raises:
-        NotFound: the package `pyarrow` is not installed.
-    """
-    if name in __all__:
-        from qflow.serving.extras import load
-
-        return getattr(load("qflow.flight.server", needs="pyarrow", what="Arrow Flight"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = named_in(__name__, "qflow.flight.server", __all__, needs="pyarrow", what="Arrow Flight")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from qflow.arrow.handover import LONGEST_S, Handing
+from qflow.arrow.handover import LONGEST_S, Handing, discard_staged
 from qflow.errors import InvalidArgument
 from qflow.flight.owner import Owner
 from qflow.flight.words import Command
 from qflow.flight.writing import TOKEN, check_file_name
-from qflow.storage.files import Files, storage_error
-from qflow.storage.inbox import stages
 from qflow.storage.inbox.batches import Target
 from qflow.storage.inbox.stage_files import StageFile
 from qflow.storage.inbox.stages import Batch, Manifest, check_batch
@@ -82,13 +80,4 @@ def withdraw(owner: Owner, asked: Command) -> dict[str, Any]:
     Raises:
         StorageError: one could not be removed.
     """
-    tokens = frozenset(asked.texts("tokens"))
-    count = 0
-    for directory, _ in stages.list_staged(Files(), owner.path):
-        if directory.rpartition(".")[2] in tokens:
-            try:
-                stages.remove_tree(Files(), directory)
-            except OSError as error:
-                raise storage_error(error, "remove what was written of a batch", directory) from error
-            count += 1
-    return {"stages": count}
+    return {"stages": discard_staged(owner.path, frozenset(asked.texts("tokens")))}

@@ -60,7 +60,7 @@ def outlet(url: str, token: str | None, files: tuple[File, File, File] = NONE) -
         ForkedProcess: this is a child of a process that had a session open then.
     """
     check_usable(url)
-    return Outlet(client_of(url, *files), call_options(token), url, Trust.of(url, *files))
+    return Outlet(client_of(url, *files), pf.FlightCallOptions(headers=headers_of(token)), url, Trust.of(url, *files))
 
 
 def client_of(url: str, ca: File = None, cert: File = None, key: File = None) -> pf.FlightClient:
@@ -71,8 +71,3 @@ def client_of(url: str, ca: File = None, cert: File = None, key: File = None) ->
         return pf.connect(place, **certificates)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidArgument(f"{url!r} is no URL of a door: {error}") from error
-
-
-def call_options(token: str | None, timeout_s: Duration | None = None) -> pf.FlightCallOptions:
-    """Return what goes with each call. Raises InvalidArgument: the token is none."""
-    return pf.FlightCallOptions(timeout=timeout_s, headers=headers_of(token))

@@ -6,17 +6,12 @@ async with qflow.aio.open("spool") as broker, await qflow.mqtt.serve(broker) as 
 
 from __future__ import annotations
 
+from qflow.serving.extras import named_in
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from qflow.mqtt.server.server import Server, serve
 
 __all__ = ["Server", "serve"]
-
-
-def __getattr__(name: str) -> object:
-    """Import the server when it is asked for: the protocol alone needs neither asyncio nor the engine."""
-    if name in __all__:
-        from qflow.mqtt.server import server
-
-        return getattr(server, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The server is imported when it is asked for: the protocol alone needs neither asyncio nor the engine.
+__getattr__ = named_in(__name__, "qflow.mqtt.server.server", __all__)

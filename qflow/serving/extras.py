@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qflow.errors import NotFound
+
+
+def named_in(
+    package: str, module: str, names: Sequence[str], *, needs: str = "", what: str = ""
+) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package: it imports these names when one is asked for; see `load`."""
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(load(module, needs=needs, what=what), name)
+
+    return find
 
 
 def load(module: str, *, needs: str, what: str, install: str = "") -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from typing import Any
@@ -35,16 +35,40 @@ def _leave(kind: Any, error: Any, trace: Any) -> None:
             raise
 
 
-def one_of_threads(kind: Any) -> Mapping[str, Any]:
-    """Return methods of a delivery."""
+def _alone(one: Any) -> list[Any]:
+    return [one]
+
+
+def _settling_by_threads(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -> Mapping[str, Any]:
+    """Return methods that settle a delivery, or a batch."""
 
     def ack(self: Any, wait: bool = False) -> None:
-        with spans.settling("ack", [self]):
+        with spans.settling("ack", deliveries_of(self)):
             kind.ack(self, wait)
 
     def nack(self: Any, *arguments: Any, **options: Any) -> None:
-        with spans.settling("nack", [self]):
+        with spans.settling("nack", deliveries_of(self)):
             kind.nack(self, *arguments, **options)
+
+    return {"ack": ack, "nack": nack}
+
+
+def _settling_by_tasks(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -> Mapping[str, Any]:
+    """Return methods that settle a delivery to a task, or a batch for one."""
+
+    async def ack(self: Any, wait: bool = False) -> None:
+        with spans.settling("ack", deliveries_of(self)):
+            await kind.ack(self, wait)
+
+    async def nack(self: Any, *arguments: Any, **options: Any) -> None:
+        with spans.settling("nack", deliveries_of(self)):
+            await kind.nack(self, *arguments, **options)
+
+    return {"ack": ack, "nack": nack}
+
+
+def one_of_threads(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a delivery."""
 
     def enter(self: Any) -> Any:
         kind.__enter__(self)
@@ -55,19 +79,11 @@ def one_of_threads(kind: Any) -> Mapping[str, Any]:
         _leave(of, error, trace)
         return kind.__exit__(self, of, error, trace)
 
-    return {"ack": ack, "nack": nack, "__enter__": enter, "__exit__": leave}
+    return {**_settling_by_threads(kind, _alone), "__enter__": enter, "__exit__": leave}
 
 
 def one_of_tasks(kind: Any) -> Mapping[str, Any]:
     """Return methods of a delivery to a task."""
-
-    async def ack(self: Any, wait: bool = False) -> None:
-        with spans.settling("ack", [self]):
-            await kind.ack(self, wait)
-
-    async def nack(self: Any, *arguments: Any, **options: Any) -> None:
-        with spans.settling("nack", [self]):
-            await kind.nack(self, *arguments, **options)
 
     async def enter(self: Any) -> Any:
         await kind.__aenter__(self)
@@ -82,7 +98,7 @@ def one_of_tasks(kind: Any) -> Mapping[str, Any]:
             await self.ack()
         return None
 
-    return {"ack": ack, "nack": nack, "__aenter__": enter, "__aexit__": leave}
+    return {**_settling_by_tasks(kind, _alone), "__aenter__": enter, "__aexit__": leave}
 
 
 def delivery(one: Any) -> Any:
@@ -105,27 +121,9 @@ def _items(kind: Any) -> Mapping[str, Any]:
 
 def batch_of_threads(kind: Any) -> Mapping[str, Any]:
     """Return methods of a batch."""
-
-    def ack(self: Any, wait: bool = False) -> None:
-        with spans.settling("ack", list(self)):
-            kind.ack(self, wait)
-
-    def nack(self: Any, *arguments: Any, **options: Any) -> None:
-        with spans.settling("nack", list(self)):
-            kind.nack(self, *arguments, **options)
-
-    return {"ack": ack, "nack": nack, **_items(kind)}
+    return {**_settling_by_threads(kind, list), **_items(kind)}
 
 
 def batch_of_tasks(kind: Any) -> Mapping[str, Any]:
     """Return methods of a batch for a task."""
-
-    async def ack(self: Any, wait: bool = False) -> None:
-        with spans.settling("ack", list(self)):
-            await kind.ack(self, wait)
-
-    async def nack(self: Any, *arguments: Any, **options: Any) -> None:
-        with spans.settling("nack", list(self)):
-            await kind.nack(self, *arguments, **options)
-
-    return {"ack": ack, "nack": nack, **_items(kind)}
+    return {**_settling_by_tasks(kind, list), **_items(kind)}

@@ -15,7 +15,9 @@ from qflow.tracing.carriers import with_context
 from qflow.tracing.classes import become
 
 
-def _gets_of_threads(kind: Any) -> Mapping[str, Any]:
+def subscription_of_threads(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a subscription; a queue has them, too."""
+
     def get(self: Any, *arguments: Any, **options: Any) -> Any:
         began_ns = time_ns()
         found = deliveries.delivery(kind.get(self, *arguments, **options))
@@ -31,7 +33,9 @@ def _gets_of_threads(kind: Any) -> Mapping[str, Any]:
     return {"get": get, "get_many": get_many}
 
 
-def _gets_of_tasks(kind: Any) -> Mapping[str, Any]:
+def subscription_of_tasks(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a subscription of tasks; a queue has them, too."""
+
     async def get(self: Any, *arguments: Any, **options: Any) -> Any:
         began_ns = time_ns()
         found = deliveries.delivery(await kind.get(self, *arguments, **options))
@@ -78,7 +82,13 @@ def queue_of_threads(kind: Any) -> Mapping[str, Any]:
 
         return kind.consume(self, traced, **options)
 
-    return {"put": put, "put_many": put_many, "submit": _submit(kind), "consume": consume, **_gets_of_threads(kind)}
+    return {
+        "put": put,
+        "put_many": put_many,
+        "submit": _submit(kind),
+        "consume": consume,
+        **subscription_of_threads(kind),
+    }
 
 
 def queue_of_tasks(kind: Any) -> Mapping[str, Any]:
@@ -105,17 +115,13 @@ def queue_of_tasks(kind: Any) -> Mapping[str, Any]:
 
         return kind.consume(self, traced, **options)
 
-    return {"put": put, "put_many": put_many, "submit": _submit(kind), "consume": consume, **_gets_of_tasks(kind)}
-
-
-def subscription_of_threads(kind: Any) -> Mapping[str, Any]:
-    """Return methods of a subscription."""
-    return _gets_of_threads(kind)
-
-
-def subscription_of_tasks(kind: Any) -> Mapping[str, Any]:
-    """Return methods of a subscription of tasks."""
-    return _gets_of_tasks(kind)
+    return {
+        "put": put,
+        "put_many": put_many,
+        "submit": _submit(kind),
+        "consume": consume,
+        **subscription_of_tasks(kind),
+    }
 
 
 def transaction(kind: Any) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ users, only who has logged in or comes with HTTP Basic gets there. A handler fin
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,7 +52,6 @@ _STATUS: Sequence[tuple[type[QflowError], int]] = (
     (BrokerClosed, 503),
     (StorageError, 503),
 )
-_logger = logging.getLogger("qflow.web")
 
 
 class _Static(StaticFiles):

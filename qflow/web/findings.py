@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -28,10 +28,9 @@ _logger = logging.getLogger("qflow.web")
 class Findings:
     """Those of one broker; see the module."""
 
-    def __init__(self, broker: AsyncBroker, figures: Figures, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, broker: AsyncBroker, figures: Figures) -> None:
         self._broker = broker
         self._figures = figures
-        self._clock = clock
         self._found: list[Mapping[str, Any]] = []
         self._judged_s: float | None = None
         self._turn = asyncio.Lock()
@@ -47,14 +46,14 @@ class Findings:
         Cost: every few seconds, in a thread, 20 µs a queue; see also `HEALTH_S`.
         """
         async with self._turn:
-            if self._reading is None and self._clock() >= self._health_due_s:
+            if self._reading is None and time.monotonic() >= self._health_due_s:
                 self._reading = asyncio.create_task(self._read_health())
-            if self._judged_s is None or self._clock() - self._judged_s >= JUDGE_S:
+            if self._judged_s is None or time.monotonic() - self._judged_s >= JUDGE_S:
                 look = await self._figures.look()
                 totals = {name: look.totals[name] for name in ("capacity_bytes", "resident_bytes", "spilled_bytes")}
                 stats = {"queues": look.queues, "streams": look.streams, **totals}
                 self._found = await in_thread(self._broker, lambda: self._judged(stats))
-                self._judged_s = self._clock()
+                self._judged_s = time.monotonic()
         return self._found
 
     def close(self) -> None:
@@ -70,7 +69,7 @@ class Findings:
                 _logger.warning("findings are without what the log tells: %s", error)
         finally:
             self._reading, self._judged_s = None, None
-            self._health_due_s = self._clock() + HEALTH_S
+            self._health_due_s = time.monotonic() + HEALTH_S
 
     def _judged(self, stats: dict[str, Any]) -> list[Mapping[str, Any]]:
         broker = self._broker.broker

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from qflow import doctor
@@ -26,23 +25,15 @@ READING_AT_ONCE = 2
 class Site:
     """See the module. In the loop alone."""
 
-    def __init__(
-        self,
-        broker: AsyncBroker,
-        users: Users | None,
-        *,
-        name: str = "qflow",
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, broker: AsyncBroker, users: Users | None) -> None:
         self.broker = broker
         self.logins = Logins(users)
-        self.sessions = Sessions(clock)
-        self.figures = Figures(broker, clock=clock, now=now)
-        self._findings = Findings(broker, self.figures, clock=clock)
+        self.sessions = Sessions()
+        self.figures = Figures(broker)
+        self._findings = Findings(broker, self.figures)
         self.reading = asyncio.Semaphore(READING_AT_ONCE)
         """Whose turn it is to read messages of a queue, which takes a process."""
-        self.cookie = name
+        self.cookie = "qflow"
         """Of the session: cookies are shared by all ports of a host, so each door has its own."""
         self.is_secure = False
         """All come by TLS."""

@@ -20,7 +20,7 @@ from qflow.amqp.server.deaths import TOO_MANY
 from qflow.amqp.server.expiring import expiring_of
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.stores import QueueStore, StreamStore, make_store
-from qflow.amqp.server.tasks import to_its_end
+from qflow.amqp.server.tasks import ending, to_its_end
 from qflow.amqp.server.trimming import Trimming
 from qflow.broker import Broker
 from qflow.errors import (
@@ -312,32 +312,21 @@ class Host:
     async def bind_for_now(self, queue: str, exchange: str, key: str, *, bound: bool = True) -> None:
         """Have a binding, or have it no more, that the log knows nothing of."""
         async with self._hosts.changing:
-            (self._model.plan_bind_queue if bound else self._model.plan_unbind_queue)(
-                queue, exchange, key, {}, -1
-            ).apply()
+            plan = self._model.plan_bind_queue if bound else self._model.plan_unbind_queue
+            plan(queue, exchange, key, {}, -1).apply()
 
+    @ending
     async def _change(self, plan: Callable[[], Plan]) -> None:
-        async def change() -> None:
-            async with self._hosts.changing:
-                await self._hosts.commit(plan())
-
-        await to_its_end(change())
+        async with self._hosts.changing:
+            await self._hosts.commit(plan())
 
     # Queues ------------------------------------------------------------------------------------------------------
 
+    @ending
     async def declare_queue(
         self, connection: int, name: str, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Table
     ) -> HostedQueue:
         """Return a queue, making it if there is none; the server names one without a name."""
-        return await to_its_end(
-            self._declare_queue(
-                connection, name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
-            )
-        )
-
-    async def _declare_queue(
-        self, connection: int, name: str, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Table
-    ) -> HostedQueue:
         async with self._hosts.changing:
             await self._forget_if_gone(name)
             plan = self._model.plan_declare_queue(
@@ -364,11 +353,9 @@ class Host:
             hosted.used()
             return hosted
 
+    @ending
     async def delete_queue(self, name: str, connection: int, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue; return how many messages it had. One that is not there is deleted."""
-        return await to_its_end(self._delete_queue(name, connection, if_unused, if_empty))
-
-    async def _delete_queue(self, name: str, connection: int, if_unused: bool, if_empty: bool) -> int:
         async with self._hosts.changing:
             return await self._delete(name, connection, if_unused, if_empty)
 
@@ -413,7 +400,7 @@ class Host:
         """Delete what is exclusive to a connection."""
         for name in self._model.exclusive_queues(connection):
             try:
-                await to_its_end(self._delete_queue(name, connection, False, False))
+                await self.delete_queue(name, connection)
             except QflowError as error:
                 _logger.warning("%s is not deleted with its connection: %s", self._model.where("queue", name), error)
 

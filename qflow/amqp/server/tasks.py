@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from qflow.errors import QflowError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-_logger = logging.getLogger("qflow.amqp")
+
+def ending(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return a coroutine function whose calls are done to their end; see `to_its_end`."""
+
+    @wraps(work)
+    async def done(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await to_its_end(work(*args, **kwargs))
+
+    return done
 
 
 async def attempt(work: Coroutine[Any, Any, None], warn: Callable[[str, object], None]) -> None:

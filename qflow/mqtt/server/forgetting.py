@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from qflow.aio.broker import AsyncBroker, keep
+from qflow.aio.broker import AsyncBroker, in_thread, keep
 from qflow.errors import BrokerClosed, CorruptionError, NotFound
 from qflow.mqtt.errors import MqttError, ReasonCode
 from qflow.mqtt.model.wills import Will
@@ -67,7 +67,7 @@ async def _forget(hub: Hub, groups: Groups, client_id: str) -> Will | None:
     try:
         kept = await hub.records.load(client_id, hub.now_ms())
     except CorruptionError:
-        received = await hub.in_thread(partial(hub.records.received, client_id))
+        received = await in_thread(hub.broker, partial(hub.records.received, client_id))
         forgotten = {**forgetting(client_id, received), WILLS: {client_id: None}}
     else:
         if not kept.has_record:

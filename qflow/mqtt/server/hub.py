@@ -331,7 +331,3 @@ class Hub:
     async def count_retained(self) -> int:
         """Count the retained messages; some of them may have expired."""
         return await in_thread(self.broker, self.records.count_retained)
-
-    async def in_thread(self, work: Any) -> Any:
-        """Return what a function returns that reads the disk."""
-        return await in_thread(self.broker, partial(work))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 
-from qflow.aio.broker import keep
+from qflow.aio.broker import in_thread, keep
 from qflow.errors import BrokerClosed, QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.filters import Wish, wish_of
@@ -254,7 +254,7 @@ class Session:
         """Return the offset where a replay begins; None without one."""
         start = wish.start
         if isinstance(start, datetime):
-            start = await self._hub.in_thread(partial(self._offset_at, start, self._hub.next))
+            start = await in_thread(self._hub.broker, partial(self._offset_at, start, self._hub.next))
         return None if start is None else min(max(start, self._hub.floor), self._hub.next)
 
     def _offset_at(self, moment: datetime, after: int) -> int:

@@ -11,6 +11,7 @@ import attrs
 
 from qflow.arrow.bounds import Bound, Offsets, resolve
 from qflow.arrow.eras import eras_of, is_other, other_era
+from qflow.arrow.handover import discard_staged
 from qflow.arrow.losses import ByOption
 from qflow.arrow.ranges import Cutting, Span, cut, offset_after
 from qflow.arrow.states import SpoolState, StreamState
@@ -18,7 +19,7 @@ from qflow.errors import StorageError
 from qflow.message import LANE_SHIFT
 from qflow.spark.offsets import LogPosition, Progress
 from qflow.spark.places.place import OfOwners, Reading, Staging
-from qflow.spark.places.staging import LocalStage, discard_staged
+from qflow.spark.places.staging import LocalStage
 from qflow.spark.spools import look, reading
 from qflow.storage.files import Files
 from qflow.storage.inbox.stages import Batch, Manifest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -56,20 +56,6 @@ class LocalStage:
         """Remove what was written, as far as that can be done."""
         if self._writer is not None:
             self._writer.discard()
-
-
-def discard_staged(spool: str, tokens: Collection[str]) -> None:
-    """Remove the stages of these tokens that are not handed in.
-
-    Raises:
-        StorageError: one could not be removed.
-    """
-    for directory, _ in stages.list_staged(Files(), spool):
-        if directory.endswith(tuple(tokens)):
-            try:
-                stages.remove_tree(Files(), directory)
-            except OSError as error:
-                raise storage_error(error, "remove what was written of a batch", directory) from error
 
 
 @contextmanager
