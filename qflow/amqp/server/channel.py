@@ -18,7 +18,7 @@ from qflow.amqp.server.consuming import Consumer, priority_of
 from qflow.amqp.server.holding import Held, Holding, settle_all
 from qflow.amqp.server.publishing import Publishing
 from qflow.amqp.server.settling import give_back, settle
-from qflow.amqp.server.tasks import attempt, to_its_end
+from qflow.amqp.server.tasks import attempt, ending
 from qflow.amqp.server.units import Unit
 from qflow.amqp.wire.methods import unchecked
 from qflow.errors import QueueEmpty
@@ -106,6 +106,11 @@ class Channel:
     def _send(self, method: Any) -> None:
         self.machine.send(self.number, method)
 
+    def _answer(self, asked: Any, answer: Any) -> None:
+        """Send an answer, unless its client wants none."""
+        if not asked.nowait:
+            self.machine.send(self.number, answer)
+
     def _named(self, name: str) -> str:
         """Return the name of a queue; an empty one is the last that was declared."""
         found = name or self._last_queue
@@ -137,28 +142,24 @@ class Channel:
             await self.host.declare_exchange(
                 name, method.exchange_type, method.durable, method.auto_delete, method.internal, arguments
             )
-        if not method.nowait:
-            self._send(Exchange.DeclareOk())
+        self._answer(method, Exchange.DeclareOk())
 
     async def exchange_delete(self, method: Exchange.Delete) -> None:
         self.client.may("configure", method.exchange)
         await self.host.delete_exchange(method.exchange, method.if_unused)
-        if not method.nowait:
-            self._send(Exchange.DeleteOk())
+        self._answer(method, Exchange.DeleteOk())
 
     async def exchange_bind(self, method: Exchange.Bind) -> None:
         self.client.may("write", method.destination)
         self.client.may("read", method.source)
         await self.host.bind_exchange(method.source, method.destination, method.routing_key, method.arguments or {})
-        if not method.nowait:
-            self._send(Exchange.BindOk())
+        self._answer(method, Exchange.BindOk())
 
     async def exchange_unbind(self, method: Exchange.Unbind) -> None:
         self.client.may("write", method.destination)
         self.client.may("read", method.source)
         await self.host.unbind_exchange(method.source, method.destination, method.routing_key, method.arguments or {})
-        if not method.nowait:
-            self._send(Exchange.UnbindOk())
+        self._answer(method, Exchange.UnbindOk())
 
     async def queue_declare(self, method: Queue.Declare) -> None:
         await self.publishing.done()
@@ -191,8 +192,7 @@ class Channel:
         self.client.may("read", method.exchange)
         key = method.routing_key or ("" if method.queue else name)
         await self.host.bind_queue(name, method.exchange, key, method.arguments or {}, self.client.number)
-        if not method.nowait:
-            self._send(Queue.BindOk())
+        self._answer(method, Queue.BindOk())
 
     async def queue_unbind(self, method: Queue.Unbind) -> None:
         name = self._named(method.queue)
@@ -207,16 +207,14 @@ class Channel:
         hosted = self._queue(method.queue)
         self.client.may("read", hosted.name)
         count = await hosted.store.purge()
-        if not method.nowait:
-            self._send(Queue.PurgeOk(count))
+        self._answer(method, Queue.PurgeOk(count))
 
     async def queue_delete(self, method: Queue.Delete) -> None:
         await self.publishing.done()
         name = self._named(method.queue)
         self.client.may("configure", name)
         count = await self.host.delete_queue(name, self.client.number, method.if_unused, method.if_empty)
-        if not method.nowait:
-            self._send(Queue.DeleteOk(count))
+        self._answer(method, Queue.DeleteOk(count))
 
     def qos(self, method: Basic.Qos) -> Handled:
         if method.prefetch_size:
@@ -256,8 +254,7 @@ class Channel:
             await self.host.consumer_left(consumer)
             return
         self.consumers[tag] = consumer
-        if not method.nowait:
-            self._send(Basic.ConsumeOk(tag))
+        self._answer(method, Basic.ConsumeOk(tag))
         consumer.start()
 
     async def cancel(self, method: Basic.Cancel) -> None:
@@ -265,8 +262,7 @@ class Channel:
         if consumer is not None:
             await consumer.stop()
             await self.host.consumer_left(consumer)
-        if not method.nowait:
-            self._send(Basic.CancelOk(method.consumer_tag))
+        self._answer(method, Basic.CancelOk(method.consumer_tag))
 
     def publish(self, exchange: str, routing_key: str, mandatory: bool, properties: bytes, body: bytes) -> Handled:
         """Take a message that the client published."""
@@ -344,8 +340,7 @@ class Channel:
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, "cannot switch from tx to confirm mode")
         if self.confirms is None:
             self.confirms = Confirms(partial(self.machine.confirm, self.number), self.client.flush)
-        if not method.nowait:
-            self._send(Confirm.SelectOk())
+        self._answer(method, Confirm.SelectOk())
         return None
 
     def tx_select(self, _: Tx.Select) -> Handled:
@@ -404,11 +399,9 @@ class Channel:
             text += f". Timeout value used: {timeout_s * 1000:.0f} ms"
             self.fail_channel(AmqpError(ReplyCode.PRECONDITION_FAILED, text))
 
+    @ending
     async def end(self) -> None:
         """Stop consumers, and have what the client holds go back; also if this task is cancelled meanwhile."""
-        await to_its_end(self._end())
-
-    async def _end(self) -> None:
         self._is_over = True
         consumers, self.consumers = list(self.consumers.values()), {}
         for consumer in consumers:

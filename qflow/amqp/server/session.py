@@ -18,7 +18,7 @@ from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.permissions import Permissions
 from qflow.amqp.server.publishing import PUBLISH
 from qflow.amqp.server.revoking import end_forbidden
-from qflow.amqp.server.tasks import to_its_end
+from qflow.amqp.server.tasks import ending
 from qflow.amqp.wire import events
 from qflow.amqp.wire.connection import Connection
 from qflow.amqp.wire.states import State
@@ -226,7 +226,7 @@ class Session:
 
     async def _channel_closed(self, event: events.ChannelClosed | events.ChannelFailed) -> None:
         if (channel := self.channels.pop(event.channel, None)) is not None:
-            await to_its_end(channel.end())
+            await channel.end()
 
     def _connection_method(self, event: events.Method) -> None:
         if isinstance(event.method, commands.Connection.UpdateSecret):  # users have passwords, which do not run out
@@ -254,7 +254,7 @@ class Session:
         _logger.info("%s, channel %d: %s", self.peer, channel.number, error)
         self.machine.fail_channel(channel.number, error)
         self.flush()
-        await to_its_end(channel.end())
+        await channel.end()
 
     # What channels ask -------------------------------------------------------------------------------------------
 
@@ -414,11 +414,9 @@ class Session:
         if self._task is not None and not self._ending:
             self._task.cancel()
 
+    @ending
     async def _leave(self, _: object = None) -> None:
         """Give back what the client holds, and delete what was its alone, before it is told that it is closed."""
-        await to_its_end(self._give_back())
-
-    async def _give_back(self) -> None:
         channels, self.channels = list(self.channels.values()), {}
         for channel in channels:
             await channel.end()

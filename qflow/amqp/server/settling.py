@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,8 @@ if TYPE_CHECKING:
 
 async def give_back(delivery: AsyncDelivery) -> None:
     """Have a message go back to its queue."""
-    try:
+    with suppress(AlreadySettled, QueueDeleted, StreamDeleted, BrokerClosed):  # it is there, or has nowhere to go
         await delivery.nack()
-    except (AlreadySettled, QueueDeleted, StreamDeleted, BrokerClosed):
-        return  # there is nothing to go back to, or it is there
 
 
 def settle(delivery: AsyncDelivery) -> None:
@@ -26,7 +25,5 @@ def settle(delivery: AsyncDelivery) -> None:
 
 
 def _ack(delivery: AsyncDelivery) -> None:
-    try:
+    with suppress(AlreadySettled, QueueDeleted, StreamDeleted):
         delivery.delivery.ack()
-    except (AlreadySettled, QueueDeleted, StreamDeleted):
-        return
