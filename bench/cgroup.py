@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -66,6 +66,14 @@ def limited(size: int, root: Path = ROOT) -> Iterator[Group]:
     finally:
         with suppress(OSError):
             group.path.rmdir()
+
+
+def limited_if_can(stack: ExitStack, size: int) -> tuple[Group | None, str]:
+    """Return a cgroup with this limit, as long as the stack lasts, and a note; None where none can be made."""
+    try:
+        return stack.enter_context(limited(size)), f"in a cgroup of {size // 2**20} MiB, and it survived"
+    except CannotRun as error:
+        return None, f"{error}; RSS only"
 
 
 def _make(root: Path) -> Group:

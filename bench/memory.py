@@ -16,7 +16,6 @@ import attrs
 import qflow
 from bench import cgroup, children, sampler
 from bench.engines.qflow_queues import PATIENCE_S, open_broker
-from bench.errors import CannotRun
 from bench.measure import Curve, Row, Series, Setup, Workload, at_most
 
 ALLOWED = 48 * 2**20
@@ -49,16 +48,9 @@ class Backlog:
         """Run it in a child; give its peak, and in a cgroup whether memory was flat."""
         self.need_disk(setup)
         bare = children.bare_interpreter_bytes()
-        notes = []
         with ExitStack() as stack:
             path = stack.enter_context(setup.scratch())
-            group = None
-            if self.limit:
-                try:
-                    group = stack.enter_context(cgroup.limited(self.limit))
-                    notes.append(f"in a cgroup of {self.limit // MIB} MiB, and it survived")
-                except CannotRun as error:
-                    notes.append(f"{error}; RSS only")
+            group, note = cgroup.limited_if_can(stack, self.limit) if self.limit else (None, "")
             how = "batches" if self.batches else "one by one"
             arguments = (path, self.spill, how, self.count, self.size, self.capacity)
             found = children.run("backlog", *arguments, group=group)
@@ -93,7 +85,7 @@ class Backlog:
             notes=[
                 f"{label}: {self.count * self.size / MIB:,.0f} MiB of bodies through {self.capacity / MIB:.0f} MiB, "
                 "filled, then drained",
-                *notes,
+                *filter(None, [note]),
             ],
         )
         if self.limit:
@@ -121,21 +113,18 @@ def singles(setup: Setup) -> Iterator[Row]:
 
 
 def ten_gib(setup: Setup) -> Iterator[Row]:
-    yield from Backlog(
-        what="10 GiB backlog of 1 KiB messages through segments, 192 MiB cgroup",
-        count=setup.size(10 * 2**20, 10_000),
-        size=1024,
-        capacity=setup.size(64, 1) * MIB,
-        spill="segments",
-        limit=192 * MIB,
-    ).rows(setup)
+    return _in_a_cgroup(setup, "10 GiB backlog of 1 KiB messages", setup.size(10 * 2**20, 10_000), 1024)
 
 
 def ten_million(setup: Setup) -> Iterator[Row]:
-    yield from Backlog(
-        what="10,000,000 x 100 B through segments, 192 MiB cgroup",
-        count=setup.size(10_000_000, 50_000),
-        size=100,
+    return _in_a_cgroup(setup, "10,000,000 x 100 B", setup.size(10_000_000, 50_000), 100)
+
+
+def _in_a_cgroup(setup: Setup, what: str, count: int, size: int) -> Iterator[Row]:
+    return Backlog(
+        what=f"{what} through segments, 192 MiB cgroup",
+        count=count,
+        size=size,
         capacity=setup.size(64, 1) * MIB,
         spill="segments",
         limit=192 * MIB,

@@ -20,6 +20,7 @@ from bench import children, scale_waiters
 from bench.growth import grown, scaled
 from bench.measure import Row, Setup, Workload
 from bench.sampler import Sampler
+from bench.timing import timed
 
 BODY = bytes(16)
 BATCH = 1000
@@ -106,11 +107,7 @@ def _stats(setup: Setup, path: Path, size: int) -> list[float]:
         queue = broker.declare_queue("q", durable=False)
         queue.put_many([BODY] * size)
         held = [queue.get_many(10) for _ in range(size // 10)]
-        costs = []
-        for _ in range(setup.few_rounds):
-            start = perf_counter()
-            queue.stats()
-            costs.append(perf_counter() - start)
+        costs = [timed(queue.stats)() for _ in range(setup.few_rounds)]
         assert held
         return costs
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import qflow
 from bench import cgroup, children, sampler
-from bench.errors import CannotRun
 from bench.measure import Row, Series, Setup, Workload, at_most
 from bench.streams import BATCH, batch_of, opened, topic_of
 
@@ -32,16 +31,9 @@ def lagging(setup: Setup) -> Iterator[Row]:
     capacity, subscribers = setup.size(64, 4) * MIB, setup.size(100, 10)
     setup.need_disk(count * size * 14 // 10)
     bare = children.bare_interpreter_bytes()
-    notes = []
     with ExitStack() as stack:
         path = stack.enter_context(setup.scratch())
-        group = None
-        if not setup.quick:
-            try:
-                group = stack.enter_context(cgroup.limited(LIMIT))
-                notes.append(f"in a cgroup of {LIMIT // MIB} MiB, and it survived")
-            except CannotRun as error:
-                notes.append(f"{error}; RSS only")
+        group, note = (None, "") if setup.quick else cgroup.limited_if_can(stack, LIMIT)
         found = children.run("lagging", path, count, size, capacity, subscribers, group=group)
     retained = f"{count * size / MIB:,.0f} MiB retained"
     yield Row(
@@ -62,7 +54,7 @@ def lagging(setup: Setup) -> Iterator[Row]:
         notes=[
             f"{count:,} x {size:,} B of {TOPICS} topics through {capacity / MIB:.0f} MiB; each third subscriber is",
             "durable, each second one wants one topic; each holds the batch it got last, up to 1,000 messages",
-            *notes,
+            *filter(None, [note]),
         ],
     )
 

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
@@ -225,13 +225,8 @@ def _scrape(port: int, times: int) -> list[float]:
     return taken
 
 
-@contextmanager
-def _connection(port: int) -> Iterator[HTTPConnection]:
-    connection = HTTPConnection(HOST, port, timeout=60)
-    try:
-        yield connection
-    finally:
-        connection.close()
+def _connection(port: int) -> closing[HTTPConnection]:
+    return closing(HTTPConnection(HOST, port, timeout=60))
 
 
 def _get(connection: HTTPConnection, path: str, headers: dict[str, str]) -> bytes:
