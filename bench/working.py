@@ -15,6 +15,7 @@ import qflow
 from bench.measure import Row, Setup, Workload, at_least, interleave, rates, ratio
 from bench.timing import timed
 from qflow.workers import supervisor
+from qflow.workers.job import Reach
 
 WORK_S = 0.005
 PROCESSES = 8
@@ -68,7 +69,9 @@ def _crew(spool: Path, function: str, processes: int, number: int) -> Iterator[C
     stop, ready = threading.Event(), threading.Event()
     with qflow.open(spool) as broker:
         queue = broker.declare_queue("jobs")
-        job = supervisor.make_job(spool, "jobs", f"{__name__}:{function}", processes, None, 1.0, sys_path=sys.path)
+        job = supervisor.make_job(
+            spool, "jobs", f"{__name__}:{function}", processes, None, 1.0, reach=Reach(), sys_path=sys.path
+        )
         run = partial(supervisor.supervise, job, {}, tell=_say, ready=lambda _: ready.set(), stop=stop)
         thread = threading.Thread(target=run)
         thread.start()
