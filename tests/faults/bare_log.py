@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from faults.seams import Faults, FaultyEnvironment
+from qflow.identity import new_uuid
 from qflow.message import OVERHEAD_BYTES, Record, is_plain, lane_of
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
@@ -87,7 +87,7 @@ class Told:
 def create_log(spool: Path) -> Path:
     """Make an empty log in a new spool directory."""
     os.makedirs(spool, exist_ok=True)
-    Environment.create(str(spool), Files(), recovery.first_records(uuid4()))
+    Environment.create(str(spool), Files(), recovery.first_records(new_uuid()))
     return spool / "log"
 
 

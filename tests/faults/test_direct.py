@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import lmdb
 import pytest
@@ -21,6 +20,7 @@ from faults.seams import Faults, faulty_broker, in_thread
 from faults.strikes import Strike, Struck
 from qflow import inspect
 from qflow.aio.broker import AsyncBroker
+from qflow.identity import new_uuid
 from qflow.queues.queue import parts_of
 from qflow.storage.files import Files
 from qflow.storage.log import confirming, direct, journal, recovery, writer
@@ -597,7 +597,7 @@ def test_a_note_that_does_not_fit_its_lane_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_record_is_written_twice_as_once(tmp_path: Path) -> None:
-    one = Journal.create(str(tmp_path / JOURNAL), 8192, UUID(int=7), FILES, 1)
+    one = Journal.create(str(tmp_path / JOURNAL), 8192, new_uuid(), FILES, 1)
     record = one.record(b"changes")
     one.write_record(record)
     one.write_record(record)

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
 
 import lmdb
 import pytest
@@ -24,6 +23,7 @@ from faults.seams import Faults, faulty_broker, in_thread
 from qflow.broker import Broker, make_broker
 from qflow.cli.main import app
 from qflow.config import MIN_JOURNAL_BYTES, BrokerSettings
+from qflow.identity import new_uuid, uuid_of
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import confirming, direct, journal, journal_reading, recovery, writer
@@ -35,7 +35,7 @@ from unit.clocks import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 SECTOR = 512
-OWNER = UUID(int=7)
+OWNER = uuid_of(bytes(range(16)))
 FILES = Files()
 
 
@@ -176,7 +176,7 @@ def test_a_flipped_bit_ends_what_is_carried_over_and_is_reported(bit: int, made:
                 assert found.problems == []  # as one that was not written as a whole
 
 
-def header(owner: UUID, data: bytes, size: int = MIN_JOURNAL_BYTES) -> bytes:
+def header(owner: str, data: bytes, size: int = MIN_JOURNAL_BYTES) -> bytes:
     return journal._header(owner, Head(size, bytes(range(8)))) + data[HEADER_BYTES:]
 
 
@@ -188,7 +188,7 @@ def header(owner: UUID, data: bytes, size: int = MIN_JOURNAL_BYTES) -> bytes:
         (lambda data: bytes(len(data)), "damaged"),
         (lambda data: header(OWNER, data).replace(b"qflowjnl", b"another."), "damaged"),
         (lambda data: header(OWNER, data, size=2**40), "not a journal"),
-        (lambda data: header(uuid4(), data), "belongs to the log .* put the right file back"),
+        (lambda data: header(new_uuid(), data), "belongs to the log .* put the right file back"),
     ],
 )
 def test_what_is_no_journal_of_this_log_is_refused_and_left(
@@ -627,7 +627,7 @@ def test_what_is_no_file_in_place_of_a_journal_is_refused_and_left(
 def test_a_journal_of_a_newer_format_is_refused_and_left(tmp_path: Path) -> None:
     killed(tmp_path, put_some)
     before = (tmp_path / JOURNAL).read_bytes()
-    newer = journal._header(UUID(bytes=before[12:28]), Head(MIN_JOURNAL_BYTES, bytes(range(8)), journal.FORMAT + 1))
+    newer = journal._header(uuid_of(before[12:28]), Head(MIN_JOURNAL_BYTES, bytes(range(8)), journal.FORMAT + 1))
     (tmp_path / JOURNAL).write_bytes(newer + before[HEADER_BYTES:])
     for look in (open_small, qflow.inspect.read_spool, qflow.inspect.check_spool):
         with pytest.raises(qflow.FormatTooNew, match="reads up to .* with a newer qflow"):
@@ -1017,7 +1017,7 @@ def test_a_journal_that_was_made_as_its_owner_was_killed_is_known(tmp_path: Path
     """Before the log said that there is one: the next owner uses it once the log does, and others see what is in it."""
     with open_small(tmp_path, journal="off") as broker:
         put_some(broker)
-        uuid = UUID(str(broker.uuid))
+        uuid = str(broker.uuid)
     Journal.create(str(tmp_path / JOURNAL), MIN_JOURNAL_BYTES, uuid, FILES, 1).close()
     killed(tmp_path, lambda broker: put_some(broker, range(20, 22)))
     found = qflow.inspect.read_spool(tmp_path)

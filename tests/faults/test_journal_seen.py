@@ -169,14 +169,14 @@ def test_a_record_that_is_written_while_the_journal_is_read_is_not_lost(
     problems: Callable[[Path], list[str]], missed: list[int], spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its page is read before, and that of a later one after that is written, too."""
-    real, moments = journal_reading.read_whole, itertools.cycle([*missed, None])
+    real, moments = journal_reading.read_from, itertools.cycle([*missed, None])
 
     def read(*arguments: Any) -> bytes:
         data, number = real(*arguments), next(moments)
         at = len(data) if number is None else start_of(data, number)
         return data[:at] + b"\1" * len(data[at : at + 8]) + data[at + 8 :]
 
-    monkeypatch.setattr(journal_reading, "read_whole", read)
+    monkeypatch.setattr(journal_reading, "read_from", read)
     assert problems(spool) == []
     assert qflow.inspect.read_spool(spool).queues[0].messages == 28
 
@@ -189,7 +189,7 @@ def test_a_record_that_is_damaged_is_told_though_the_owner_goes_on(
     at = start_of(data, 5) + 30
     (spool / JOURNAL).write_bytes(data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :])
     ends = itertools.count(12)
-    monkeypatch.setattr(journal_reading, "read_whole", lambda *_: _grown((spool / JOURNAL).read_bytes(), next(ends)))
+    monkeypatch.setattr(journal_reading, "read_from", lambda *_: _grown((spool / JOURNAL).read_bytes(), next(ends)))
     (problem,) = qflow.inspect.read_spool(spool).problems
     assert "of the journal is damaged: 8 commits from there on are lost" in problem
 

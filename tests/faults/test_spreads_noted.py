@@ -6,7 +6,6 @@ import random
 import shutil
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import lmdb
 import pytest
@@ -17,6 +16,7 @@ import qflow.inspect
 from faults.seams import Faults, drained, faulty_broker
 from faults.test_spreads import bound
 from qflow.errors import CorruptionError
+from qflow.identity import uuid_of
 from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages, encode
 from qflow.storage.environment import CannotGrow, Environment
@@ -251,7 +251,7 @@ def test_a_spool_whose_journal_is_of_before_goes_on(tmp_path: Path) -> None:
         copy = crashed(broker, tmp_path / "copy")
     data = (copy / JOURNAL).read_bytes()
     before = Head(int.from_bytes(data[28:36], "little"), data[36:44], journal.FORMAT - 1)
-    (copy / JOURNAL).write_bytes(journal._header(UUID(bytes=data[12:28]), before) + data[HEADER_BYTES:])
+    (copy / JOURNAL).write_bytes(journal._header(uuid_of(data[12:28]), before) + data[HEADER_BYTES:])
     with opened(copy) as after:
         assert drained(after.queue("q")) == [b"1", b"2"]
         after.queue("q").put(b"3")
