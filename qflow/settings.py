@@ -39,8 +39,9 @@ class Settings:
     fields: ClassVar[dict[str, Setting]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.fields = {name: one for name, one in vars(cls).items() if isinstance(one, Setting)}
-        for name in cls.fields:
+        own = {name: one for name, one in vars(cls).items() if isinstance(one, Setting)}
+        cls.fields = cls.fields | own
+        for name in own:
             delattr(cls, name)
 
     def __init__(self, **given: Any) -> None:
@@ -109,7 +110,9 @@ class Settings:
         self.__setattr__(name, None)
 
     def __eq__(self, other: object) -> bool:
-        return self.values() == other.values() if isinstance(other, type(self)) else NotImplemented
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.fields)
 
     def __hash__(self) -> int:
         return hash((type(self), *self.values().values()))

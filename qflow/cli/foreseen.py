@@ -94,7 +94,6 @@ def depth(spool: Path, name: str, kind: str = "queue") -> tuple[int, int | None]
 
 def waiting(spool: Path, name: str, sequences: Iterable[int]) -> set[int]:
     """Return which of some messages wait in a queue; from the log, those that a consumer holds are among them."""
-
     wanted = set(sequences)
     with asked_if_there(spool) as owner:
         if owner is not None:
