@@ -10,7 +10,7 @@ from qflow.errors import again
 from qflow.memory.waiting import sheltered
 from qflow.message import LANE_SHIFT
 from qflow.storage.log.rows import Settled, read_row
-from qflow.storage.log.transaction_log import Lane, Unit
+from qflow.storage.log.transaction_log import Unit
 from qflow.storage.streams import retention
 from qflow.streams.history import History
 from qflow.streams.partition import Partition
@@ -50,25 +50,36 @@ class Retention:
 
     def _retain(self) -> bool:
         self._count_dropped()  # of a call that was interrupted: its unit may not be done yet
-        more = False
-        settles: list[tuple[Lane, list[Settled]]] = []
-        messages = 0
-        held = self._held(self._owner) if self._held is not None else {}
-        for partition in self._partitions:
-            found = self._surplus(partition, held.get(partition.number))
-            if found is not None and found.floor > partition.floor:
-                part = Settled(partition.floor, found.floor, found.messages, found.bytes)
-                settles.append((partition.lane, [part]))
-                messages += found.messages
-                more |= found.more
-        if settles:
+        found = self._surpluses(by_age=True) if self._shares_what_age_leaves else []
+        more = bool(found)
+        found = found or self._surpluses(by_age=False)
+        if found:
+            settles = [
+                (partition.lane, [Settled(partition.floor, one.floor, one.messages, one.bytes)])
+                for partition, one in found
+            ]
             unit = Unit(settles=settles)  # a failed unit is not tried again: the next call looks anew
-            self._dropping = unit, messages
+            self._dropping = unit, sum(one.messages for _, one in found)
             self._log.wait(self._log.join(unit))
             self._count_dropped()
             if unit.error is not None:
                 raise again(unit.error)
-        return more
+        return more or any(one.more for _, one in found)
+
+    @property
+    def _shares_what_age_leaves(self) -> bool:
+        """Another limit is for all partitions together: what is too old goes first, and takes no share of it."""
+        settings = self._home.settings
+        is_limited = settings.retention_messages is not None or settings.retention_bytes is not None
+        return len(self._partitions) > 1 and settings.retention_s is not None and is_limited
+
+    def _surpluses(self, *, by_age: bool) -> list[tuple[Partition, retention.Retained]]:
+        """Return what is to be dropped, and of which partitions; with `by_age`, what is too old and nothing else."""
+        held = self._held(self._owner) if self._held is not None else {}
+        found = [
+            (partition, self._surplus(partition, held.get(partition.number), by_age)) for partition in self._partitions
+        ]
+        return [(partition, one) for partition, one in found if one is not None and one.floor > partition.floor]
 
     def _count_dropped(self) -> None:
         """Count the messages of the last unit, if it is committed."""
@@ -81,7 +92,7 @@ class Retention:
         if unit.done and unit.error is None:
             self.dropped += messages
 
-    def _surplus(self, partition: Partition, held: int | None) -> retention.Retained | None:
+    def _surplus(self, partition: Partition, held: int | None, by_age: bool) -> retention.Retained | None:
         """Return what is to be dropped of a partition, None if nothing; never from offset `held` on, if given."""
         settings = self._home.settings
         ceiling = partition.next
@@ -93,7 +104,9 @@ class Retention:
                 return None  # not known; or there is no durable cursor yet, and no other limit
             ceiling = min([ceiling, *consumed])
         messages, size = settings.retention_messages, settings.retention_bytes
-        if len(self._partitions) > 1:
+        if by_age:
+            messages = size = None
+        elif len(self._partitions) > 1:
             messages = None if messages is None else self._share(partition, messages, "messages")
             size = None if size is None else self._share(partition, size, "bytes")
         before_ms = None

@@ -558,6 +558,8 @@ class StreamMachine(SpoolMachine):
                 if one is held or (whole and one.batch is held.batch):
                     del other.held[offset]
                     other.acked.add(offset)
+                elif one.batch is held.batch and reader.lease is not None:  # no lease ran during the commit
+                    one.until = self.clock.monotonic_s + reader.lease
         self.all_logged()
 
     @precondition(lambda self: any(reader.members for reader in self.readers))

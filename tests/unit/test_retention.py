@@ -99,6 +99,21 @@ def test_all_partitions_share_a_limit(open_at: Open) -> None:
     assert all(first < following for first, following in zip(stats.first_offsets, stats.next_offsets, strict=True))
 
 
+def test_a_limit_is_shared_by_what_age_has_left(open_at: Open, clock: Clock) -> None:
+    """What is too old takes no share of the number that may stay: the young ones of another partition do."""
+    broker = open_at()
+    stream = declare(broker, retention_messages=10, retention_s=60.0, partitions=2)
+    a, b = (
+        next(str(n) for n in range(99) if broker.publish("t", b"", key=str(n)).partitions["s"] == p) for p in (0, 1)
+    )
+    broker.publish_many([("t", b"old", a)] * 50)
+    clock.advance(50)
+    broker.publish_many([("t", b"young", b)] * 8)
+    clock.advance(20)
+    maintain(broker)
+    assert [message.body for message in stream.query()] == [b"young"] * 8
+
+
 def test_a_lot_goes_in_parts(open_at: Open) -> None:
     """No step is long: blocks are removed a bounded number at a time, and all of them in the end."""
     broker = open_at()
