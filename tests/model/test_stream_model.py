@@ -222,7 +222,7 @@ class StreamMachine(SpoolMachine):
         left = set(self.wanted(reader, number, line.next, end))
         gone = {offset for offset in left if offset < self.floors[number]} if reader.skips else set()
         assert left <= line.maybe | gone, f"{left} were passed over"
-        line.acked |= line.maybe & left
+        line.acked |= left  # what was skipped is, too, for whoever opens it next and does not skip
         line.maybe -= left
         line.next = max(line.next, end)
 
