@@ -482,6 +482,9 @@ class StreamMachine(SpoolMachine):
         assert line.base <= gap.first < gap.end <= self.floors[gap.partition]
         assert gap.first >= line.next or line.next == line.base
         self.pass_over(reader, gap.partition, gap.first)
+        line.acked |= set(
+            self.wanted(reader, gap.partition, gap.first, gap.end)
+        )  # told once; perhaps again, if reopened
         line.next = gap.end
 
     @precondition(lambda self: any(reader.all_held() for reader in self.readers))
