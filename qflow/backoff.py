@@ -34,7 +34,7 @@ class Backoff(Settings):
     Args:
         first_s: how long a message waits after its first failure.
         factor: how many times longer after each that follows.
-        most_s: but not longer.
+        most_s: the longest wait, before `jitter`.
         jitter: how much a wait differs by chance, as a share of it, 0 to 1, so that what failed together does not come
             back together.
         max_attempts: after so many it is a dead letter, or dropped where the queue has no `dead_letter`; None = the

@@ -56,7 +56,7 @@ class Broker(Unpicklable, Scheduling):
 
     @property
     def uuid(self) -> UUID:
-        """Of the spool, made with it and kept; a snapshot has one of its own."""
+        """The uuid of the spool, which it keeps as long as it exists; a snapshot has one of its own."""
         from uuid import UUID  # a dear import, for few
 
         return UUID(self.engine.spool.uuid)
@@ -68,7 +68,7 @@ class Broker(Unpicklable, Scheduling):
 
     @property
     def closed(self) -> bool:
-        """It was closed, by anybody."""
+        """Whether it was closed, by any thread."""
         return self.engine.spool.closed
 
     @property
@@ -145,16 +145,14 @@ class Broker(Unpicklable, Scheduling):
     def delete_queue(self, name: str) -> None:
         """Delete a queue, damaged or not, with all its messages; waiters get `QueueDeleted`, late acks do nothing.
 
-        Raises:
-            NotFound: there is none of this name.
-        Cost: one commit; disk is given back in the background.
+        Raises: NotFound: there is none of this name. Cost: one commit; disk is given back in the background.
         """
         self.engine.queues.delete(name)
 
     def redrive(self, name: str, *, to: str | None = None, limit: int | None = None) -> RedriveReport:
         """Move dead letters of a queue, at most `limit`, back to where they came from, or all of them `to` one queue.
 
-        Raises: NotFound: there is no such queue. InvalidArgument: it is `to`. Cost: a commit for each hundred.
+        Raises: NotFound: one does not exist. InvalidArgument: `name` and `to` are the same. Cost: a commit per hundred.
         """
         return redrive(self, name, to, limit)
 
@@ -304,8 +302,8 @@ class Broker(Unpicklable, Scheduling):
         """Return messages of a stream that a filter matches, each once and in order: replayed, then as they come.
 
         With a name it is *durable*: its position, and what it has settled, is in the log, and it goes on there when it
-        is opened again, whatever `start` says. Without a name there is nothing to ack: asking for more settles what
-        the same thread got before. Members of a *group* share one position: each message goes to one of them.
+        is opened again, whatever `start` says. Without a name there is nothing to ack: the next get of a thread acks
+        what its previous one returned. Members of a *group* share one position: each message goes to one of them.
 
         Args:
             filter: as in MQTT: `flights/+/UA`, `plant/#`; `#` is all but topics that begin with `$`.
@@ -351,7 +349,8 @@ class Broker(Unpicklable, Scheduling):
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have `callback(event)` called for each event from now on, one after the other, by the maintenance thread.
 
-        It may use the broker; no other event comes meanwhile, and no maintenance. Logger `qflow` has what it raises.
+        It may use the broker; no event and no maintenance comes meanwhile. Logger `qflow` has what it raises.
+        Raises: InvalidArgument: it is not callable. BrokerClosed.
         """
         self.engine.listen(callback)
 
@@ -398,14 +397,13 @@ class Broker(Unpicklable, Scheduling):
     def compact(self) -> CompactionReport:
         """Shrink the log: replace it by a copy without free pages; and unlink spill files of an earlier owner.
 
-        Otherwise the file keeps its largest size, and its free pages are written again. So this pays after a backlog
-        that will not come again. If the call is interrupted, it is completed in the background, or nothing is changed.
+        Without it the file keeps its largest size, and its free pages are used again: it pays after a backlog that will
+        not come again. If the call is interrupted, it is completed in the background, or nothing is changed.
 
         Raises:
             DiskFull, StorageError: the copy could not be written beside the log; nothing has changed.
             InDoubt: the directory could not be synced; nothing is lost, but the spool must be opened again.
-        Cost: reads and writes as many bytes as the log holds, and 10 µs for each of those files. Commits wait until it
-            is done, none fails; gets go on.
+        Cost: reads and writes as many bytes as the log holds, 10 µs a spill file; commits wait for that, gets do not.
         """
         self.engine.upkeep.finish_wiping()  # first: what it frees may be the room for the copy
         self.engine.upkeep.finish_removing()
@@ -414,7 +412,9 @@ class Broker(Unpicklable, Scheduling):
     # Closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the spool: commit what was handed over, put unacked messages back, mark it clean. Twice is fine.
+        """Close the spool: commit what was handed over, put unacked messages back, mark it clean.
+
+        Calling it again does nothing.
 
         Raises:
             StorageError: the log failed; the spool is released all the same, and is recovered at the next open.

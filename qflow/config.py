@@ -44,7 +44,7 @@ MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * 1024, 256 * 1024**2
 
 
 class Overflow(enum.Enum):
-    """What happens to a put at a queue's limit. Not an alternative to spilling: they combine."""
+    """What happens to a put at a queue's limit. Independent of spilling: a queue may do both."""
 
     BLOCK = "block"
     """Wait for room, as long as `timeout_s` allows, then `QueueFull`."""

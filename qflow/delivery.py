@@ -88,11 +88,9 @@ class BatchSettler(Protocol):
 
 
 class Delivery(Unpicklable):
-    """One message, acquired. As a context manager it acks on success and goes back on an exception.
+    """One message, acquired. As a context manager it acks on success and goes back on an exception."""
 
-    Made by its queue, which sets the slots itself: that takes half the time of a call of `__init__`.
-    """
-
+    # Its queue sets the slots itself: that takes half the time of a call of `__init__`.
     __slots__ = ("marks", "record", "sequence", "settler", "taker")
 
     record: Record
@@ -174,7 +172,7 @@ class Delivery(Unpicklable):
         """Hold the message for so many seconds from now, if its queue's `ack_timeout_s` would take it back earlier.
 
         Raises:
-            AlreadySettled: it was settled, or went back, before.
+            InvalidArgument: it is no time span, or below 0. AlreadySettled, BrokerClosed: as `ack`, or it went back.
         """
         self.settler.extend_one(self, parse_span(seconds, "seconds"))
 

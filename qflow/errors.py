@@ -32,7 +32,7 @@ class NotFound(QflowError):
 
 
 class SettingsConflict(QflowError):
-    """A queue was declared again with a different behaviour."""
+    """A queue, stream or subscription of this name is open already, or has other settings; give those, or alter it."""
 
 
 class MessageTooLarge(QflowError):
@@ -56,7 +56,7 @@ class QueueEmpty(QflowError, queue.Empty):
 
 
 class ProducerBusy(QflowError, TimeoutError):
-    """The same number of a producer is on its way, and what became of it was not known in time; nothing was done."""
+    """Another call has the same producer's number or `dedupe_key`, and did not end in time; nothing was done."""
 
 
 class BrokerClosed(QflowError):
@@ -84,7 +84,7 @@ class ForkedProcess(QflowError):
 
 
 class SpoolInUse(QflowError):
-    """Another process, or this one, owns the spool."""
+    """Another process owns the spool, or this one; use it by `qflow.connect`, or open it when its owner has closed."""
 
 
 class GroupInUse(QflowError):
@@ -92,7 +92,7 @@ class GroupInUse(QflowError):
 
 
 class StorageError(QflowError):
-    """A file or directory could not be used."""
+    """A file or directory could not be used, for the reason in the text; mend that, and try again."""
 
 
 class PermissionDenied(StorageError):

@@ -34,13 +34,19 @@ class EventKind(enum.Enum):
 
 
 class Event(NamedTuple):
-    """Something that happened in a queue."""
+    """Something that happened in a queue.
+
+    Args:
+        kind: what it was.
+        queue: the name of the queue.
+        detail: more of it, as a text for people: what is lost, how many, why; empty where there is no more to say.
+        time_s: when it was, in seconds since the epoch, by the clock of the machine.
+    """
 
     kind: EventKind
     queue: str
     detail: str
     time_s: float
-    """Wall clock, seconds since the epoch."""
 
 
 class Teller(Protocol):

@@ -49,20 +49,20 @@ Start: TypeAlias = Literal["latest", "earliest", "committed"] | int | datetime
 class BrokerOptions(TypedDict, total=False):
     """How a broker uses memory and disk: the arguments of `qflow.open`.
 
-    capacity_bytes: memory for the messages of all queues, streams and open transactions together; "64MiB".
+    capacity_bytes: memory for the messages of all queues, streams and open transactions together; default "64MiB".
     spill: how messages that do not fit in memory lie on disk: `"files"` (the default), one each, or `"segments"`, many
         in a file of fixed size, which costs a hundredth of the file operations.
-    segment_bytes: size of a segment, "4KiB" to "256MiB"; a larger message has one of its own; "8MiB".
+    segment_bytes: size of a segment, "4KiB" to "256MiB"; a larger message has its own; default "8MiB".
     max_mapped_segments: how many segments of all queues are mapped into memory for reading at once, each with a file
         descriptor; 0 (the default) maps none and reads with `pread`, which was found as fast.
     max_transaction_bytes: the most one `put_many` or publish may hold, or a transaction, where each message counts with
-        80 bytes more; its commit has all of it in memory, but for bodies of 64 KiB and more; "64MiB".
-    unsafe_filesystem: accept a network file system, whose locks and syncs may not hold; False.
+        80 bytes more; its commit has all of it in memory, but for bodies of 64 KiB and more; default "64MiB".
+    unsafe_filesystem: accept a network file system, whose locks and syncs may not hold; default False.
     journal: `"auto"` (the default) confirms small commits by one write to a journal, which the log takes over within a
         second; `"off"` commits each to the log, at twice the time.
-    journal_bytes: size of the journal, "8KiB" to "256MiB", all of it on the disk; "4MiB".
+    journal_bytes: size of the journal, "8KiB" to "256MiB", all of it on the disk; default "4MiB".
     door: let other processes of this user in, who use the spool through `qflow.connect`, by a socket in its directory;
-        True.
+        default True.
     """
 
     capacity_bytes: Size
@@ -79,9 +79,9 @@ class BrokerOptions(TypedDict, total=False):
 class UrlOptions(TypedDict, total=False):
     """What lets in at a URL: arguments of `qflow.workers.run`, and of `qflow.connect`.
 
-    token_file: the file whose first token is shown; read anew for each connection.
+    token_file: a file with the access token, its first word, to show; read anew for each connection.
     ca: certificates (PEM) to trust in place of the system's.
-    cert, key: for a broker that asks for one: the certificate to show, and its private key (PEM).
+    cert, key: for a broker that asks for a certificate: the one to show, and its private key (PEM).
     """
 
     token_file: str | os.PathLike[str] | None
@@ -99,8 +99,8 @@ class QueueChanges(TypedDict, Generic[Policy], total=False):
 
     capacity_bytes: memory it may use; None (the default) = as much as the broker has.
     limit_messages, limit_bytes: how deep it may get, memory and disk together; None (the default) = no limit.
-    max_message_bytes: the largest message, body and headers; "64MiB".
-    on_overflow: what a put does at a limit; `Overflow.BLOCK`.
+    max_message_bytes: the largest message, body and headers; default "64MiB".
+    on_overflow: what a put does at a limit; default `Overflow.BLOCK`.
     ttl_s: seconds after which a message expires, from when it could first be delivered; None (the default) = never.
     max_deliveries: a message that comes back after so many deliveries is a dead letter; None (the default) = it is
         delivered again without end.
@@ -110,7 +110,7 @@ class QueueChanges(TypedDict, Generic[Policy], total=False):
         settled.
     dedupe_window_s: a second put with the same `dedupe_key` stores nothing for so long after the first, and returns its
         sequence; durable queues only; None (the default) = there are no keys. A new one holds for later puts.
-    resume_ratio: puts that wait at a limit go on when the depth is down to this share of it, 0 to 1; 0.8.
+    resume_ratio: puts that wait at a limit go on when the depth is down to this share of it, 0 to 1; default 0.8.
     """
 
     capacity_bytes: Size | None
@@ -148,8 +148,8 @@ class Retention(TypedDict, total=False):
         messages, not of the disk; None (the default) = all. A message that is larger than `retention_bytes` is dropped
         itself, with all before it: set it above `max_message_bytes`.
     retain_until_consumed: no message is dropped that a durable subscription is still to get. With no other limit, a
-        message is dropped when all of them have it; as long as there is none, everything is kept; False.
-    max_message_bytes: the largest message, headers and key included; "64MiB".
+        message is dropped when all of them have it; as long as there is none, everything is kept; default False.
+    max_message_bytes: the largest message, headers and key included; default "64MiB".
     """
 
     retention_s: Duration | None
@@ -171,7 +171,7 @@ class StreamOptions(Retention, total=False):
     """Settings of a stream, the arguments of `Broker.declare_stream`: those of `Retention`, and two more.
 
     topics: filters as in MQTT, at least one; a message is in the stream if one of them matches its topic.
-    partitions: how many lines there are, 1 to 64; each is in order, all together are not; 1.
+    partitions: how many there are, 1 to 64; messages are in order within each, not across them; default 1.
     """
 
     topics: Required[Iterable[str]]
@@ -209,7 +209,7 @@ class ConsumeOptions(TypedDict, total=False):
 
     prefetch: the most messages acquired and not handed to a callback yet: the callback's slowness is the queue's
         back-pressure. What was acquired and not handed out goes back, uncounted, when the consumer is closed, or its
-        ack timeout ends; 100.
+        ack timeout ends; default 100.
     concurrency: the most callbacks that run at once, each in a thread, or task, of its own; with 1 (the default),
         messages are handled in order.
     name: what `stats()` calls it, and its threads are called; None (the default) = one made from the queue's.
@@ -233,7 +233,7 @@ class ScheduleOptions(TypedDict, total=False):
 
 
 class PutOptions(TypedDict, total=False):
-    """What may be said of a message that is put: the arguments of `Queue.put` (see there) but `timeout_s`."""
+    """Options of a put: arguments of `Queue.put`, which describes them, all but `dedupe_key` and `timeout_s`."""
 
     headers: Headers | None
     durable: bool | None
@@ -244,6 +244,6 @@ class PutOptions(TypedDict, total=False):
 
 
 class PutOnceOptions(PutOptions, total=False):
-    """Those of `PutOptions`, and `dedupe_key`."""
+    """Options of a put: those of `PutOptions`, and `dedupe_key`."""
 
     dedupe_key: str | None

@@ -62,7 +62,7 @@ class Schedule(NamedTuple):
         cron, time_zone: when, as `crontab` has it, and where.
         next_s: when the next is due, in seconds since the epoch.
         last_s: when the last one was put; None = there was none.
-        trouble: why the one that is due is not there yet; empty = there is no such.
+        trouble: why a message that is due was not put yet; empty if none is late.
     """
 
     name: str

@@ -77,7 +77,7 @@ class AsyncBroker(Unpicklable):
 
     @property
     def uuid(self) -> UUID:
-        """Of the spool, made with it and kept; a snapshot has one of its own."""
+        """The uuid of the spool, which it keeps as long as it exists; a snapshot has one of its own."""
         return self.broker.uuid
 
     @property
@@ -92,7 +92,7 @@ class AsyncBroker(Unpicklable):
 
     @property
     def closed(self) -> bool:
-        """It was closed, by anybody."""
+        """Whether it was closed, by any thread or task."""
         return self.broker.closed
 
     # Queues ------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class AsyncBroker(Unpicklable):
     # Closing -----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Close the spool; waiting tasks get `BrokerClosed`. Twice is fine. See `Broker.close`.
+        """Close the spool; waiting tasks get `BrokerClosed`. Calling it again does nothing. See `Broker.close`.
 
         Cancelled while it waits, the spool is closed all the same.
         """

@@ -62,7 +62,7 @@ class AsyncSubscription(Unpicklable):
 
     @property
     def closed(self) -> bool:
-        """`close` was called; closing the broker or deleting the stream does not set this."""
+        """Whether `close` was called; closing the broker or deleting the stream does not set this."""
         return self.subscription.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class AsyncSubscription(Unpicklable):
         return await self._run(partial(self.subscription.stats, matching=True))
 
     async def close(self) -> None:
-        """Give back what is held; tasks that wait get `InvalidArgument`. Twice is fine; see `Subscription.close`.
+        """Give back what is held; tasks that wait get `InvalidArgument`. See `Subscription.close`.
 
         Cancelled while it waits, it is closed all the same.
         """

@@ -112,7 +112,7 @@ class Bridge:
         await self.close()
 
     async def close(self) -> None:
-        """Carry nothing any more; what is on its way is carried by the next one. Twice is fine."""
+        """Carry nothing any more; what is on its way is carried by the next one. Calling it again does nothing."""
         if self._is_closed:
             return
         self._is_closed = True

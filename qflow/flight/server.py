@@ -201,7 +201,7 @@ class Server:
         self._tunnels.close()
 
     def close(self, last_words_s: float = LAST_WORDS_S) -> None:
-        """End all reads and sessions, answer the calls under way, and listen no more. Twice is fine.
+        """End all reads and sessions, answer the calls under way, and listen no more. Calling it again does nothing.
 
         A client that does not read what it has asked for is left behind after a moment.
         """

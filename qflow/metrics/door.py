@@ -117,7 +117,7 @@ class MetricsDoor:
         """Go on: how the other doors end may be watched."""
 
     async def close(self) -> None:
-        """End it. Twice is fine."""
+        """End it. Calling it again does nothing."""
         if not self._ends:
             self._ends = True
             await asyncio.to_thread(self._end)

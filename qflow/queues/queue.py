@@ -86,7 +86,7 @@ class Queue(Unpicklable, Generic[Placed]):
             headers: names to str, int, float, bool or None.
             durable: False keeps the message of a durable queue out of the log: in line, and lost at restart.
             priority: 0 to `priorities - 1` of the queue; higher ones are delivered first.
-            ttl_s: it expires so long after it could first be delivered; the queue's own, if that is shorter.
+            ttl_s: it expires this long after it is first deliverable; the queue's `ttl_s` wins if shorter.
             delay_s, not_before: it is not delivered before; seconds from now, or a moment (seconds since the epoch, or
                 a datetime with a time zone).
             dedupe_key: where a message with this key was put within the queue's `dedupe_window_s`, nothing is stored;
@@ -224,9 +224,9 @@ class Queue(Unpicklable, Generic[Placed]):
         """Acquire the first available message, waiting for one.
 
         Args:
-            timeout_s: how long to wait; None = as long as it takes, 0 = not at all: it then looks past thousands of
-                expired messages, not past a million. What is on the disk is read in any case, by this thread or
-                another, and takes its time.
+            timeout_s: how long to wait; None = as long as it takes, 0 = not at all: it then passes at most about 30,000
+                expired messages, and finds none behind more. What is on the disk is read in any case, by this thread
+                or another, and takes its time.
             consumer: who takes it, for `stats()`; the name of the thread, unless it is given.
 
         Raises:
@@ -337,7 +337,7 @@ class Queue(Unpicklable, Generic[Placed]):
 
         What was delivered is its consumer's, and what is leaving with a transaction, or as a dead letter, leaves. The
         message comes to nobody, becomes no dead letter, and is not counted as expired, though its time may be over.
-        A put with its `dedupe_key` is done all the same.
+        Its `dedupe_key` is kept: another put with that still stores nothing.
 
         Args:
             sequence: of the message, as `put`, `browse` and `Delivery.sequence` tell it.
@@ -380,7 +380,7 @@ class Queue(Unpicklable, Generic[Placed]):
             return self._lanes.messages()
 
     def stats(self) -> QueueStats:
-        """Return a snapshot. Cost: O(runs + what is held), most of it outside the queue's lock."""
+        """Return a snapshot, also where it is gone. Cost: O(runs + what is held), most of it outside the lock."""
         return looking.stats(self._parts)
 
     # Consumers -------------------------------------------------------------------------------------------------------
@@ -401,14 +401,14 @@ class Queue(Unpicklable, Generic[Placed]):
         return begin_consumer(lambda: consumers, callback, consumers.start, options)
 
     def pause(self) -> None:
-        """Deliver nothing until `resume`: gets wait, puts go on, and what is held may be settled. Twice is fine.
+        """Deliver nothing until `resume`: gets wait, puts go on, and what is held may be settled.
 
-        It does not outlast the broker: the queue delivers when the spool is opened again.
+        It ends when the broker is closed. Calling it again does nothing. Raises: BrokerClosed, QueueDeleted: as `put`.
         """
         tending.pause(self._parts, True)
 
     def resume(self) -> None:
-        """Deliver again. Twice is fine."""
+        """Deliver again. Calling it again does nothing. Raises as `pause`."""
         tending.pause(self._parts, False)
 
     @sheltered
@@ -416,7 +416,7 @@ class Queue(Unpicklable, Generic[Placed]):
         """Watch for messages that are held for longer than `after_s` seconds; None stops that.
 
         Each time there is one, the event `SLOW_CONSUMER` tells of it, and the policy is applied. Looked at once a
-        second. While it is on, gets take 1 µs more: the time of each is kept.
+        second. While it is on, gets take 1 µs more: the time of each is kept. Raises as `pause`, and InvalidArgument.
         """
         if after_s is not None:
             after_s = config.parse_span(after_s, "after_s")

@@ -39,7 +39,7 @@ class Door(Protocol):
         """Take no more clients, tell those there are, and return when all have gone, or after so many seconds."""
 
     async def close(self) -> None:
-        """Close all connections at once; nothing that was confirmed is lost. Twice is fine."""
+        """Close all connections at once; nothing that was confirmed is lost. Calling it again does nothing."""
 
     def reload(self, *, users: Users | None, ssl: ssl.SSLContext | None) -> None:
         """Use these for the logins and connections to come; the context may be the same, with other certificates."""

@@ -46,7 +46,7 @@ class Subscription(Unpicklable):
 
     @property
     def closed(self) -> bool:
-        """`close` was called; closing the broker or deleting the stream does not set this."""
+        """Whether `close` was called; closing the broker or deleting the stream does not set this."""
         return self._member.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
@@ -170,7 +170,10 @@ class Subscription(Unpicklable):
 
     @sheltered
     def close(self) -> None:
-        """Give back what is held. A durable subscription can be opened again, any other is gone. Twice is fine."""
+        """Give back what is held. A durable subscription can be opened again, any other is gone.
+
+        Calling it again does nothing.
+        """
         self._member.close()
 
     def __enter__(self) -> Subscription:

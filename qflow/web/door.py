@@ -117,7 +117,7 @@ class Server(Listening):
             await asyncio.sleep(DRAINING_S)
 
     async def close(self) -> None:
-        """End all connections at once; what was answered is done. Twice is fine."""
+        """End all connections at once; what was answered is done. Calling it again does nothing."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -188,7 +188,7 @@ class Server(Listening):
             session.end(_shutdown())
 
     async def close(self) -> None:
-        """End all connections at once; what was confirmed is kept. Twice is fine."""
+        """End all connections at once; what was confirmed is kept. Calling it again does nothing."""
         if self._closed:
             return
         self._closed = True

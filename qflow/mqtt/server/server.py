@@ -230,7 +230,7 @@ class Server(Listening):
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """Close all connections; what was confirmed is kept, and sessions sleep. Twice is fine.
+        """Close all connections; what was confirmed is kept, and sessions sleep. Calling it again does nothing.
 
         Cancelled, it is done all the same; another call waits for that.
         """

@@ -55,7 +55,7 @@ class RemoteBroker(Unpicklable):
 
     @property
     def uuid(self) -> UUID:
-        """Of the spool."""
+        """The uuid of the spool."""
         return UUID(self._welcome["uuid"])
 
     @property
@@ -65,7 +65,7 @@ class RemoteBroker(Unpicklable):
 
     @property
     def closed(self) -> bool:
-        """The connection has ended."""
+        """Whether the connection has ended."""
         return self._connection.closed
 
     @property
@@ -242,7 +242,7 @@ class RemoteBroker(Unpicklable):
         """End the connection: what was delivered and not settled goes back; calls that wait get `BrokerClosed`.
 
         Acks that were made are heard, if the owner hears them within a second. The spool stays open with its owner.
-        Twice is fine.
+        Calling it again does nothing.
         """
         self._connection.close()
 

@@ -44,10 +44,10 @@ def connect(
     Args:
         target: the directory of the spool, whose owner has it open with `door=True`, which is the default; or
             `grpc+tls://HOST:PORT`, where `qflow serve --flight` runs. That needs the extra `net`.
-        token: for a URL: what lets in.
-        token_file: for a URL: the file whose first token does.
+        token: for a URL: the access token.
+        token_file: for a URL: a file with the access token, its first word, in place of `token`.
         ca: for a URL: the file of certificates (PEM) to trust in place of the system's.
-        cert, key: for one that asks for it: files of the certificate to show, and of its private key (PEM).
+        cert, key: for a broker that asks for a certificate: files of the one to show, and of its private key (PEM).
         timeout_s: how long to wait for the owner's first answer.
 
     Raises:

@@ -112,7 +112,7 @@ class RemoteSubscription(Unpicklable):
 
     @property
     def closed(self) -> bool:
-        """`close` was called; closing the broker or deleting the stream does not set this."""
+        """Whether `close` was called; closing the broker or deleting the stream does not set this."""
         return self._holding.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
@@ -192,7 +192,10 @@ class RemoteSubscription(Unpicklable):
         return self._connection.call(stream_requests.subscription_stats(self._opened.number, matching))
 
     def close(self) -> None:
-        """Give back what is held. A durable subscription can be opened again, any other is gone. Twice is fine."""
+        """Give back what is held. A durable subscription can be opened again, any other is gone.
+
+        Calling it again does nothing.
+        """
         if not self._holding.closed:
             try:
                 self._connection.settle(self._close, wait=True)

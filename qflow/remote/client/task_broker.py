@@ -61,7 +61,7 @@ class AsyncRemoteBroker(Unpicklable):
 
     @property
     def uuid(self) -> UUID:
-        """Of the spool."""
+        """The uuid of the spool."""
         return UUID(self._welcome["uuid"])
 
     @property
@@ -76,7 +76,7 @@ class AsyncRemoteBroker(Unpicklable):
 
     @property
     def closed(self) -> bool:
-        """The connection has ended."""
+        """Whether the connection has ended."""
         return self._connection.closed
 
     # Queues ------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ class AsyncRemoteBroker(Unpicklable):
         """End the connection: what was delivered and not settled goes back; calls that wait get `BrokerClosed`.
 
         Acks that were made are heard, if the owner hears them within a second. The spool stays open with its owner.
-        Twice is fine.
+        Calling it again does nothing.
         """
         await self._connection.close()
 

@@ -131,7 +131,7 @@ class AsyncRemoteSubscription(Unpicklable):
 
     @property
     def closed(self) -> bool:
-        """`close` was called; closing the broker or deleting the stream does not set this."""
+        """Whether `close` was called; closing the broker or deleting the stream does not set this."""
         return self._holding.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class AsyncRemoteSubscription(Unpicklable):
         return await self._connection.call(stream_requests.subscription_stats(self._opened.number, matching))
 
     async def close(self) -> None:
-        """Give back what is held; tasks that wait get `InvalidArgument`. Twice is fine; see `Subscription.close`.
+        """Give back what is held; tasks that wait get `InvalidArgument`. See `Subscription.close`.
 
         Cancelled while it waits, it is closed all the same.
         """
