@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         TransactionTooLarge,
     )
     from qflow.events import Event, EventKind
-    from qflow.opening import open_broker as open
+    from qflow.opening import open
     from qflow.options import (
         BrokerOptions,
         ConsumeOptions,
@@ -228,7 +228,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'qflow' has no attribute {name!r}")
     if name == "open":  # many ask for nothing else: no other room is looked into for it
-        found = import_module("qflow.opening").open_broker
+        found = import_module("qflow.opening").open
     else:
         modules = (import_module(f"qflow.{room}") for room in _ROOMS)
         found = next(vars(module)[name] for module in modules if name in vars(module))

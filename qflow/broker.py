@@ -12,6 +12,7 @@ from qflow.config import BrokerSettings, QueueSettings, check_name, check_names,
 from qflow.durations import Duration
 from qflow.engine import Engine
 from qflow.events import Event
+from qflow.inherited import called_after
 from qflow.memory.waiting import shelter, shelter_made, sheltered
 from qflow.message import Headers
 from qflow.options import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from qflow.streams.subscription import Subscription
 
 
+@called_after
 class Broker(Unpicklable, Scheduling):
     """A spool and its queues. Made by `qflow.open`; a context manager; every method is thread-safe."""
 
@@ -332,9 +334,7 @@ class Broker(Unpicklable, Scheduling):
     def delete_subscription(self, stream: Stream | str, name: str) -> None:
         """Delete a durable subscription, or a group, with its position; its gets raise `StreamDeleted` from then on.
 
-        Raises:
-            NotFound: there is none of this name.
-        Cost: one commit.
+        Raises: NotFound: there is none of this name. Cost: one commit.
         """
         with self.engine.spool.changing:
             self.engine.spool.check_open()

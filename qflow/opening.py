@@ -16,7 +16,7 @@ from qflow.memory.waiting import shelter_made
 from qflow.options import BrokerOptions
 
 
-def open_broker(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Broker:
+def open(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Broker:
     """Open a spool, creating it if there is none, and own it until the broker is closed.
 
     Args:

@@ -38,6 +38,7 @@ WORDS = {
     "events",
     "handlers",
     "identity",
+    "inherited",
     "names",
     "pace",
     "pickling",

@@ -105,11 +105,31 @@ def _arguments(call: object) -> dict[str, object]:
     return {"**" if one.kind is one.VAR_KEYWORD else one.name: one.default for one in found}
 
 
-def test_a_method_is_called_after_the_class_that_its_users_know() -> None:
-    """Errors and `help` say `Queue.put()`."""
-    for name in QUEUE.split():
-        one = getattr(qflow.Queue, name)
-        assert isinstance(one, property) or one.__qualname__ == f"Queue.{name}"
+CALLED = [
+    *SURFACE,
+    qflow.Delivery,
+    qflow.Deliveries,
+    qflow.StreamDelivery,
+    qflow.StreamDeliveries,
+    qflow.RemoteBroker,
+    qflow.RemoteQueue,
+]
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_a_method_is_called_after_the_class_that_its_users_know(kind: type) -> None:
+    """Errors and `help` say `Queue.put()`, and never the name of a class that it has the method from."""
+    for name in dir(kind):
+        one = inspect.getattr_static(kind, name)
+        if not name.startswith("_") and inspect.isfunction(one) and one.__module__.startswith("qflow"):
+            assert one.__qualname__ == f"{kind.__name__}.{name}"
+
+
+def test_a_function_is_called_by_the_name_that_its_users_know() -> None:
+    for module in (qflow, qflow.aio):
+        for name in module.__all__:
+            one = getattr(module, name)
+            assert not inspect.isfunction(one) or one.__qualname__ == name
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SURFACE if kind not in MADE_OF_THEIR_LIKES])

@@ -26,7 +26,7 @@ from qflow.durations import Duration
 from qflow.errors import BrokerClosed
 from qflow.events import Event
 from qflow.message import Headers, Message, encode_headers
-from qflow.opening import open_broker
+from qflow.opening import open as open_broker
 from qflow.options import (
     Admits,
     Body,

@@ -13,6 +13,7 @@ from qflow.config import parse_span
 from qflow.delivery import Deliveries, Delivery, Return, parse_return, reason_of
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, QflowError
+from qflow.inherited import called_after
 from qflow.memory.waiting import in_place
 from qflow.message import HeaderValue
 from qflow.pickling import Unpicklable
@@ -144,6 +145,7 @@ class AsyncDelivery(Unpicklable):
         return f"<Async{repr(self.delivery)[1:]}"
 
 
+@called_after
 class AsyncStreamDelivery(AsyncDelivery):
     """One message of a stream, leased to a subscriber; see `AsyncDelivery`."""
 
@@ -228,6 +230,7 @@ class AsyncDeliveries(Unpicklable, Sequence[AsyncDelivery]):
         return f"<Async{repr(self.deliveries)[1:]}"
 
 
+@called_after
 class AsyncStreamDeliveries(AsyncDeliveries):
     """A batch of messages of a stream; see `AsyncDeliveries`. In order within each partition."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from qflow.arrow.handover import Handing
 from qflow.errors import QflowError, SpoolInUse
-from qflow.opening import open_broker
+from qflow.opening import open as open_broker
 from qflow.spark import spools
 from qflow.storage.lock import owner_pid
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, overload
 from qflow.batch_index import BatchIndex, missing
 from qflow.delivery import Deliveries, Delivery, Settler
 from qflow.errors import AlreadySettled
+from qflow.inherited import called_after
 from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of, offset_of
 from qflow.storage.streams.partitions import Piece
 from qflow.streams.room import charge_for
@@ -77,6 +78,7 @@ def piece_of(sequences: list[int], records: list[Record], topics: list[str], tim
     return Piece(sequences[0], sequences[-1] + 1, sequences, records, topics, times_ms)
 
 
+@called_after
 class StreamDelivery(Delivery):
     """One message of a stream, leased to a subscriber. As a context manager it acks on success."""
 
@@ -140,6 +142,7 @@ class Share(NamedTuple):
         return charge_for(len(self.piece.records), self.piece.weight)
 
 
+@called_after
 class StreamDeliveries(Deliveries):
     """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
 

@@ -88,6 +88,10 @@ def run(
     """
     if stop is not None and not callable(getattr(stop, "is_set", None)):
         raise InvalidArgument(f"stop must have is_set(), as threading.Event has, not {stop!r}")
+    unknown = options.keys() - WorkOptions.__annotations__.keys()
+    if unknown:
+        known = sorted({*(run.__kwdefaults__ or ()), *WorkOptions.__annotations__})
+        raise InvalidArgument(f"run has no argument {min(unknown)!r}; there are {', '.join(known)}")
     of_broker: Any = dict(options)
     files = {name: of_broker.pop(name) for name in UrlOptions.__annotations__ if name in of_broker}
     reach = Reach(**{name: os.path.abspath(file) for name, file in files.items() if file is not None})

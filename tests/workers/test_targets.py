@@ -132,3 +132,10 @@ def test_a_stop_that_cannot_be_asked_is_refused_before_anything_is_begun(tmp_pat
     with pytest.raises(qflow.InvalidArgument, match="stop must have is_set"):
         qflow.workers.run(tmp_path / "spool", "q", print, stop=3)  # type: ignore[arg-type]
     assert not (tmp_path / "spool").exists()
+
+
+def test_an_argument_that_run_does_not_have_is_refused_with_those_it_has(tmp_path: Path) -> None:
+    """The error told of settings of a broker, and not of `lease_s`; beside another owner there was none."""
+    with pytest.raises(qflow.InvalidArgument, match="^run has no argument 'lease'; there are .*lease_s.* token_file"):
+        qflow.workers.run(tmp_path / "spool", "q", print, lease=1)  # type: ignore[call-arg]
+    assert not (tmp_path / "spool").exists()
