@@ -27,7 +27,7 @@ from qflow.options import (
     SubscriptionOptions,
 )
 from qflow.periodic import Scheduling
-from qflow.pickling import Unpicklable
+from qflow.pickling import Made
 from qflow.queues.queue import Queue
 from qflow.queues.redrive import redrive
 from qflow.queues.transaction import Transaction
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @called_after
-class Broker(Unpicklable, Scheduling):
+class Broker(Made, Scheduling, by="qflow.open"):
     """A spool and its queues. Made by `qflow.open`; a context manager; every method is thread-safe."""
 
     engine: Engine
@@ -445,6 +445,6 @@ def make_broker(
 ) -> Broker:
     """Open a spool as `qflow.open` does, with clocks, files and an LMDB environment that may be others in tests."""
     spool = Spool(path, settings, files=files, open_environment=open_environment, clock=clock, monotonic=monotonic)
-    broker = Broker()
+    broker = object.__new__(Broker)
     broker.engine = Engine(spool)
     return broker

@@ -132,6 +132,17 @@ def test_a_function_is_called_by_the_name_that_its_users_know() -> None:
             assert not inspect.isfunction(one) or one.__qualname__ == name
 
 
+@pytest.mark.parametrize(
+    ("kind", "maker"),
+    [(qflow.Broker, "qflow.open"), (qflow.Queue, "Broker.declare_queue"), (qflow.Subscription, "Broker.subscribe")],
+)
+def test_a_class_that_is_called_says_what_makes_its_objects(kind: type, maker: str) -> None:
+    """It made one without parts, whose repr was the first to fail."""
+    for arguments in [(), ("jobs",)]:
+        with pytest.raises(TypeError, match=f"^a {kind.__name__} is made by `{maker}`"):
+            kind(*arguments)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in SURFACE if kind not in MADE_OF_THEIR_LIKES])
 def test_what_a_call_makes_shows_no_constructor_of_parts(kind: type) -> None:
     """Its parts are no matter of users, who get it from a method of something else."""

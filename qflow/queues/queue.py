@@ -16,7 +16,7 @@ from qflow.memory.run_list import RunList
 from qflow.memory.waiting import collecting, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES, Headers
 from qflow.options import ConsumeOptions, Placed, PutOnceOptions
-from qflow.pickling import Unpicklable
+from qflow.pickling import Made
 from qflow.queues import looking, tending
 from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumer, begin_consumer
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from qflow.stats import QueueStats
 
 
-class Queue(Unpicklable, Generic[Placed]):
+class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
     """A named queue. Made by `Broker.declare_queue`; every method is thread-safe.
 
     To type checkers, `Queue[int]` is one whose `put` never returns None, which its overflow policy decides; `Queue` is
@@ -432,7 +432,7 @@ class Queue(Unpicklable, Generic[Placed]):
 
 def queue_of(parts: Parts) -> Queue:
     """Return a queue that is composed of these parts."""
-    queue: Queue = Queue()
+    queue: Queue = object.__new__(Queue)
     queue._parts = parts
     queue._lock, queue._gate, queue._lanes, queue._runs = parts.context.lock, parts.gate, parts.lanes, parts.lanes.runs
     queue._claims, queue._singles, queue._tick = parts.claims, parts.held.singles, parts.context.tick

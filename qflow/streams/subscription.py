@@ -13,7 +13,7 @@ from qflow.config import parse_count
 from qflow.durations import Duration
 from qflow.errors import ForkedProcess, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import sheltered
-from qflow.pickling import Unpicklable
+from qflow.pickling import Made
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 from qflow.streams.member import Member
 from qflow.streams.stream import Stream
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qflow.stats import SubscriptionStats
 
 
-class Subscription(Unpicklable):
+class Subscription(Made, by="Broker.subscribe"):
     """A subscription of a stream. Made by `Broker.subscribe`; a context manager; every method is thread-safe."""
 
     _stream: StreamLog
@@ -192,7 +192,7 @@ class Subscription(Unpicklable):
 
 def subscription_of(stream: StreamLog, member: Member) -> Subscription:
     """Return a subscription around a member."""
-    subscription = Subscription()
+    subscription = object.__new__(Subscription)
     subscription._stream, subscription._member = stream, member
     return subscription
 
