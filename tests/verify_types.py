@@ -1,7 +1,7 @@
 """What pyright says of the surface: `tox -e surface`; fails where a type that users meet is not told.
 
 The modules are all public for `pyright --verifytypes`, for none has an underscore. Here only what users get is looked
-at: what `qflow` and `qflow.aio` export, with the names of each object that do not begin with an underscore.
+at: what the modules for users export, with the names of each object that do not begin with an underscore.
 """
 
 from __future__ import annotations
@@ -13,7 +13,23 @@ from typing import Any
 
 import qflow
 import qflow.aio
+import qflow.bridge
+import qflow.compat
+import qflow.doctor
+import qflow.inspect
+import qflow.metrics
+import qflow.workers
 
+FOR_USERS = (
+    qflow,
+    qflow.aio,
+    qflow.bridge,
+    qflow.compat,
+    qflow.doctor,
+    qflow.inspect,
+    qflow.metrics,
+    qflow.workers,
+)
 OF_PARTS = {"qflow.broker.Broker.engine"}
 """Not for users; where one is a part of something else, that is not their type."""
 
@@ -21,11 +37,14 @@ OF_PARTS = {"qflow.broker.Broker.engine"}
 def surface() -> set[str]:
     """Return the dotted names of what users get, where it is defined."""
     found = set()
-    for module in (qflow, qflow.aio):
+    for module in FOR_USERS:
         for name in module.__all__:
             thing = getattr(module, name)
+            if not hasattr(thing, "__qualname__"):  # a constant, or the name of a type that has no class of its own
+                found.add(f"{module.__name__}.{name}")
+                continue
             own = [one for one in getattr(thing, "__mro__", [thing]) if one.__module__.startswith("qflow")]
-            found |= {f"{one.__module__}.{one.__qualname__}" for one in own}
+            found |= {f"{one.__module__}.{one.__qualname__}" for one in own if not one.__name__.startswith("_")}
     return found
 
 

@@ -67,7 +67,7 @@ class Bridge:
     """See the module. Made by `join`; `async with` ends it."""
 
     def __init__(self, broker: AsyncBroker, stream: str) -> None:
-        self.dropped = 0
+        self.dropped: int = 0
         """Messages with QoS 0 for which queues had no room, and messages that the other side has no place for."""
         self._broker = broker
         self._stream = stream

@@ -82,7 +82,7 @@ class Queue(_Base[T]):
     ) -> None:
         self._items = Items(path, name, serializer, capacity_bytes)
         super().__init__(maxsize)
-        self.unfinished_tasks = len(self._items)
+        self.unfinished_tasks: int = len(self._items)
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
         """Take the first item; see `queue.Queue.get`. Raises ShutDown: it was shut down, and is empty.

@@ -26,7 +26,7 @@ class Rooms:
         self.streams: list[StreamFacts] = streams_of(found)
         self.is_owned = is_owned
         """A process has the spool open."""
-        self.problems = found.problems
+        self.problems: list[str] = found.problems
         """Of the log, and of facts that were left out."""
         self._env = env
         self._found = found
