@@ -14,6 +14,7 @@ from qflow.batch_index import BatchIndex, missing
 from qflow.config import parse_span
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, ForkedProcess, InvalidArgument
+from qflow.inherited import shows
 from qflow.message import HeaderValue, Message, Record, decode_headers, is_plain
 from qflow.pickling import Unpicklable
 
@@ -87,6 +88,7 @@ class BatchSettler(Protocol):
     def return_part(self, batch: Deliveries, index: int, how: Return) -> None: ...
 
 
+@shows("ack body delivery_count expires_at_s extend headers nack queue redelivered sequence topic")
 class Delivery(Unpicklable):
     """One message, acquired. As a context manager it acks on success and goes back on an exception."""
 
@@ -203,6 +205,7 @@ class Segment(NamedTuple):
     marks: int
 
 
+@shows("ack bodies count extend index nack sequences")
 class Deliveries(Unpicklable, Sequence[Delivery]):
     """A batch of acquired messages; each `Delivery` is made on access, the batch is acked as a whole, run by run.
 
@@ -438,9 +441,7 @@ class Entry:
 
         What is only in the log, or delayed, comes by itself when its turn does, and not before.
 
-        Raises:
-            NotFound: as `spill`.
-            QueueFull: what is acquired takes all the room.
+        Raises: NotFound: as `spill`. QueueFull: what is acquired takes all the room.
         """
         self.state = self._keeper.restore_entry(self.sequence)
 

@@ -1,7 +1,8 @@
-"""Methods that a class has from another, by the name that its users know."""
+"""What users see of a class: methods it has from another by its own name, and none that only other rooms call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import update_wrapper
 from types import FunctionType
 from typing import TypeVar
@@ -24,3 +25,17 @@ def _copied(one: FunctionType, called: str) -> FunctionType:
     copy.__kwdefaults__ = one.__kwdefaults__
     update_wrapper(copy, one).__qualname__ = called
     return copy
+
+
+def shows(names: str) -> Callable[[C], C]:
+    """Have `dir` of an object, and so completion, tell these names beside those with an underscore, and no others."""
+    shown = frozenset(names.split())
+
+    def listed(one: object) -> list[str]:
+        return [name for name in object.__dir__(one) if name in shown or name.startswith("_")]
+
+    def apply(kind: C) -> C:
+        kind.__dir__ = listed  # type: ignore[method-assign, assignment]
+        return kind
+
+    return apply

@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import qflow
 import qflow.aio
+from drivers import DOOR, OWNER
 
 SEQUENCE = "count index "
 """What `Sequence` brings."""
@@ -72,6 +75,23 @@ def test_an_object_shows_what_users_call(kind: type) -> None:
     """A name that is added is public for good: it belongs into this list, and into the reference."""
     shown = {name for name in dir(kind) if not name.startswith("_")}
     assert shown == set(SURFACE[kind].split())
+
+
+@pytest.mark.parametrize("access", [OWNER, DOOR])
+def test_a_delivery_shows_what_users_call(open_spool: Callable[..., Any], access: str) -> None:
+    """To `dir`, and so to completion: the rest of it is for the rooms that hold and settle it."""
+    broker = open_spool()
+    queue, _ = broker.declare_queue("jobs"), broker.declare_stream("s", topics=["t"])
+    queue.put_many([b"a", b"b", b"c"])
+    with broker.subscribe("s") as subscription:
+        broker.publish_many([("t", b"a"), ("t", b"b"), ("t", b"c")])
+        for one, names in [
+            (queue.get(), OF_DELIVERY),
+            (queue.get_many(2), SEQUENCE + "bodies sequences ack nack extend "),
+            (subscription.get(), OF_DELIVERY + OF_STREAMS),
+            (subscription.get_many(2), SEQUENCE + "bodies sequences topics offsets ack nack extend "),
+        ]:
+            assert {name for name in dir(one) if not name.startswith("_")} == set(names.split())
 
 
 ALIKE = [

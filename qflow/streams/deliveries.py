@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, overload
 from qflow.batch_index import BatchIndex, missing
 from qflow.delivery import Deliveries, Delivery, Settler
 from qflow.errors import AlreadySettled
-from qflow.inherited import called_after
+from qflow.inherited import called_after, shows
 from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of, offset_of
 from qflow.storage.streams.partitions import Piece
 from qflow.streams.room import charge_for
@@ -79,6 +79,10 @@ def piece_of(sequences: list[int], records: list[Record], topics: list[str], tim
 
 
 @called_after
+@shows(
+    "ack body delivery_count expires_at_s extend headers key nack offset partition queue redelivered sequence stream "
+    "time_ms topic"
+)
 class StreamDelivery(Delivery):
     """One message of a stream, leased to a subscriber. As a context manager it acks on success."""
 
@@ -143,6 +147,7 @@ class Share(NamedTuple):
 
 
 @called_after
+@shows("ack bodies count extend index nack offsets sequences topics")
 class StreamDeliveries(Deliveries):
     """A batch of messages of a stream; see `Deliveries`. In order within each partition."""
 
