@@ -296,11 +296,11 @@ class AsyncBroker(Unpicklable):
         return await self._worker.run(self._homes.here(), check)
 
     async def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
-        """Copy what is in the log to a new spool; see `Broker.snapshot`. Cancelled, it is made all the same."""
+        """Copy what is in the log to a new spool; see `Broker.snapshot`. Cancelled, it completes anyway."""
         return await self._worker.run(self._homes.here(), partial(self.broker.snapshot, path))
 
     async def compact(self) -> CompactionReport:
-        """Give disk back; see `Broker.compact`. Cancelled, it is done all the same."""
+        """Give disk back; see `Broker.compact`. Cancelled, it completes anyway."""
         return await self._worker.run(self._homes.here(), self.broker.compact)
 
     def on_event(self, callback: Callable[[Event], object]) -> None:

@@ -335,7 +335,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         return await self._worker.run(self._homes.here(), self.queue.purge)
 
     async def delete(self, sequence: int) -> bool:
-        """Delete one message that waits; see `Queue.delete`. Cancelled, it is done all the same, or not begun."""
+        """Delete one message that waits; see `Queue.delete`. Cancelled, it completes anyway, or is not begun."""
         return await self._work.delete(sequence)
 
     async def browse(self) -> AsyncIterator[Entry]:

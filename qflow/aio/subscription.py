@@ -147,7 +147,7 @@ class AsyncSubscription(Unpicklable):
         await delivery.ack(wait)
 
     async def seek(self, to: int | datetime, *, partition: int | None = None) -> None:
-        """Go on at an offset or a time; see `Subscription.seek`. Cancelled while it waits, it is done all the same."""
+        """Go on at an offset or a time; see `Subscription.seek`. Cancelled while it waits, it completes anyway."""
         await self._run(partial(self.subscription.seek, to, partition=partition))
 
     @property
