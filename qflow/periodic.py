@@ -19,13 +19,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any, NamedTuple
 
-from qflow.config import Overflow, check_name, parse_span
+from qflow.config import check_name, parse_span
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Headers, body_bytes, decode_headers, encode_headers
 from qflow.options import Body
 from qflow.publishing import Kept
+from qflow.queues.overflow import Decision, when_full
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
 from qflow.queues.together import Insert, Together
@@ -41,7 +42,7 @@ SET_BACK_S = 1.0
 AT_ONCE = 100
 AT_ONCE_BYTES = 2**20
 """So many messages, of about so many bytes, are put in one commit; then maintenance has its turn."""
-TURNING_AWAY = (Overflow.DROP_NEWEST, Overflow.DEAD_LETTER)
+TURNING_AWAY = (Decision.DROP, Decision.DEAD_LETTER)
 """At a limit, messages that are put together are turned away together, also where some would have room."""
 FIELDS = 5
 """Of a line of crontab that say when."""
@@ -183,8 +184,9 @@ class Periodic:
             settings = self._queues.get(one.queue).settings
         except QflowError:
             return True
-        is_ring = settings.on_overflow is Overflow.DROP_OLDEST  # all that go together may be more than it takes
-        return bool(one.trouble) or settings.on_overflow in TURNING_AWAY or is_ring
+        decision = when_full(settings)
+        is_ring = decision is Decision.MAKE_ROOM  # all that go together may be more than it takes
+        return bool(one.trouble) or decision in TURNING_AWAY or is_ring
 
     def _put(self, some: list[Schedule], now_s: float) -> bool:
         """Put the messages of schedules, of those that are due still, in one commit; tell whether that holds.

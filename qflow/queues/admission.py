@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Protocol
 
-from qflow.config import Overflow
 from qflow.errors import DiskFull, QueueFull
 from qflow.events import EventKind
 from qflow.memory.gate import ALWAYS, LINE
 from qflow.memory.line import Wake
 from qflow.queues.lanes import Lanes
-from qflow.queues.overflow import Decision, Depth, decide, may_resume, room
+from qflow.queues.overflow import Decision, Depth, decide, may_resume, room, when_full
 from qflow.storage.log.transaction_log import Put
 
 RETRY_S = 0.5
@@ -169,7 +168,7 @@ class Admission:
 
     def is_held_back(self) -> bool:
         """Tell whether blocked puts wait for the mark below the limit."""
-        if not self._gate.at_limit or self._context.settings.on_overflow is not Overflow.BLOCK:
+        if not self._gate.at_limit or when_full(self._context.settings) is not Decision.WAIT:
             return False
         self.look_at_mark()
         return self._gate.at_limit
@@ -178,7 +177,7 @@ class Admission:
         """Remember what must be settled before the depth can be down at the mark."""
         gate, settings = self._gate, self._context.settings
         gate.mark_acked, gate.mark_bytes = 0, ALWAYS
-        if gate.at_limit and (not self.line or settings.on_overflow is Overflow.BLOCK):
+        if gate.at_limit and (not self.line or when_full(settings) is Decision.WAIT):
             if settings.limit_messages is not None:
                 above = self.depth().messages - int(settings.limit_messages * settings.resume_ratio)
                 gate.mark_acked = self._lanes.acked + above
@@ -243,7 +242,7 @@ class Admission:
         The first is woken without a place where that takes more: memory must be freed for it, or messages dropped. The
         next one is looked at when it leaves the line.
         """
-        gate, blocks = self._gate, self._context.settings.on_overflow is Overflow.BLOCK
+        gate, blocks = self._gate, when_full(self._context.settings) is Decision.WAIT
         while self.line:
             first = self._admit_together() if blocks else next(iter(self.line))
             if first is None:
@@ -383,7 +382,7 @@ class Admission:
     def full(self) -> QueueFull:
         """Return what a put is told that found no room below a limit in time."""
         settings = self._context.settings
-        refuses = settings.on_overflow is Overflow.REJECT
+        refuses = when_full(settings) is Decision.REFUSE
         remedy = "raise the limit with alter_queue" if refuses else "wait longer with timeout_s"
         return QueueFull(
             f"queue {self._context.name!r} is at its limit (limit_messages={settings.limit_messages}, "
@@ -398,7 +397,7 @@ class Admission:
         """
         context = self._context
         wait = RETRY_S if deadline is None else min(RETRY_S, deadline - context.monotonic())
-        if wait > 0 and (disk is None or context.settings.on_overflow is not Overflow.REJECT):
+        if wait > 0 and (disk is None or when_full(context.settings) is not Decision.REFUSE):
             return wait
         if disk is not None:
             raise DiskFull(f"queue {context.name!r} is out of memory and could not spill: {disk}") from disk

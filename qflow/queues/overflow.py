@@ -42,7 +42,12 @@ class Depth(NamedTuple):
 def decide(settings: QueueSettings, depth: Depth, arriving: Depth) -> Decision:
     """Decide about messages that arrive at a queue of this depth."""
     fits = may_hold(settings, depth.messages + arriving.messages, depth.bytes + arriving.bytes)
-    return Decision.ADMIT if fits else AT_LIMIT[settings.on_overflow]
+    return Decision.ADMIT if fits else when_full(settings)
+
+
+def when_full(settings: QueueSettings) -> Decision:
+    """Return what is decided about a put that the limits do not admit."""
+    return AT_LIMIT[settings.on_overflow]
 
 
 def may_hold(settings: QueueSettings, messages: int, size: int) -> bool:

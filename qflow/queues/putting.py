@@ -12,11 +12,12 @@ from qflow.queues.admission import Admission
 from qflow.queues.context import Context, Unlocked
 from qflow.queues.exits import Exits
 from qflow.queues.lanes import Lanes
-from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, excess
+from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, excess, when_full
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.transaction_log import Put
 
 BLOCK = Overflow.BLOCK
+"""The policy that waits, by its name: `stand` calls nothing under the lock."""
 
 
 class TurnedAway(Exception):
@@ -270,7 +271,7 @@ class Putting:
             if not self._dead:
                 check_can_ever_fit(queue.context.name, settings, *self.size)
             is_first = admission.is_next(self)
-            if not is_first and not self._dead and settings.on_overflow is Overflow.BLOCK:
+            if not is_first and not self._dead and when_full(settings) is Decision.WAIT:
                 return self._join_line()
             decision = admission.decide(self.depth)
             if decision is Decision.ADMIT:

@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable
 from time import perf_counter, sleep
 
-from qflow.config import Overflow, QueueSettings
+from qflow.config import QueueSettings
 from qflow.errors import BrokerClosed, InvalidArgument, QflowError
 from qflow.memory.line import FOREVER, PAUSE_S
 from qflow.memory.run import Place
 from qflow.memory.waiting import sheltered
 from qflow.queues.admission import wake_putter
 from qflow.queues.lanes import TIMED
-from qflow.queues.overflow import Depth, check_can_ever_fit, excess
+from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, excess, when_full
 from qflow.queues.parts import Parts
 
 AT_ONCE_S = 0.05
@@ -209,7 +209,7 @@ def has_something_to_do(queue: Parts) -> bool:
 def _surplus(queue: Parts) -> Depth:
     """Return what a ring has too much."""
     settings = queue.context.settings
-    if settings.on_overflow is not Overflow.DROP_OLDEST:
+    if when_full(settings) is not Decision.MAKE_ROOM:
         return Depth(0, 0)
     surplus = excess(settings, queue.admission.depth(), Depth(0, 0))
     return Depth(max(0, surplus.messages), max(0, surplus.bytes))

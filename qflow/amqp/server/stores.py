@@ -17,7 +17,7 @@ from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import seconds_of
 from qflow.amqp.server.content import content_of_delivery
 from qflow.amqp.wire.properties import changed
-from qflow.config import AMQP_STREAMS, Overflow
+from qflow.config import AMQP_STREAMS
 from qflow.errors import (
     AlreadySettled,
     BrokerClosed,
@@ -30,7 +30,7 @@ from qflow.errors import (
 )
 from qflow.memory.waiting import in_place
 from qflow.options import Start
-from qflow.queues.overflow import may_hold
+from qflow.queues.overflow import Decision, may_hold, when_full
 from qflow.queues.queue import parts_of
 from qflow.takers import Taker, cut_name
 
@@ -115,7 +115,7 @@ class QueueStore:
         """It may be full, and who puts a message then waits."""
         settings = self.queue.settings
         has_limit = settings.limit_messages is not None or settings.limit_bytes is not None
-        return has_limit and settings.on_overflow is Overflow.BLOCK
+        return has_limit and when_full(settings) is Decision.WAIT
 
     def has_room(self, messages: int, size: int) -> bool:
         """Tell whether it takes so many messages, of so many bytes together, at once, by its limits."""
