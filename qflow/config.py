@@ -212,23 +212,7 @@ def _overflow(value: Any, what: str) -> Overflow:
 
 
 class QueueSettings(Settings):
-    """How one queue behaves and performs.
-
-    Behaviour:
-        durable: messages are logged and synced before a put returns.
-        limit_messages, limit_bytes: how deep the queue may get, memory and disk together; None = no limit.
-        max_message_bytes: the largest message admitted.
-        on_overflow: what a put does at a limit.
-        ttl_s: how long a message waits before it expires; None = for ever.
-        max_deliveries: how often a message is delivered before it is a dead letter; None = without end.
-        dead_letter: the queue that gets expired, rejected and too often delivered messages; None = they are dropped.
-        ack_timeout_s: how long a consumer may hold a message (a lease); None = until it settles it.
-        dedupe_window_s: for how long a put with a `dedupe_key` is remembered; None = there are no keys.
-        priorities: how many there are, 1 to 10; a message has priority 0 to `priorities - 1`, the highest goes first.
-    Performance:
-        capacity_bytes: memory this queue may use; None = as much as the broker has.
-        resume_ratio: blocked puts go on when the depth is down to this share of the limit.
-    """
+    """Settings of a queue, parsed; `options.QueueOptions` says what each is."""
 
     durable: bool = setting(_flag, default=True)
     limit_messages: int | None = setting(parse_count, default=None)
@@ -290,17 +274,7 @@ def _retained_s(value: Any, what: str) -> float:
 
 
 class StreamSettings(Settings):
-    """What one stream takes and how long it keeps that.
-
-    Args:
-        topics: filters; what is published to a topic that one of them matches is in the stream.
-        partitions: how many lines of messages there are, each in order, 1 to 64.
-        retention_s: messages go when they are older.
-        retention_bytes, retention_messages: how much is kept, the newest, of all partitions together.
-        retain_until_consumed: no message goes that a durable subscription is still to get. Where nothing else limits
-            what is kept, a message goes when all have it.
-        max_message_bytes: the largest message admitted.
-    """
+    """Settings of a stream, parsed; `options.StreamOptions` says what each is."""
 
     topics: tuple[str, ...] = setting(_topics, default=None)
     partitions: int = setting(_partitions, default=1)
@@ -334,19 +308,7 @@ class StreamSettings(Settings):
 
 
 class BrokerSettings(Settings):
-    """How a broker uses memory and disk.
-
-    Args:
-        capacity_bytes: memory for the messages of all queues together.
-        spill: how spilled messages lie on disk; `"files"` is one file each, `"segments"` many in a file.
-        segment_bytes: size of a segment.
-        max_mapped_segments: how many segments, of all queues, are mapped into memory for reading; 0 reads with `pread`.
-        max_transaction_bytes: the most bytes of one `put_many` or publish, or a transaction, with 80 for each message.
-        unsafe_filesystem: open a spool on a network file system all the same.
-        journal: `"auto"` confirms small commits by a journal before the log; `"off"` commits each to the log.
-        journal_bytes: size of the journal, which is written once when it is made.
-        door: let other processes of this user in, by a socket in the spool.
-    """
+    """Settings of a broker, parsed; `options.BrokerOptions` says what each is."""
 
     capacity_bytes: int = setting(parse_size, default="64MiB")
     spill: str = setting(partial(_one_of, choices=SPILL_STORES), default="files")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,11 @@ import pytest
 import qflow
 import qflow.aio
 from drivers import DOOR, OWNER
+from qflow import options
+from qflow.config import BrokerSettings, QueueSettings, StreamSettings
+from qflow.settings import Setting
 
+ROOT = Path(__file__).parent.parent
 SEQUENCE = "count index "
 """What `Sequence` brings."""
 OF_DELIVERY = "body headers topic sequence queue delivery_count redelivered expires_at_s ack nack extend "
@@ -92,6 +98,35 @@ def test_a_delivery_shows_what_users_call(open_spool: Callable[..., Any], access
             (subscription.get_many(2), SEQUENCE + "bodies sequences topics offsets ack nack extend "),
         ]:
             assert {name for name in dir(one) if not name.startswith("_")} == set(names.split())
+
+
+SETTINGS_OF = {
+    "broker": (BrokerSettings, options.BrokerOptions, (options.BrokerOptions,)),
+    "queue": (QueueSettings, options.QueueOptions, (options.QueueChanges, options.QueueOptions)),
+    "stream": (StreamSettings, options.StreamOptions, (options.Retention, options.StreamOptions)),
+}
+"""Of what -> how they are parsed, as which arguments they are given, and the docstrings that say what each is."""
+
+
+@pytest.mark.parametrize("what", SETTINGS_OF)
+def test_a_setting_is_parsed_typed_explained_and_in_the_reference(what: str) -> None:
+    """Each once; and the reference says which may differ when a queue is declared again."""
+    settings, given, explaining = SETTINGS_OF[what]
+    fields: dict[str, Setting] = settings.fields
+    assert given.__required_keys__ | given.__optional_keys__ == fields.keys()
+    explained = [re.findall(r"^ {4}([a-z_]+(?:, [a-z_]+)*): ", kind.__doc__ or "", re.M) for kind in explaining]
+    assert sorted(name for lines in explained for line in lines for name in line.split(", ")) == sorted(fields)
+    text = (ROOT / "docs" / "reference" / "index.md").read_text()
+    rows = re.findall(rf"^\| (`[a-z_`, ]+`) \| {what} \| ([a-z]*) ?\| ", text, re.M)
+    told = {name.strip("`"): kind for names, kind in rows for name in names.split(", ")}
+    kinds = {name: "performance" if one.is_performance else "behaviour" for name, one in fields.items()}
+    assert told == (dict.fromkeys(fields, "") if what == "broker" else kinds)
+
+
+def test_what_cannot_be_changed_of_a_queue_and_a_stream_is_no_argument_of_a_change() -> None:
+    """All other settings are."""
+    assert options.QueueChanges.__optional_keys__ == QueueSettings.fields.keys() - {"durable", "priorities"}
+    assert options.StreamChanges.__optional_keys__ == StreamSettings.fields.keys() - {"partitions"}
 
 
 ALIKE = [
