@@ -12,8 +12,8 @@ A queue is composed of parts. Each owns its state, and knows those below it only
     Lanes                        where messages wait, and their number
     Gate                         memory
 
-One lock guards all of it. Order of locks: queue, ledger, log. No I/O happens under it: a part that must read or write
-lets go of it meanwhile (`Unlocked`), and says so.
+One lock guards all of it; under it the ledger's may be taken, and none of the log's: handing over takes none. No I/O
+happens under it: a part that must read or write lets go of it meanwhile (`Unlocked`), and says so.
 """
 
 from __future__ import annotations
