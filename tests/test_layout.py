@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -339,6 +340,32 @@ def test_opening_a_spool_imports_nothing_that_only_some_need() -> None:
     if sys.version_info >= (3, 14):
         needless.remove("dataclasses")  # the standard library's `traceback` imports it
     assert needless & set(said.split()) == set()
+
+
+def rooms_of(page: str) -> Iterator[str]:
+    """Yield what the table of rooms names, as a path in the package: a word alone lies beside what its row began with."""
+    for row in re.findall(r"^\| (`[^|]+) \| [^|]+ \| [^|]+ \|$", page.partition("## The parts of a queue")[0], re.M):
+        beside = PACKAGE
+        for word in re.findall(r"`([a-z_/]+)`", row):
+            found = [
+                path for path in (beside / word, PACKAGE / word) if path.is_dir() or path.with_suffix(".py").exists()
+            ]
+            assert found, f"{word}, of {row}"
+            yield str(found[0].relative_to(PACKAGE))
+            beside = found[0].parent if beside == PACKAGE else beside
+
+
+def test_every_module_stands_in_one_row_of_the_table_of_rooms() -> None:
+    """By itself, or with its folder; and nothing stands there twice, or is no more."""
+    named = list(rooms_of((ROOT / "docs" / "explanation" / "architecture.md").read_text()))
+    assert [name for name in named if named.count(name) > 1] == []
+    files = [path.relative_to(PACKAGE).with_suffix("") for path in sorted(PACKAGE.rglob("*.py"))]
+    missing = [
+        str(file)
+        for file in files
+        if file.name not in ("__init__", "__main__") and not {str(file), *map(str, file.parents)} & set(named)
+    ]
+    assert missing == []
 
 
 @pytest.mark.parametrize("table", LIMITS)
