@@ -34,6 +34,7 @@ from qflow.identity import new_uuid
 from qflow.problems import PROBLEMS_KEPT, Problems
 from qflow.storage.environment import CannotGrow, Environment, MapFull, log_errors
 from qflow.storage.files import Files, storage_error
+from qflow.storage.lock import Place
 from qflow.storage.log import recovery, snapshots
 from qflow.storage.log.carrying import carry_over
 from qflow.storage.log.directory import check_log_directory
@@ -57,6 +58,22 @@ Without it, each MiB of messages that is restored and acked goes back to the ker
 something else in the process happened to allocate as much. `python -m bench read-told` says what that costs: messages
 of 16 KiB came from segments 2.5 times as slowly, those of 1 KiB hardly so.
 """
+
+
+def _files(files: Files, place: Place, _: BrokerSettings) -> SpillStore:
+    from qflow.storage.spill.files import SpillFiles
+
+    return SpillFiles(files, place)
+
+
+def _segments(files: Files, place: Place, settings: BrokerSettings) -> SpillStore:
+    from qflow.storage.spill.segments import SpillSegments
+
+    return SpillSegments(files, place, segment_bytes=settings.segment_bytes, max_mapped=settings.max_mapped_segments)
+
+
+SPILL_STORES: dict[str, Callable[[Files, Place, BrokerSettings], SpillStore]] = {"files": _files, "segments": _segments}
+"""How each is made, by the setting `spill`; its module is imported then."""
 
 _logger = logging.getLogger("qflow")
 _damage_logger = logging.getLogger("qflow.damage")
@@ -131,7 +148,7 @@ class Spool:
             self.log = TransactionLog(env, clock, self._confirming)
             undo.callback(self.log.close)
             self.records = Records(self.log)
-            self.store = self._spill_store()
+            self.store = SPILL_STORES[self.settings.spill](self.files, self.place, self.settings)
             bytearray(ALLOCATOR_HINT_BYTES)
             self.wiper = Wiper(self.files, self.place)
             undo.pop_all()
@@ -229,18 +246,6 @@ class Spool:
                 extra={"spool": self.path, "event": "compaction_left"},
             )
         wipe_spill(self.files, self.path)
-
-    def _spill_store(self) -> SpillStore:
-        settings = self.settings
-        if settings.spill == "files":
-            from qflow.storage.spill.files import SpillFiles
-
-            return SpillFiles(self.files, self.place)
-        from qflow.storage.spill.segments import SpillSegments
-
-        return SpillSegments(
-            self.files, self.place, segment_bytes=settings.segment_bytes, max_mapped=settings.max_mapped_segments
-        )
 
     def opened(self, queues: int, messages: int) -> None:
         """Everything that was found is taken over: report on the opening, and let go of it."""

@@ -14,14 +14,17 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from qflow import config, options
 from qflow.errors import DiskFull, PermissionDenied, StorageError
 from qflow.message import OVERHEAD_BYTES, Message
+from qflow.spool import SPILL_STORES
 from qflow.storage.files import Files
 from qflow.storage.spill import files as spill_files
 from qflow.storage.spill.files import FilesArea, SpillFiles
@@ -139,6 +142,12 @@ def good(area, first: int, slots: Slots, expected: list) -> bool:
 
 
 # The contract --------------------------------------------------------------------------------------------------------
+
+
+def test_every_store_that_may_be_chosen_is_made_and_under_this_contract():
+    """By the same names in the settings, for type checkers and here."""
+    assert set(SPILL_STORES) == set(config.SPILL_STORES) == set(get_args(options.Spill))
+    assert SPILL_STORES.keys() <= STORES.keys()
 
 
 def test_what_was_written_is_read(area):

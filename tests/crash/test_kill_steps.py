@@ -19,6 +19,7 @@ import qflow
 from crash.beside import reader_beside
 from crash.seams import Steps, ended_by_a_kill, open_stepped, run_in_child, was_killed
 from qflow.broker import Broker
+from qflow.config import SPILL_STORES
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import confirming
@@ -119,7 +120,7 @@ def test_each_creation_from_nothing_can_be_killed_once(tmp_path):
     assert killed > 20
 
 
-@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("spill", SPILL_STORES)
 def test_recovery_and_wipe_can_be_killed_anywhere(spill, tmp_path):
     """Edge 20, I11: killed at any step of recovering or wiping, the next open has every message and no old spill file."""
     start, spool = tmp_path / "start", tmp_path / "spool"
@@ -155,7 +156,7 @@ def test_recovery_and_wipe_can_be_killed_anywhere(spill, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "spill"),
-    [*product(["put", "put_many", "submit", "ack", "ack_many"], ["files", "segments"]), ("delete", "segments")],
+    [*product(["put", "put_many", "submit", "ack", "ack_many"], SPILL_STORES), ("delete", "segments")],
 )
 def test_an_operation_killed_at_any_step_is_done_or_not(kind, spill, tmp_path, monkeypatch):
     """Edge 20, I3: a put, ack or delete in flight at a kill is either-or, a batch all or none, whatever the step.

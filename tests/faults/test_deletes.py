@@ -14,6 +14,7 @@ import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread, open_faulty
 from faults.test_damage import block_keys, flip, written
+from qflow.config import SPILL_STORES
 from qflow.message import DELAYED
 from qflow.queues.queue import parts_of
 from unit.clocks import until
@@ -52,7 +53,7 @@ def held_up(faults: Faults, operation: str, work: Callable[[], object]) -> Itera
         faults.before.clear()
 
 
-@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("spill", SPILL_STORES)
 @pytest.mark.parametrize("delay_s", [0.0, LATER_S], ids=["in order", "delayed"])
 def test_what_is_being_spilled_is_deleted_at_once(spool: Path, faults: Faults, delay_s: float, spill: str) -> None:
     """It is still in memory; what was written of it is for nothing, and no file is left of that."""
@@ -95,7 +96,7 @@ def test_what_is_taken_back_from_its_spill_is_charged_as_it_lies(spool: Path, fa
         assert queue.stats().resident_bytes == 0
 
 
-@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("spill", SPILL_STORES)
 @pytest.mark.parametrize("delay_s", [0.0, 0.001], ids=["in order", "delayed"])
 def test_what_is_being_restored_is_waited_for(spool: Path, faults: Faults, delay_s: float, spill: str) -> None:
     """Nobody looks now and then: who has moved it wakes all that wait."""

@@ -16,6 +16,7 @@ import pytest
 
 import inside
 import qflow
+from qflow.config import SPILL_STORES
 from qflow.storage.files import Files
 from qflow.storage.joining import LAID_OUT_BYTES
 from qflow.storage.lock import acquire_lock
@@ -75,7 +76,7 @@ def test_what_lies_where_a_spool_was_is_not_its_own(
         assert moved.queue("one").get_many(1000).bodies == bodies
 
 
-@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("spill", SPILL_STORES)
 @pytest.mark.parametrize("then", ["nothing", "directory", "spool"])
 def test_what_has_spilled_moves_along(spill: Any, then: str, tmp_path: Path) -> None:
     """What spilled before and what spills then, of a transient queue, whatever is made in the old place; nobody waits."""
@@ -228,7 +229,7 @@ def test_a_spool_that_was_closed_is_not_followed(tmp_path: Path) -> None:
         os.close(fd)
 
 
-@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("spill", SPILL_STORES)
 def test_a_copy_that_is_opened_in_the_old_place_spills_under_other_names(spill: Any, tmp_path: Path) -> None:
     """Its queues have the same numbers; nobody writes over the files of the other."""
     old, new = tmp_path / "spool", tmp_path / "moved"
@@ -253,7 +254,7 @@ def test_a_copy_that_is_opened_in_the_old_place_spills_under_other_names(spill: 
                 assert found == bodies
 
 
-@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("spill", SPILL_STORES)
 def test_a_read_is_made_again_where_another_thread_has_found_the_move(spill: Any, tmp_path: Path) -> None:
     """Between the look for a file and the question whether the spool was moved; all is well right after a move, too."""
     old, new = tmp_path / "spool", tmp_path / "moved"
@@ -286,7 +287,7 @@ def test_a_read_is_made_again_where_another_thread_has_found_the_move(spill: Any
         assert found == bodies
 
 
-@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("spill", SPILL_STORES)
 def test_files_that_are_free_are_used_again_and_removed_where_they_lie_now(spill: str, tmp_path: Path) -> None:
     """Else they would take their room until the next opening."""
     old, new = tmp_path / "spool", tmp_path / "moved"

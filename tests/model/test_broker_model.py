@@ -18,7 +18,7 @@ import inside
 import qflow
 from model.spool_machine import SpoolMachine
 from qflow.broker import make_broker
-from qflow.config import BrokerSettings
+from qflow.config import SPILL_STORES, BrokerSettings
 from qflow.delivery import Delivery
 from qflow.queues import admission, exits
 from qflow.queues.admission import Admission
@@ -90,7 +90,7 @@ class BrokerMachine(SpoolMachine):
         ack_timeout=st.sampled_from([None, 15.0]),
         buries=st.booleans(),
         capacity=st.sampled_from([0, 700, 100_000]),
-        spill=st.sampled_from(["files", "segments"]),
+        spill=st.sampled_from(SPILL_STORES),
     )
     def begin(self, spill: str, capacity: int, durable: bool, buries: bool, **behaviour: Any) -> None:
         names = {"policy": "on_overflow", "limit": "limit_messages", "ttl": "ttl_s", "ack_timeout": "ack_timeout_s"}

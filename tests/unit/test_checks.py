@@ -10,6 +10,7 @@ import pytest
 
 import qflow
 from faults.seams import in_thread
+from qflow.config import SPILL_STORES
 from qflow.memory.shelves import Shelf
 from qflow.queues import checking
 from qflow.queues.queue import parts_of
@@ -78,7 +79,7 @@ def test_delayed_messages_are_looked_at_in_steps(
     assert len(seen) >= 5
 
 
-@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("spill", SPILL_STORES)
 @pytest.mark.parametrize("durable", [True, False])
 def test_what_changes_while_it_is_checked_is_no_problem(
     open_spool: Open, monkeypatch: pytest.MonkeyPatch, counted: list[int], durable: bool, spill: str
@@ -138,7 +139,7 @@ def slots_used_twice(queue: qflow.Queue) -> None:
     parts_of(queue).spiller.trash.append(run.slots.take(2)[0])
 
 
-@pytest.mark.parametrize("spill", ["files", "segments"])
+@pytest.mark.parametrize("spill", SPILL_STORES)
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
