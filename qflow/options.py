@@ -1,4 +1,4 @@
-"""Keyword arguments that several calls share, as type checkers see them: each is documented here, and only here.
+"""Keyword arguments that several calls share, as type checkers see them. Settings are documented here, and only here.
 
 `broker.alter_queue("jobs", limit_mesages=3)` is an error of mypy and of pyright, and so is `start="earlyest"`. Code
 that passes such arguments on takes them as `**options: Unpack[qflow.QueueOptions]`.
