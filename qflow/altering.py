@@ -37,7 +37,7 @@ def parse_change(text: str, kind: type[QueueSettings] | type[StreamSettings] = Q
 
 
 def dropped_by(settings: QueueSettings, changes: dict[str, Any], messages: int, size_bytes: int) -> str | None:
-    """Return what changed settings of a queue drop of it with the next put, in words; None for nothing."""
+    """Return what changed settings of a queue drop of it at once, in words; None for nothing."""
     after = {**settings.to_dict(), **changes}
     if after["on_overflow"] not in (Overflow.DROP_OLDEST, Overflow.DROP_OLDEST.value):
         return None

@@ -40,8 +40,8 @@ def alter(
     Names and values are those of `Broker.alter_queue`: limit_messages=1000, capacity_bytes=8MiB, on_overflow=reject,
     dead_letter=dead. The value `none` takes a limit away. All settings are printed as they are then.
 
-    A queue with on_overflow=drop_oldest drops down to a lower limit with the next put: without --yes it asks then, at
-    a terminal. So it does where a stream is to keep less.
+    A queue with on_overflow=drop_oldest drops down to a lower limit at once; where no process owns the
+    spool, when it is opened next. Without --yes it asks then, at a terminal. So it does where a stream is to keep less.
 
     With --stream, names and values are those of `Broker.alter_stream`; topics have commas between them. --dry-run asks
     the owner; if none answers, it reads the log, which has durable queues alone.
@@ -70,7 +70,7 @@ def _alter_queue(broker: AnyBroker, queue_name: str, changes: tuple[str, ...], i
     depth = queue.stats()
     dropped = dropped_by(queue.settings, wanted, depth.messages, depth.bytes)
     if dropped is not None:
-        asking.make_sure(is_sure, f"Alter {facts.readable(queue_name)}, so that the next put drops {dropped}?")
+        asking.make_sure(is_sure, f"Alter {facts.readable(queue_name)}, so that it drops {dropped} at once?")
     return broker.alter_queue(queue_name, **wanted).settings.to_dict()
 
 
@@ -94,7 +94,7 @@ def _foresee(spool: Path, name: str, changes: tuple[str, ...], is_stream: bool) 
         wanted = dict(map(parse_change, changes))
         before, messages, size_bytes = foreseen.altered_queue(spool, name, wanted)
         dropped = dropped_by(before, wanted, messages, size_bytes)
-        drops = f"the next put would drop {dropped}" if dropped else ""
+        drops = f"would drop {dropped}, at once" if dropped else ""
     now = before.to_dict()
     for setting, value in wanted.items():
         click.echo(f"would set {setting} of {facts.readable(name)} to {_shown(value)}; now {_shown(now[setting])}")

@@ -93,6 +93,6 @@ def alter(source: Source, name: str, change: str) -> str:
     queue, shown = _broker(source).queue(name), words.safe(name)
     before, depth = queue.settings, queue.stats()
     if dropped := dropped_by(before, {setting: value}, depth.messages, depth.bytes):
-        raise InvalidArgument(f"the next put would drop {dropped}: `qflow alter` does that where it is meant")
+        raise InvalidArgument(f"that would drop {dropped}, at once: `qflow alter` does that where it is meant")
     after = _broker(source).alter_queue(name, **{setting: value}).settings.to_dict()
     return f"{shown}: {words.safe(setting)} is {after[setting]} now, and was {before.to_dict()[setting]}"

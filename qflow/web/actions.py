@@ -142,7 +142,7 @@ async def alter(broker: AsyncBroker, rights: Rights, given: Arguments) -> dict[s
         raise InvalidArgument(f"{min(unknown)!r} cannot be altered: those that can are {', '.join(CHANGES)}")
     dropped = dropped_by(before, changes, depth.messages, depth.bytes)
     if dropped is not None and not given.flag("dropping"):
-        raise WouldDrop(f"the next put into {name!r} would drop {dropped}: say that it may, by `dropping`")
+        raise WouldDrop(f"{name!r} would drop {dropped}, at once: say that it may, by `dropping`")
     after = (await broker.alter_queue(name, **changes)).settings
     changed = {one: value for one, value in after.to_dict().items() if value != before.to_dict()[one]}
     return {"queue": name, "changed": changed}

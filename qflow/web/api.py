@@ -185,7 +185,7 @@ ENDPOINTS = (
         "POST", "/api/queue/alter", "Change settings: those that are named.", _does(actions.alter),
         (
             _QUEUE, *(Field(name, f"`{name}` of `alter_queue`.", "any") for name in actions.CHANGES),
-            Field("dropping", "Also if the next put drops messages then.", "boolean"),
+            Field("dropping", "Also if that drops messages, at once.", "boolean"),
         ),
     ),
     Endpoint(

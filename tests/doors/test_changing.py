@@ -74,7 +74,7 @@ def depths(spool: Path) -> dict[str, int]:
             ["alter", "ring", "limit_messages=2"],
             [
                 "would set limit_messages of ring to 2; now none",
-                "the next put would drop its oldest 3 messages, down to 2",
+                "would drop its oldest 3 messages, down to 2, at once",
             ],
         ),
         (

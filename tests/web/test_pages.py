@@ -198,7 +198,7 @@ def test_a_change_that_drops_messages_is_asked_about(spool: Path) -> None:
             form = {"csrf": await token(browser), "queue": "ring", "limit_messages": "3"}
             answer = await browser.post("/do/alter", data=form)
             assert answer.status_code == 409
-            assert "would drop its oldest 2 messages, down to 3" in answer.text
+            assert "would drop its oldest 2 messages, down to 3, at once" in answer.text
             assert (await api.post("/api/queue/alter", json={"queue": "ring", "limit_messages": 3})).status_code == 409
             assert ring.settings.limit_messages is None
             answer = await browser.post("/do/alter", data=form | {"dropping": "on"})
