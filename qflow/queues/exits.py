@@ -42,7 +42,6 @@ from qflow.queues.spiller import Spiller
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.transaction_log import Lane, Unit
 
-DROPPED_AT_ONCE = 10_000
 FOREVER_MS = 2**62
 REJECTED_AGAIN_MS = 1000
 """What was rejected, and finds no room as a dead letter, is delivered again after so long; the next time, after twice
@@ -381,52 +380,6 @@ class Exits:
         lanes.skipped += lanes.messages()
         lanes.renew_front()
         self._admission.rebalance(charged)
-
-    # At a limit ------------------------------------------------------------------------------------------------------
-
-    def drops_from_disk(self) -> bool:
-        """Tell whether `drop_oldest` would read, as things are."""
-        for runs in reversed(self._lanes.ranked):
-            place = runs.settle_head().place
-            if place is not Place.RESIDENT or runs.head.waiting:
-                return place is not Place.RESIDENT
-        return False
-
-    def drop_oldest(self, surplus: Depth) -> bool:
-        """Drop waiting messages to make room; False if there are none."""
-        surplus = Depth(min(surplus.messages, DROPPED_AT_ONCE), surplus.bytes)
-        for runs in reversed(self._lanes.ranked):
-            if self._drop_from_schedule(runs.number, surplus):
-                return True
-            if runs.settle_head().place is not Place.RESIDENT:
-                # How much is too much may have changed meanwhile.
-                return self._restorer.restore_head(runs, to_drop=True)
-            segments: list[Segment] = []
-            dropped = size = 0
-            while (dropped < surplus.messages or size < surplus.bytes) and dropped < DROPPED_AT_ONCE:
-                before = len(segments)
-                if not runs.take(max(1, surplus.messages - dropped) if surplus.bytes <= 0 else 1, segments):
-                    break
-                count, weight = weigh(segments[before:])
-                dropped += count
-                size += weight
-            if segments:
-                self.settle_away(segments, Fate.DROPPED)
-                return True
-        return any(self._drop_from_schedule(number, surplus) for number in list(self._lanes.schedules))
-
-    def _drop_from_schedule(self, number: int, surplus: Depth) -> bool:
-        """Drop what comes first in a schedule; False if there is none, or nothing in it."""
-        schedule = self._lanes.schedules.get(number)
-        if schedule is None:
-            return False
-        segments: list[Segment] = []
-        if not self._source.take_due(schedule, max(1, surplus.messages), FOREVER_MS, segments):
-            self._restorer.restore_delayed(number, FOREVER_MS)
-            if not self._source.take_due(schedule, 1, FOREVER_MS, segments):
-                return False
-        self.settle_away(segments, Fate.DROPPED)
-        return True
 
 
 def weigh(segments: list[Segment]) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from qflow.queues.lanes import COUNTED, Lanes
 from qflow.queues.leases import Leases
 from qflow.queues.puts import Puts
 from qflow.queues.restorer import Restorer
+from qflow.queues.ring import Ring
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
 from qflow.rates import Meter
@@ -41,7 +42,8 @@ class Parts:
         self.expiry = Expiry(lanes, held, source, spiller, restorer, exits)
         self.claims = Claims(lanes, admission, held, source, spiller, exits)
         self.leases = Leases(lanes, held, self.claims)
-        self.puts = Puts(lanes, admission, spiller, exits)
+        self.ring = ring = Ring(lanes, source, restorer, exits)
+        self.puts = Puts(lanes, admission, spiller, exits, ring)
         self.gets = Gets(lanes, admission, held, source, self.leases, restorer, self.expiry)
         self.consumers = Consumers(self.gets, self.claims)
         lanes.open_all(rows, self.puts)

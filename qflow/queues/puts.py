@@ -37,6 +37,7 @@ from qflow.queues.exits import Exits
 from qflow.queues.lanes import NOWHERE, TIMED, Lanes
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit
 from qflow.queues.putting import Putting, TurnedAway, depth_of
+from qflow.queues.ring import Ring
 from qflow.queues.showing import show_alone
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.transaction_log import Put
@@ -47,12 +48,12 @@ NOTHING = Depth(0, 0)
 class Puts:
     """See the module."""
 
-    __slots__ = ("admission", "context", "exits", "gate", "lane", "lanes", "name", "owner", "spiller")
+    __slots__ = ("admission", "context", "exits", "gate", "lane", "lanes", "name", "owner", "ring", "spiller")
 
     reserves_together = False
     """It has limits of its own; see `Together`."""
 
-    def __init__(self, lanes: Lanes, admission: Admission, spiller: Spiller, exits: Exits) -> None:
+    def __init__(self, lanes: Lanes, admission: Admission, spiller: Spiller, exits: Exits, ring: Ring) -> None:
         self.context = lanes.context
         self.name, self.owner = self.context.name, self.context.owner
         self.gate = lanes.gate
@@ -60,6 +61,7 @@ class Puts:
         self.admission = admission
         self.spiller = spiller
         self.exits = exits
+        self.ring = ring
         self.lane: Any = None
         """Its first lane as the log knows it; None if it is not durable."""
 

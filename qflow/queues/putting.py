@@ -10,9 +10,9 @@ from qflow.memory.line import FOREVER, WORK, Wake, Watcher
 from qflow.memory.waiting import collecting, in_place, straight
 from qflow.queues.admission import Admission
 from qflow.queues.context import Context, Unlocked
-from qflow.queues.exits import Exits
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, excess, when_full
+from qflow.queues.ring import Ring
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.transaction_log import Put
 
@@ -36,7 +36,7 @@ class Reserved(Protocol):
     lanes: Lanes
     admission: Admission
     spiller: Spiller
-    exits: Exits
+    ring: Ring
 
     def refused(self, put: Put) -> None: ...
     def publish_transient(self, put: Put) -> None: ...
@@ -286,9 +286,9 @@ class Putting:
             if decision in (Decision.DROP, Decision.DEAD_LETTER):
                 raise TurnedAway(decision)
             if decision is Decision.MAKE_ROOM and (self._dead or is_first):
-                if not may_work and queue.exits.drops_from_disk():
+                if not may_work and queue.ring.reads():
                     return WORK
-                dropped = queue.exits.drop_oldest(excess(settings, admission.depth(), self.depth))
+                dropped = queue.ring.drop(excess(settings, admission.depth(), self.depth))
                 queue.context.check_open()
                 if self.given_up:
                     return None

@@ -306,11 +306,11 @@ class Restorer:
 
     # Delayed ---------------------------------------------------------------------------------------------------------
 
-    def restore_delayed(self, number: int, now_ms: int) -> bool:
-        """Bring what is due next into memory; as `bring`."""
+    def restore_delayed(self, number: int, now_ms: int, *, to_drop: bool = False) -> bool:
+        """Bring what is due next into memory; as `bring`, and as `restore_head` what is to be dropped."""
         claim = object()
         chunk = self._lanes.schedules[number].claim_next(claim, now_ms)
-        return chunk is not None and self._restore_chunk(number, chunk, claim)
+        return chunk is not None and self._restore_chunk(number, chunk, claim, to_drop)
 
     def fetch_delayed(self, number: int, found: Found) -> bool:
         """Bring one message of a spilled chunk that nobody has claimed into memory, as `fetch`; return whether it is.

@@ -81,7 +81,7 @@ def fit(queue: Parts) -> bool:
             if runs.settle_head().place is not Place.RESIDENT and restorer.restore_head(runs):
                 return True
         surplus = _surplus(queue)
-        if any(surplus) and queue.exits.drop_oldest(surplus):
+        if any(surplus) and queue.ring.drop(surplus):
             return True
     if restorer.refilling:
         restorer.refilling = restorer.refill()

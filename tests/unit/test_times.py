@@ -1143,7 +1143,7 @@ def test_delayed_messages_of_another_priority_come_while_others_are_brought_into
     bring = "restore_delayed" if place == "spilled" else "restore_head"
     opened: list[int] = []
 
-    def purge_first(*_: Any) -> bool:
+    def purge_first(*_: Any, **__: Any) -> bool:
         with Unlocked(parts.context):
             in_thread(queue.purge)
             open_lane(queue, 1)
