@@ -12,7 +12,7 @@ from qflow.delivery import Segment
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
-from qflow.message import OVERHEAD_BYTES, expiries, lane_of
+from qflow.message import OVERHEAD_BYTES, RETURNED, expiries, lane_of
 from qflow.queues.context import Unlocked
 from qflow.queues.dead_letters import Cause
 from qflow.queues.exits import FOREVER_MS, Exits, Fate
@@ -136,15 +136,19 @@ class Expiry:
         """The same of what was delayed, as far as it is in memory. (Nothing expires before it is due.)"""
         late: list[Segment] = []
         segments: list[Segment] = []
+        due_ms: int | None = None
         now_ms = self._context.now_ms()
         while not segments and len(late) < DUE_AT_ONCE:
-            if not self._source.take_due(schedule, DUE_AT_ONCE, self._lanes.now_ms(number), segments):
+            due_ms = schedule.next_due_ms()
+            if due_ms is None or due_ms > self._lanes.now_ms(number):
+                break
+            if not self._source.take_due(schedule, DUE_AT_ONCE, due_ms, segments):
                 break
             parts = [part for segment in segments for part in by_expiry(segment, now_ms)]
             first_kept = next((place for place, (_, is_late) in enumerate(parts) if not is_late), len(parts))
             late += [part for part, _ in parts[:first_kept]]
             segments = [part for part, _ in parts[first_kept:]]
-        self._source.give_back(segments)
+        self._source.give_back(segments, due_ms or 0 if number >= RETURNED else 0, was_due=False)  # where they were
         self.exits.let_go_of((late, Cause("expired"), Fate.EXPIRED))
 
     def _drop_run(self, runs: RunList, run: Run) -> None:

@@ -1175,6 +1175,22 @@ def test_a_moment_is_a_number_or_a_datetime_with_a_zone(open_at: Open, clock: Cl
         assert numbers_of(queue) == [expected]
 
 
+@pytest.mark.owner_only
+def test_what_came_due_keeps_its_place_while_others_may_expire(open_at: Open, clock: Clock, durable: bool) -> None:
+    """Maintenance looks whether it has expired, and leaves it where it is: before what was not delayed."""
+    queue = open_at().declare_queue("q", durable=durable)
+    queue.put_many([body(number) for number in range(4)], ttl_s=100)
+    queue.put(body(4), delay_s=6)
+    first, *others, last = list(queue.get_many(4))
+    for delivery, delay in zip(others, (5, 3), strict=True):
+        delivery.nack(delay_s=delay)
+    first.nack()
+    last.nack()
+    clock.advance(10)
+    inside.tick(queue)
+    assert numbers_of(queue) == [2, 1, 4, 0, 3]
+
+
 def test_a_nack_with_a_delay_brings_the_message_back_later(open_at: Open, clock: Clock, durable: bool) -> None:
     """Counted as a delivery, before what waits; single, in a batch, and one of a batch."""
     queue = open_at().declare_queue("q", durable=durable)
