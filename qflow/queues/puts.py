@@ -60,8 +60,7 @@ class Puts:
         self.lanes = lanes
         self.admission = admission
         self.spiller = spiller
-        self.exits = exits
-        self.ring = ring
+        self.exits, self.ring = exits, ring
         self.lane: Any = None
         """Its first lane as the log knows it; None if it is not durable."""
 

@@ -96,18 +96,29 @@ def test_a_batch_takes_what_is_due_soonest_of_what_was_put_so_and_given_back_so(
     assert sorted(numbers_of(queue)) == [1, 3, 4, 5]
 
 
+def test_a_ring_of_what_came_due_keeps_what_is_put(open_at: Open, clock: Clock, durable: bool) -> None:
+    """It takes the place of what is older, and the next one does not take its place."""
+    queue = ring(open_at(), durable, 2)
+    queue.put_many([body(0), body(1)], delay_s=5)
+    clock.advance(10)
+    queue.put(body(2))
+    queue.put(body(3))
+    assert numbers_of(queue) == [2, 3]
+
+
 def test_what_is_due_or_has_expired_goes_in_its_place(open_at: Open, clock: Clock, durable: bool) -> None:
-    """What came due counts as delayed; what has expired, and nobody has noticed, as what it was: dropped, no dead letter."""
+    """What is due waits; what has expired, and nobody has noticed, goes as what it was: dropped, and no dead letter."""
     broker = open_at()
-    queue = ring(broker, durable, 3, dead_letter="dead")
+    queue = ring(broker, durable, 5, dead_letter="dead", priorities=2)
     late = queue.put(body(0), delay_s=5, ttl_s=5)
     due = queue.put(body(1), delay_s=3)
-    first = queue.put(body(2), ttl_s=1)
+    last = queue.put(body(2), delay_s=50)
+    plain = queue.put(body(3), ttl_s=1)
+    high = queue.put(body(4), delay_s=4, priority=1)
     clock.advance(20)
-    assert dropped_by_puts(queue, 1, delay_s=100) == [first]
-    assert dropped_by_puts(queue, 2, delay_s=100) == [due, late]
+    assert dropped_by_puts(queue, 5, delay_s=100) == [due, late, plain, high, last]
     stats = queue.stats()
-    assert (stats.dropped_total, stats.expired_total) == (3, 0)
+    assert (stats.dropped_total, stats.expired_total) == (5, 0)
     assert "dead" not in broker.queues()
 
 
