@@ -61,6 +61,8 @@ class Sent:
         self.reason: str | None = None
         """Why it is a dead letter."""
         self.is_delayed = due > 0
+        self.returned_ms: int | None = None
+        """When it is due by the monotonic clock, where it was given back as a delayed one."""
 
     def rank(self) -> tuple[Any, ...]:
         """Its place in line, once it is due."""
@@ -151,8 +153,9 @@ class BrokerMachine(SpoolMachine):
         return limit is not None and self.depth(name) + count > limit
 
     def knows_depth(self) -> bool:
-        """Nothing has expired that may, or may not, have been noticed."""
-        return not any(self.is_late(sent) for sent in self.waiting["work"].values())
+        """Nothing has expired, or all that has is there: nobody has noticed."""
+        is_any_late = any(self.is_late(sent) for sent in self.waiting["work"].values())
+        return not is_any_late or self.queue("work").stats().messages == self.depth("work")
 
     def arrive(self, name: str, messages: list[Sent], first: int | None) -> None:
         """Note what a put that returned `first` must have done, by the queue's policy."""
@@ -167,13 +170,28 @@ class BrokerMachine(SpoolMachine):
             return
         if self.is_full(name, len(messages)):
             assert policy is qflow.Overflow.DROP_OLDEST
-            for _ in range(self.depth(name) + len(messages) - self.settings["limit_messages"]):
-                plain = [sent for sent in self.waiting[name].values() if not sent.is_delayed]
-                oldest = min(plain, key=lambda sent: (sent.priority, sent.sequence))
-                del self.waiting[name][oldest.number]
+            self.drop(self.depth(name) + len(messages) - self.settings["limit_messages"])
         for sequence, sent in enumerate(messages, first):
             sent.sequence = sequence
             self.waiting[name][sent.number] = sent
+
+    def drop(self, count: int) -> None:
+        """Note what a ring must have dropped."""
+        waiting = self.waiting["work"]
+        for _ in range(count):
+            del waiting[min(waiting.values(), key=self.turn_to_go).number]
+
+    def turn_to_go(self, sent: Sent) -> tuple[Any, ...]:
+        """Its place among what a ring drops: what waits, in the order of its delivery, then what is not due."""
+        if not sent.is_delayed:
+            return (False, sent.priority, True, 0, False, sent.sequence)
+        is_returned = sent.returned_ms is not None
+        due_in = sent.returned_ms - self.now_ms() if is_returned else sent.due - int(self.clock.now * 1000)
+        return (due_in > 0, sent.priority, False, due_in, is_returned, sent.sequence)
+
+    def now_ms(self) -> int:
+        """The time by the clock of what is given back."""
+        return int(self.monotonic.now * 1000)
 
     def bury(self, messages: list[Sent], reason: str) -> None:
         for sent in messages:
@@ -189,8 +207,7 @@ class BrokerMachine(SpoolMachine):
         if not self.knows_depth() or count > self.settings["limit_messages"]:
             return False
         if self.settings["on_overflow"] is qflow.Overflow.DROP_OLDEST:
-            plain = sum(not sent.is_delayed for sent in self.waiting[name].values())
-            return plain >= self.depth(name) + count - self.settings["limit_messages"]
+            return len(self.held[name]) + count <= self.settings["limit_messages"]  # else it waits
         return True
 
     def refuses(self, name: str, count: int) -> bool:
@@ -230,6 +247,25 @@ class BrokerMachine(SpoolMachine):
             return
         assert not refused
         self.arrive(name, messages, first)
+
+    @precondition(lambda self: self.settings["limit_messages"] is not None)
+    @rule(
+        priority=st.integers(0, 2),
+        ttl=st.sampled_from([None, None, 5.0]),
+        delay=st.sampled_from([None, 3.0, 12.0, 40.0]),
+        returns=st.booleans(),
+    )
+    def fill(self, priority: int, ttl: float | None, delay: float | None, returns: bool) -> None:
+        """Put messages up to the limit, one by one; they may come back at once, to be delayed then."""
+        while self.depth("work") < self.settings["limit_messages"] and self.knows_depth():
+            self.put("work", 10, 1, priority, ttl, None if returns else delay, True)
+            if returns and delay:
+                self.get("work", 1)
+                for number, (delivery, sent, _) in list(self.held["work"].items())[-1:]:
+                    del self.held["work"][number]
+                    delivery.nack(delay_s=delay)
+                    self.broker.engine.log.drain()
+                    self.give_back("work", sent, delay)
 
     @rule(topic=st.sampled_from(["a/b", "a/c", "b"]), size=st.integers(0, LARGEST))
     def publish(self, topic: str, size: int) -> None:
@@ -316,8 +352,12 @@ class BrokerMachine(SpoolMachine):
             return
         if delay:
             sent.is_delayed, sent.due = True, int(self.clock.now * 1000) + int(delay * 1000)
+            sent.returned_ms = self.now_ms() + int(delay * 1000)
         elif sent.sequence >> 56 < 16:
-            sent.is_delayed, sent.due = False, 0
+            sent.is_delayed, sent.due, sent.returned_ms = False, 0, None
+        else:
+            ahead_ms = int(self.clock.now * 1000) - self.now_ms()
+            sent.returned_ms = min(sent.own_due - ahead_ms, self.now_ms())
         self.waiting[name][sent.number] = sent
 
     def some_held(self, data: st.DataObject) -> tuple[str, Delivery, Sent, float] | None:
@@ -402,10 +442,15 @@ class BrokerMachine(SpoolMachine):
         limit=st.sampled_from([None, 4, 8]),
     )
     def alter(self, capacity: int | None, limit: int | None) -> None:
-        if self.settings["on_overflow"] is qflow.Overflow.DROP_OLDEST and limit is not None:
-            return  # what is dropped at once, and what a little later, is not for the model to tell
+        is_ring = self.settings["on_overflow"] is qflow.Overflow.DROP_OLDEST and limit is not None
+        if is_ring and (self.held["work"] or not self.knows_depth()):
+            return  # what is dropped at once, and what when it comes back, is not for the model to tell
         self.broker.alter_queue("work", capacity_bytes=capacity, limit_messages=limit)
         self.settings["limit_messages"] = limit
+        if is_ring:
+            while inside.fit(self.queue("work")):
+                pass
+            self.drop(self.depth("work") - limit)
 
     @rule(name=st.sampled_from(["work", "work", "copy"]), data=st.data(), count=st.sampled_from([1, 3]))
     def delete(self, name: str, data: st.DataObject, count: int) -> None:
@@ -471,6 +516,7 @@ class BrokerMachine(SpoolMachine):
                 sent.is_doubtful |= dirty
                 sent.is_spent |= name == "work" and most is not None and sent.deliveries >= most
                 sent.is_delayed, sent.due = sent.own_due > 0, sent.own_due  # a delay of a nack ends with a restart
+                sent.returned_ms = None
         self.open()
         assert self.broker.recovery.problems == ()
 

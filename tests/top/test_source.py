@@ -213,7 +213,9 @@ def test_a_setting_is_altered_and_the_reason_told_if_not(spool: Path) -> None:
         ):
             with pytest.raises(qflow.InvalidArgument, match=why):
                 acting.alter(source, "jobs", change)
-        with pytest.raises(qflow.InvalidArgument, match="that would drop its oldest 1 messages, down to 2, at once: `qflow alter`"):
+        with pytest.raises(
+            qflow.InvalidArgument, match="that would drop its oldest 1 messages, down to 2, at once: `qflow alter`"
+        ):
             acting.alter(source, "ring", "limit_messages=2")
         assert acting.alter(source, "ring", "limit_messages=3").endswith("is 3 now, and was None")
         source.leave()
