@@ -250,22 +250,29 @@ class BrokerMachine(SpoolMachine):
 
     @precondition(lambda self: self.settings["limit_messages"] is not None)
     @rule(
-        priority=st.integers(0, 2),
-        ttl=st.sampled_from([None, None, 5.0]),
-        delay=st.sampled_from([None, 3.0, 12.0, 40.0]),
-        returns=st.booleans(),
+        kinds=st.lists(
+            st.tuples(
+                st.integers(0, 2),
+                st.sampled_from([None, 3.0, 5.0, 12.0]),
+                st.sampled_from([None, 2.0, 4.0, 11.0]),
+                st.sampled_from([None, None, 1.0]),
+            ),
+            min_size=4,
+            max_size=6,
+        )
     )
-    def fill(self, priority: int, ttl: float | None, delay: float | None, returns: bool) -> None:
-        """Put messages up to the limit, one by one; they may come back at once, to be delayed then."""
-        while self.depth("work") < self.settings["limit_messages"] and self.knows_depth():
-            self.put("work", 10, 1, priority, ttl, None if returns else delay, True)
-            if returns and delay:
+    def crowd(self, kinds: list[tuple[int, float | None, float | None, float | None]]) -> None:
+        """Put some one by one, with a delay and a life or without; and give what comes first back, with a delay."""
+        for priority, delay, again, ttl in kinds:
+            self.put("work", 10, 1, priority, ttl, delay, True)
+            held = set(self.held["work"])
+            if again:
                 self.get("work", 1)
-                for number, (delivery, sent, _) in list(self.held["work"].items())[-1:]:
-                    del self.held["work"][number]
-                    delivery.nack(delay_s=delay)
-                    self.broker.engine.log.drain()
-                    self.give_back("work", sent, delay)
+            for number in set(self.held["work"]) - held:
+                delivery, sent, _ = self.held["work"].pop(number)
+                delivery.nack(delay_s=again)
+                self.broker.engine.log.drain()
+                self.give_back("work", sent, again or 0.0)
 
     @rule(topic=st.sampled_from(["a/b", "a/c", "b"]), size=st.integers(0, LARGEST))
     def publish(self, topic: str, size: int) -> None:
@@ -542,11 +549,28 @@ class BrokerMachine(SpoolMachine):
             assert stats.lost_total == stats.quarantined_total == 0
 
 
-BrokerMachine.TestCase.settings = settings(
-    max_examples=100 if TORTURE else 50,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    print_blob=True,
-)
+class RingMachine(BrokerMachine):
+    """The same of a ring that is small, and full most of the time."""
+
+    @initialize(
+        durable=st.booleans(),
+        priorities=st.sampled_from([1, 3]),
+        limit=st.sampled_from([4, 6]),
+        capacity=st.sampled_from([0, 700, 100_000]),
+        buries=st.booleans(),
+    )
+    def begin(self, capacity: int, durable: bool, buries: bool, **behaviour: Any) -> None:
+        behaviour |= {"policy": qflow.Overflow.DROP_OLDEST, "ttl": None, "max_deliveries": None, "ack_timeout": None}
+        BrokerMachine.begin(self, "files", capacity, durable, buries, **behaviour)
+
+
+for machine in (BrokerMachine, RingMachine):
+    machine.TestCase.settings = settings(
+        max_examples=100 if TORTURE else 50,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        print_blob=True,
+    )
 TestBrokerModel = BrokerMachine.TestCase
+TestRingModel = RingMachine.TestCase
