@@ -118,7 +118,7 @@ class Broker(Made, Scheduling, by="qflow.open"):
 
         A lower capacity spills from the tail, a higher one lets the head come back as it is read. A lower limit holds
         puts back until the depth is below it, and refuses those that could never fit any more; a queue with DROP_OLDEST
-        drops down to it. A new `ttl_s` holds for messages put from now on.
+        drops down to it at once. A new `ttl_s` holds for messages put from now on.
 
         Args:
             changes: settings of `declare_queue` but `durable` and `priorities`, which stay: see `qflow.QueueChanges`.

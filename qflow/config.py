@@ -51,7 +51,8 @@ class Overflow(enum.Enum):
     REJECT = "reject"
     """`QueueFull` at once."""
     DROP_OLDEST = "drop_oldest"
-    """Make room: the oldest waiting messages of the lowest priority go (a ring). Acquired ones are skipped."""
+    """Make room (a ring): what waits goes, the oldest of the lowest priority first; where nothing waits, what is
+    delayed, the soonest due first. What is acquired is skipped."""
     DROP_NEWEST = "drop_newest"
     """The arriving message goes: a put returns None, a batch an empty range."""
     DEAD_LETTER = "dead_letter"

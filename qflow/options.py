@@ -100,7 +100,7 @@ class QueueChanges(TypedDict, Generic[Policy], total=False):
     capacity_bytes: memory it may use; None (the default) = as much as the broker has.
     limit_messages, limit_bytes: how deep it may get, memory and disk together; None (the default) = no limit.
     max_message_bytes: the largest message, body and headers; default "64MiB".
-    on_overflow: what a put does at a limit; default `Overflow.BLOCK`.
+    on_overflow: what a put does at a limit; default `Overflow.BLOCK`. With `DROP_OLDEST` a lower limit drops at once.
     ttl_s: seconds after which a message expires, from when it could first be delivered; None (the default) = never.
     max_deliveries: a message that comes back after so many deliveries is a dead letter; None (the default) = it is
         delivered again without end.

@@ -16,7 +16,7 @@ class Decision(enum.Enum):
     """Until something is settled, as long as the caller's time-out allows."""
     REFUSE = "refuse"
     MAKE_ROOM = "make room"
-    """By dropping the oldest messages that wait."""
+    """By dropping messages; see `ring`."""
     DROP = "drop"
     """What arrives."""
     DEAD_LETTER = "dead letter"
