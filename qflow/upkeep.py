@@ -6,10 +6,12 @@ the log what is settled or was deleted, and renews `stats.json`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -34,6 +36,8 @@ WIPED_AT_ONCE = 256
 REMOVING_S = 0.05
 """How long settled blocks are removed at once, a bounded number each commit."""
 HOLLOWED_AT_ONCE = 4
+CLEARED_AT_ONCE = 64
+"""Deleted owners that are handed over for one commit: as many as it takes, see `removal.owners_within`."""
 
 _logger = logging.getLogger("qflow")
 
@@ -62,8 +66,12 @@ class Upkeep:
         self._listeners = listeners
         self.moving = threading.Lock()
         """Held while anything is moved by maintenance, and while everything is compared."""
-        self._deleted: list[int] = []
+        self._deleted: deque[int] = deque()
         """Numbers of what is to be removed from the log."""
+        self._begun: deque[int] = deque()
+        """Numbers of what one commit was not enough for."""
+        self._turns = itertools.cycle((self._deleted, self._begun))
+        """Each has every other commit: neither what is large nor what is many waits for the other."""
         self._ticked = -math.inf
         self._troubles = figures.troubles
         """Errors of parts of maintenance that were reported."""
@@ -239,24 +247,49 @@ class Upkeep:
         return batch.hollowed
 
     def remove_deleted(self) -> bool:
-        """Remove what deleted queues and streams left in the log."""
-        log = self._spool.log
+        """Remove what deleted queues and streams left in the log, many in each commit."""
         for deleted in (self._queues.deleted, self._streams.deleted):
             while deleted:
                 self._deleted.append(deleted.pop())
-        if not self._deleted or log.failed:
+        if self._spool.log.failed:
             return False
-        owner = self._deleted[0]
-        request = log.delete(owner)
-        log.commit(request)
-        damage = None if request.batch is None else request.batch.damage
-        if damage is not None:
-            self._spool.report(f"what the deleted queue or stream number {owner} left stays in the log: {damage}", 0)
-        if damage is not None or owner in request.deleted:
-            self._deleted.remove(owner)  # where it is damaged, the next opening finds it again
-        elif request.short:
-            self._deleted.append(self._deleted.pop(0))  # others may get on
-        return not request.short
+        ends = time.perf_counter() + REMOVING_S
+        is_short = False
+        while self._deleted or (self._begun and not is_short):
+            waiting = next(self._turns)
+            if not waiting or (waiting is self._begun and is_short):
+                continue
+            has_room, short = self._remove_some(waiting)
+            if not has_room:
+                return False
+            is_short |= short
+            if time.perf_counter() >= ends:
+                break
+        return bool(self._deleted or (self._begun and not is_short))
+
+    def _remove_some(self, waiting: deque[int]) -> tuple[bool, bool]:
+        """Remove in one commit as much as it may hold of the first of some.
+
+        Returns:
+            whether the disk has room for any, and whether some were left for want of it; see `Request.short`.
+        """
+        owners = list(itertools.islice(waiting, CLEARED_AT_ONCE))
+        request = self._spool.log.delete(*owners)
+        self._spool.log.commit(request)
+        batch = request.batch
+        assert batch is not None
+        gone = set(batch.deleted)
+        if batch.damage is not None:
+            owner, error = batch.damage
+            self._spool.report(f"what the deleted queue or stream number {owner} left stays in the log: {error}", 0)
+            gone.add(owner)  # the next opening finds it again
+        for _ in owners:
+            waiting.popleft()
+        left = [owner for owner in owners if owner not in gone]
+        if left and batch.damage is None and batch.removes:
+            self._begun.append(left.pop(0))  # the commit was full with it, or it is short of room
+        waiting.extendleft(reversed(left))
+        return batch.removes > 0, batch.short
 
     # What callers have done at once ------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import qflow
 from faults.bare_log import Line, bare_log, create_log, in_log
 from faults.seams import Faults, in_thread
 from faults.strikes import Strike
-from qflow import inspect
+from qflow import inspect, upkeep
 from qflow.inspect import log_check, moments
 from qflow.inspect.logs import opened_log
 from qflow.message import DELAYED, LANE_SHIFT, lane_of
@@ -209,7 +209,8 @@ def test_a_damaged_block_of_any_lane_is_found(written):
 def test_a_deleted_queue_leaves_nothing_in_any_lane(limit, written, monkeypatch):
     """Edge 16, I14: the records of all lanes go, a bounded number at a time, and those of no other queue."""
     monkeypatch.setattr(removal, "REMOVED_AT_ONCE", limit)
-    steps = 0
+    monkeypatch.setattr(upkeep, "REMOVING_S", 0)  # one commit a step
+    steps = 1
     with qflow.open(written) as broker:
         inside.still(broker)
         with broker.engine.log.read() as txn, txn.cursor() as cursor:
@@ -251,6 +252,7 @@ def test_a_queue_that_is_deleted_while_it_is_checked_misses_nothing(before, remo
     monkeypatch.setattr(log_check, "READ_AT_ONCE", 1)
     monkeypatch.setattr(moments, "SHARED_S", 0.0)
     monkeypatch.setattr(removal, "REMOVED_AT_ONCE", 1)
+    monkeypatch.setattr(upkeep, "REMOVING_S", 0)  # one commit a step
     with qflow.open(written, journal="off") as broker:
         inside.still(broker)
         env = broker.engine.log._env
@@ -279,7 +281,7 @@ def test_damaged_pages_of_a_deleted_queue_keep_no_other_in_the_log(
         names = ("bad", "good", "better")
         owners = {name: parts_of(broker.declare_queue(name)).context.owner for name in names}
 
-        def delete(txn: Any, owner: int, *rest: Any) -> bool:
+        def delete(txn: Any, owner: int, *rest: Any) -> tuple[int, bool]:
             tried.append(owner)
             if owner == owners["bad"]:
                 raise lmdb.CorruptedError("damaged")
@@ -288,11 +290,12 @@ def test_damaged_pages_of_a_deleted_queue_keep_no_other_in_the_log(
         monkeypatch.setattr(removal, "delete_lanes", delete)
         for name in names:
             broker.queue(name).put_many([b"x" * 1000] * 300)
-        broker.delete_queue("bad")
+        for name in ("bad", "good"):  # in one commit
+            broker.delete_queue(name)
         while inside.upkeep(broker).remove_deleted():
             pass
-        for name in ("good", "better"):
-            broker.delete_queue(name)
+        assert owners["good"] not in left_in(broker)
+        broker.delete_queue("better")
         while inside.upkeep(broker).remove_deleted():
             pass
         assert tried.count(owners["bad"]) == 1

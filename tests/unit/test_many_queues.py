@@ -15,6 +15,7 @@ import qflow
 from qflow import upkeep
 from qflow.queues import looking, tending
 from qflow.queues.tending import tick
+from qflow.storage.log.keys import BLOCKS, QUEUES
 from qflow.streams.topic_filter import FilterTrie
 from unit.clocks import Clock
 
@@ -340,3 +341,25 @@ def test_either_all_of_many_queues_are_declared_or_none(open_at: Callable[..., q
     assert broker.stats().commits_total == commits
     altered = broker.declare_queues(["new", "other"], max_deliveries=3, capacity_bytes="1KiB")
     assert [queue.settings.capacity_bytes for queue in altered] == [1024, 1024]
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_what_deleted_queues_left_goes_many_in_a_commit(open_at: Callable[..., qflow.Broker], where: str) -> None:
+    """What is large goes in parts, with every other commit: neither waits for the other."""
+    broker = open_at()
+    inside.still(broker)
+    broker.declare_queue("large")
+    for _ in range(6):
+        broker.queue("large").put_many([b"x" * 40_000] * 64)
+    names = [f"q{n}" for n in range(MANY)]
+    broker.declare_queues(names)
+    for name in [*names, "large"] if where == "first" else ["large", *names]:  # the last one is taken first
+        broker.delete_queue(name)
+    log, commits = broker.engine.log, broker.stats().commits_total
+    while inside.upkeep(broker).remove_deleted():
+        pass
+    with log.read() as txn, txn.cursor() as cursor:
+        left = [key for key in cursor.iternext(values=False) if key[0] in (BLOCKS, QUEUES)]
+    assert left == []
+    assert broker.stats().commits_total - commits <= 3 + 2 * -(-MANY // upkeep.CLEARED_AT_ONCE)

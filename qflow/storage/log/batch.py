@@ -339,7 +339,7 @@ class Batch:
     """Deleted queues of which nothing is left."""
     short = False
     """See `Request.short`."""
-    damage: BaseException | None = None  # which removing what was deleted came by, so that nothing of that was removed
+    damage: tuple[int, BaseException] | None = None  # at this deleted owner, so that nothing of any was removed
     is_part = turned = False
     applies = False  # it is to be in the log itself, with all before it
     free = 0

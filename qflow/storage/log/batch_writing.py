@@ -5,7 +5,7 @@ What it changes before the commit is the log's, and plans: lanes and queues lear
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -35,7 +35,7 @@ from qflow.storage.log.placing import check_not_removed
 from qflow.storage.log.rows import Row, purged_row, write_row
 from qflow.storage.log.spreading import Spreading
 from qflow.storage.streams import eras
-from qflow.storage.topics.records import delete_index
+from qflow.storage.topics.records import delete_within
 
 
 class BatchWriting:
@@ -83,6 +83,7 @@ class BatchWriting:
         size = batch.size - batch.saved
         value_bytes = size * 2 + batch.lanes * TAIL_BYTES
         values = lanes * 4 + marks + size // 32768 + 4 * len(batch.writes) + 20 * len(batch.damaged)
+        deletes = 4 * min(len(batch.deletes), removal.owners_within(batch.removes))
         hollows = batch.hollows
         few: int | None = None
         releases = self._releases
@@ -91,14 +92,14 @@ class BatchWriting:
             more = HOLLOWING_BYTES * len(hollows) + (RELEASING_BYTES if self._shares else 0)
             batch.short = False
             try:
-                self._make_room(batch, value_bytes + more, values + 4 * len(batch.deletes), settles_only=False)
+                self._make_room(batch, value_bytes + more, values + deletes, settles_only=False)
             except StorageError:  # the reserve is for others; it is tried again later
                 hollows = []
                 if self._shares and not (0 < batch.removes <= REMOVED_IN_A_PART and batch.free >= 2 * PAGES_A_PART):
                     releases.left = few = self._few_releases(batch, value_bytes, values)
                     values += few
         settles_only = not batch.is_writing
-        self._make_room(batch, value_bytes, values + 4 * len(batch.deletes), settles_only=settles_only)
+        self._make_room(batch, value_bytes, values + deletes, settles_only=settles_only)
         batch.committing = False
         hollowed: dict[Lane, Hollowed] = {}
         batch.hollowed = hollowed
@@ -205,8 +206,7 @@ class BatchWriting:
                 with lane_errors(lane, self._env.path):
                     _write_attempts(txn, {lane: counts}, {step.lane: step.row for step in plan})
         if batch.deletes:
-            with lane_errors(None, self._env.path):
-                batch.deleted = _write_deletes(txn, batch.deletes, batch.removes, self._releases)
+            batch.deleted = self._write_deletes(txn, batch.deletes, batch.removes)
         return plan
 
     def _write_lane(
@@ -263,6 +263,23 @@ class BatchWriting:
             lane, row, following, first, records, size, len(puts), purged_to, remove_at, removing, topics, now_ms
         )
 
+    def _write_deletes(self, txn: Any, owners: Sequence[int], limit: int) -> tuple[int, ...]:
+        """Remove what deleted queues left, as far as the limit goes; return those of which nothing is left at all."""
+        gone = []
+        for owner in owners[: removal.owners_within(limit)]:
+            if limit <= 0:
+                break
+            try:
+                limit, more = removal.delete_lanes(txn, owner, limit, self._releases)
+                if not more:
+                    limit, more = delete_within(txn, owner, limit)
+                if not more:
+                    txn.delete(queue_key(owner))
+                    gone.append(owner)
+            except DAMAGE as error:
+                raise LaneBroken(None, error, self._env.path, owner) from error
+        return tuple(gone)
+
 
 def _joined(puts: Sequence[Put]) -> Messages:
     """Return what some puts hold, one behind the other."""
@@ -283,18 +300,6 @@ def _write_attempts(txn: Any, attempts: dict[Lane, list[tuple[int, int, int]]], 
         floor = rows.get(lane, lane.row).floor
         for first, end, number in ranges:
             raise_attempts(txn, lane.owner, lane.lane, max(first, floor), end, number)
-
-
-def _write_deletes(txn: Any, owners: Iterable[int], limit: int, releases: Releases) -> tuple[int, ...]:
-    """Remove a part of what deleted queues left; return those of which nothing is left, their names included."""
-    gone = tuple(
-        owner
-        for owner in owners
-        if not removal.delete_lanes(txn, owner, limit, releases) and not delete_index(txn, owner)
-    )
-    for owner in gone:
-        txn.delete(queue_key(owner))
-    return gone
 
 
 def _hollow(txn: Any, lane: Lane, releases: Releases) -> Hollowed:

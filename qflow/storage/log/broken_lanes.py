@@ -12,16 +12,17 @@ from qflow.storage.log.lane import Lane
 
 
 class LaneBroken(Exception):
-    """A transaction came by damaged pages of a lane, or, without one, of a deleted queue."""
+    """A transaction came by damaged pages of a lane, or, without one, of a deleted owner."""
 
-    def __init__(self, lane: Lane | None, error: BaseException, path: str) -> None:
+    def __init__(self, lane: Lane | None, error: BaseException, path: str, owner: int = 0) -> None:
         super().__init__(lane, error)
         self.lane = lane
+        self.owner = owner
         self.error = log_error(error, path, "written")
 
 
 @contextmanager
-def lane_errors(lane: Lane | None, path: str) -> Iterator[None]:
+def lane_errors(lane: Lane, path: str) -> Iterator[None]:
     """Say of damage which lane it is of."""
     try:
         yield
@@ -34,7 +35,7 @@ def refuse_lane(batch: Batch, broken: LaneBroken, call: Calls) -> None:
     lane, error = broken.lane, broken.error
     batch.hollowed = {}
     if lane is None:
-        batch.deletes, batch.damage = [], error
+        batch.deletes, batch.damage = [], (broken.owner, error)
         return
     lane.broken = error
     batch.part()

@@ -30,6 +30,8 @@ from qflow.storage.log.windows import window_of
 
 REMOVED_AT_ONCE = 256
 """Settled blocks removed in one commit, at most."""
+RECORDS_AN_OWNER = 4
+"""A deleted owner takes about as long as so many records, to find that there are none in most tables."""
 
 
 def remove_settled(
@@ -96,13 +98,24 @@ def _references(key: bytes, value: bytes) -> list[Reference]:
         return []
 
 
-def delete_lanes(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE, releases: Releases | None = None) -> bool:
-    """Remove records of all lanes of a deleted queue, at most `limit`; return whether more is left."""
+def owners_within(limit: int) -> int:
+    """Return of how many deleted owners something is removed in a commit that removes so many records, at most."""
+    return min(limit, max(1, limit // RECORDS_AN_OWNER))
+
+
+def delete_lanes(
+    txn: Any, owner: int, limit: int = REMOVED_AT_ONCE, releases: Releases | None = None
+) -> tuple[int, bool]:
+    """Remove records of all lanes of a deleted queue, at most `limit`.
+
+    Returns:
+        what is left of the limit, and whether more of the queue is.
+    """
     for number in (MARKS, WINDOWS, ATTEMPTS, DAMAGED, ERAS):
         prefix = prefix_of(number, owner)
         limit -= table.delete_between(txn, prefix, table.behind(prefix), limit)
         if limit <= 0 and table.any_below(txn, prefix):
-            return True
+            return 0, True
     releases = releases or Releases()
     referring: dict[int, int] = {}
     prefix = prefix_of(BLOCKS, owner)
@@ -113,10 +126,10 @@ def delete_lanes(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE, releases: R
             if lane not in referring:
                 referring[lane] = _referring(txn, owner, lane)
             if limit <= 0 or not let_go(txn, [key], referring[lane], releases):
-                return True
+                return limit, True
             found = cursor.delete()
             limit -= 1
-    return False
+    return limit, False
 
 
 def _referring(txn: Any, owner: int, lane: int) -> int:

@@ -114,9 +114,9 @@ class TransactionLog:
         """Give back a bounded part of what is settled above a lane's floor, if the disk has room for that."""
         return self._order(lambda batch: batch.hollows.append(lane))
 
-    def delete(self, owner: int) -> Request:
-        """Remove a bounded part of what a deleted queue left; see `Request.deleted`."""
-        return self._hand_over(Order(lambda batch: batch.deletes.append(owner), after=None))
+    def delete(self, *owners: int) -> Request:
+        """Remove a bounded part of what deleted queues left, in this order; see `Request.deleted`."""
+        return self._hand_over(Order(lambda batch: batch.deletes.extend(owners), after=None))
 
     def forget(self, lanes: Iterable[Lane]) -> None:
         """Keep no room for settling what lanes hold that were deleted."""

@@ -148,12 +148,17 @@ def delete_index(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE) -> bool:
     Once it has returned False, whatever is still in the stream can be indexed anew. Readers are right all the while:
     nothing counts as indexed from the first call on.
     """
+    return delete_within(txn, owner, limit)[1]
+
+
+def delete_within(txn: Any, owner: int, limit: int) -> tuple[int, bool]:
+    """Do what `delete_index` does; return what is left of the limit, and whether more of the index is."""
     for number in TABLES:
         prefix = prefix_of(number, owner)
         limit -= table.delete_between(txn, prefix, table.behind(prefix), limit)
         if limit <= 0 and table.any_below(txn, prefix):
-            return True
-    return False
+            return 0, True
+    return limit, False
 
 
 def blocks_between(txn: Any, owner: int, lane: int, position: int, end: int, limit: int) -> list[int]:
