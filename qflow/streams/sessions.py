@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from qflow.config import check_name
@@ -21,6 +22,7 @@ from qflow.errors import (
     SettingsConflict,
     StreamDeleted,
 )
+from qflow.memory.line import PAUSE_S
 from qflow.memory.waiting import StraightLock, sheltered
 from qflow.steps import Steps
 from qflow.storage.blocks import NO_PREVIOUS
@@ -45,6 +47,11 @@ if TYPE_CHECKING:
 
 SET_S = 60.0
 """By more than that the wall clock goes ahead if it is set."""
+AT_ONCE_S = 0.05
+"""How long subscriptions are looked at, and expire, at once: a bounded number each time."""
+LOOKED_AT_ONCE = 2000
+EXPIRED_AT_ONCE = 128
+"""Subscriptions that are written or deleted in one commit, at most."""
 
 _logger = logging.getLogger("qflow")
 
@@ -93,7 +100,15 @@ class Sessions:
         self._records = records
         self._new_owner = new_owner
         self._deleted = deleted
+        self._expiring = Records(self._log)
+        """Of `expire` alone: others write records meanwhile, and know nothing of this lock."""
         self._facts: dict[Cursor, _Facts] = {}
+        self._unseen: list[_Facts] = []
+        """What is still to be looked at whether it has expired, in this round."""
+        self._expired: list[_Facts] = []
+        """What has, and is not deleted yet."""
+        self._most = EXPIRED_AT_ONCE
+        """How many are deleted in one commit: fewer where the disk is full."""
         self._lock = StraightLock()
         """Held while subscriptions come and go. It comes before that of retention, and those of cursors."""
 
@@ -164,7 +179,7 @@ class Sessions:
             )
         cursor = stream.cursors.get(title)
         if cursor is not None and cursor.ended is StreamDeleted:
-            self._delete(stream, cursor)  # an earlier delete failed half-way
+            self._delete(self._records, [self._facts[cursor]])  # an earlier delete failed half-way
             cursor = None
         if cursor is None:
             if terms.start == "committed":
@@ -245,15 +260,15 @@ class Sessions:
                     with suppress(DiskFull):  # maintenance writes it, or the end
                         self._write_facts(facts)
 
-    def _write_facts(self, facts: _Facts) -> None:
-        """Write the record of a cursor, with when it was last open.
+    def _write_facts(self, *written: _Facts) -> None:
+        """Write the records of some cursors, with when they were last open, in one commit. Under the lock.
 
         Raises:
             DiskFull: the disk has no room but what is reserved for acks.
         """
-        seen_s = facts.seen_s
-        self._records.renew(facts.cursor.owner, facts.record)
-        facts.written_s = seen_s
+        self._records.renew({facts.cursor.owner: facts.record for facts in written})
+        for facts in written:
+            facts.written_s = facts.seen_s
 
     def delete(self, stream: StreamLog, name: str) -> None:
         """Delete a durable subscription, or a group, with its position; its gets raise `StreamDeleted`."""
@@ -270,20 +285,23 @@ class Sessions:
             if cursor is None:
                 names = ", ".join(map(repr, sorted({*stream.cursors, *stream.pinned}))) or "none"
                 raise NotFound(f"stream {stream.name!r} has no subscription {name!r}; there are: {names}")
-            self._delete(stream, cursor)
+            self._delete(self._records, [self._facts[cursor]])
 
-    def _delete(self, stream: StreamLog, cursor: Cursor) -> None:
-        """Delete a cursor: end it, and wait for settles under way, so that nothing of it is written afterwards.
+    def _delete(self, records: Records, gone: list[_Facts]) -> None:
+        """Delete cursors in one commit: end them, and wait for settles under way, so that nothing is written later.
 
-        It stays known until that is committed: if it fails, delete it again. Under the lock.
+        They stay known until that is committed: if it fails, delete them again. Under the lock.
         """
-        cursor.end(StreamDeleted)
-        cursor.place.stand_still()
+        for facts in gone:
+            facts.cursor.end(StreamDeleted)
+        for facts in gone:
+            facts.cursor.place.stand_still()
         self._log.drain()
-        self._records.delete([cursor.owner])
-        del stream.cursors[cursor.title or ""]
-        self._facts.pop(cursor, None)
-        self._deleted.append(cursor.owner)
+        records.delete([facts.cursor.owner for facts in gone])
+        for facts in gone:
+            cursor = facts.cursor
+            del facts.stream.cursors[cursor.title or ""], self._facts[cursor]
+            self._deleted.append(cursor.owner)
 
     def end(self, streams: list[StreamLog], error: type[QflowError]) -> None:
         """End all cursors of these streams; their gets raise the error."""
@@ -303,23 +321,62 @@ class Sessions:
             return owners
 
     def expire(self) -> bool:
-        """Delete subscriptions that were not open for `session_expiry_s`; return False: nothing more to do at once."""
+        """Delete subscriptions that were not open for `session_expiry_s`, for a while; return whether there are more.
+
+        The lock is let go of after each commit, for others.
+        """
         self._steps.look()
-        now = self._clock()
+        ends = perf_counter() + AT_ONCE_S
         with self._lock:
-            for facts in list(self._facts.values()):
-                if facts.expiry_s is None or facts.cursor.ended is not None:
-                    continue
-                facts.seen_s = now if facts.cursor.members else self._steps.moment(facts.seen_s)
-                if facts.seen_s - facts.written_s > max(1.0, facts.expiry_s / 4):
-                    with suppress(DiskFull):  # it is tried again next time
-                        self._write_facts(facts)
-                if facts.cursor.members:
-                    continue
-                if now - facts.seen_s > facts.expiry_s:
-                    _logger.info("subscription %r of stream %r expired", facts.cursor.title, facts.stream.name)
-                    self._delete(facts.stream, facts.cursor)
-        return False
+            if not self._unseen:
+                self._unseen = list(reversed(self._facts.values()))
+        while True:
+            with self._lock:
+                self._look_at_some()
+                gone = self._delete_expired()
+                more = bool(self._unseen or self._expired)
+            for facts in gone:
+                _logger.info("subscription %r of stream %r expired", facts.cursor.title, facts.stream.name)
+            if not more or perf_counter() >= ends:
+                return more
+            sleep(PAUSE_S)
+
+    def _look_at_some(self) -> None:
+        """Find what has expired; write of the rest when it was last open, where that has changed. Under the lock."""
+        now = self._clock()
+        outdated: list[_Facts] = []
+        for _ in range(min(LOOKED_AT_ONCE, len(self._unseen))):
+            if len(outdated) >= EXPIRED_AT_ONCE or len(self._expired) >= self._most:
+                break
+            facts = self._unseen.pop()
+            cursor = facts.cursor
+            if facts.expiry_s is None or cursor.ended is not None or cursor not in self._facts:
+                continue
+            facts.seen_s = now if cursor.members else self._steps.moment(facts.seen_s)
+            if not cursor.members and now - facts.seen_s > facts.expiry_s:
+                self._expired.append(facts)
+            elif facts.seen_s - facts.written_s > max(1.0, facts.expiry_s / 4):
+                outdated.append(facts)
+        if outdated:
+            with suppress(DiskFull):  # it is tried again next time
+                self._write_facts(*outdated)
+
+    def _delete_expired(self) -> list[_Facts]:
+        """Delete some of what has expired, in one commit; return it. Under the lock."""
+        self._expired = [facts for facts in self._expired if facts.cursor in self._facts]
+        gone = self._expired[: self._most]
+        if not gone:
+            return []
+        try:
+            self._delete(self._expiring, gone)
+        except DiskFull:
+            if self._most == 1:
+                raise
+            self._most = max(1, self._most // 4)
+            return []
+        self._most = min(2 * self._most, EXPIRED_AT_ONCE)
+        del self._expired[: len(gone)]
+        return gone
 
     def moment_ms(self, moment_ms: int) -> int:
         """Return a moment that was written down, by the clock as it is set now."""

@@ -78,11 +78,11 @@ class Records:
         self, owner: int, value: bytes, then: Callable[[], None] = _nothing, undo: Callable[[], None] = _nothing
     ) -> None:
         """Write another record in the place of one."""
-        self._change(_renewal(owner, value), then=then, undo=undo)
+        self._change(_renewal({owner: value}), then=then, undo=undo)
 
-    def renew(self, owner: int, value: bytes) -> None:
-        """Write another record in the place of one, after which nothing is to follow; by any thread."""
-        unit = _renewal(owner, value)
+    def renew(self, values: Mapping[int, bytes]) -> None:
+        """Write other records in the place of some, in one commit, after which nothing is to follow; by any thread."""
+        unit = _renewal(values)
         self._log.wait(self._log.join(unit))
         if unit.error is not None:
             raise again(unit.error)
@@ -136,5 +136,9 @@ class Records:
             raise again(unit.error)
 
 
-def _renewal(owner: int, value: bytes) -> Unit:
-    return Unit(writes=[lambda txn: txn.put(queue_key(owner), value)], size=len(value))
+def _renewal(values: Mapping[int, bytes]) -> Unit:
+    def write(txn: Any) -> None:
+        for owner, value in values.items():
+            txn.put(queue_key(owner), value)
+
+    return Unit(writes=[write], size=sum(map(len, values.values())), values=len(values) - 1)
