@@ -110,9 +110,10 @@ class Putting:
                 admission.count_places()
                 if gate.room.watching:
                     gate.room.notify()  # what is left may be enough for the next one
-                may_give_way = self.in_turn and self._deadline is None and not gate.put_slack
+                # It is put, so with a time-out the thread returns at that, whether or not its turn has come.
+                may_give_way = self.in_turn and not gate.put_slack and (left_s := self._left_s()) > 0
                 if may_give_way and wake is not None and admission.give_way(self, wake):
-                    return FOREVER
+                    return left_s
             elif wait_s != WORK and wake is not None:
                 self.wake = wake
                 admission.note_blocked(self)
@@ -306,14 +307,15 @@ class Putting:
             QueueFull: the deadline has passed.
         """
         admission = self._queue.admission
-        if self._deadline is None:
-            wait_s = FOREVER
-        else:
-            wait_s = self._deadline - self._queue.context.monotonic()
-            if wait_s <= 0:
-                raise admission.full()
+        wait_s = self._left_s()
+        if wait_s <= 0:
+            raise admission.full()
         admission.join_line(self)
         return wait_s
+
+    def _left_s(self) -> float:
+        """Return how long it may wait."""
+        return FOREVER if self._deadline is None else self._deadline - self._queue.context.monotonic()
 
 
 def putting_of(queue: Reserved, put: Put) -> Putting:

@@ -69,7 +69,8 @@ class Blocked:
         self.put = puts.draft([body], True, 0)
         self.putting = puts.begin([self.put], timeout_s)
         self.putting.alone = self.putting.in_turn = alone
-        self.waits = self.go_on() is not None
+        self.waits_s = self.go_on()
+        self.waits = self.waits_s is not None
         assert self.waits or not waits
 
     def wake(self) -> None:
@@ -213,8 +214,9 @@ def test_a_thread_that_is_to_wake_the_next_and_leaves_does_so(open_spool: Open) 
 @pytest.mark.parametrize(
     "limits", [{"limit_messages": 100}, {"limit_bytes": 100}, {"limit_messages": 100, "limit_bytes": 100}]
 )
+@pytest.mark.parametrize("timeout_s", [None, LONG_S])
 def test_a_thread_puts_for_a_turn_and_then_waits_behind_those_that_have_their_places(
-    open_spool: Open, limits: dict[str, Any]
+    open_spool: Open, limits: dict[str, Any], timeout_s: float | None
 ) -> None:
     """First come first served: no thread fills the queue while others wait to be woken. Its message does not wait."""
     queue = open_spool().declare_queue("q", durable=False, resume_ratio=0, **limits)
@@ -225,7 +227,7 @@ def test_a_thread_puts_for_a_turn_and_then_waits_behind_those_that_have_their_pl
     for number in range(3):
         assert [one.woken for one in line] == [1] * (number + 1) + [0] * 3
         assert line[number].go_on() is None
-        turn = put_until_it_waits(queue)
+        turn = put_until_it_waits(queue, timeout_s)
         assert turn == TURN + 1  # the last of it, by a thread that waits now
         line.append(Blocked.latest)
         expected += [b"t"] * turn
@@ -259,6 +261,27 @@ def test_a_thread_that_waits_for_its_turn_and_leaves_has_put(open_spool: Open) -
     assert inside.left_behind(queue) == {}
 
 
+def test_a_thread_waits_for_its_turn_no_longer_than_its_time_out_and_has_put_then(open_spool: Open) -> None:
+    """It is told no time-out, for its message is in the queue; whoever is behind it is woken all the same."""
+    queue = open_spool().declare_queue("q", durable=False, limit_messages=100, resume_ratio=0)
+    queue.put_many([b""] * 100)
+    line = [Blocked(queue, b"%d" % number) for number in range(2)]
+    queue.get_many(100, 0).ack()
+    put_until_it_waits(queue, LONG_S)
+    turn = Blocked.latest
+    assert turn.go_on() is None  # as after a wake-up that was too early: it has put, and waits for nothing
+    assert turn.put.first >= 0
+    over = Blocked(queue, b"in time", timeout_s=0.5)
+    assert over.waits_s is not None
+    assert 0 < over.waits_s <= 0.5
+    assert len(queue) == over.put.first - 100 + 1
+    assert over.go_on() is None  # when that is over
+    assert line[0].go_on() is None
+    assert [one.woken for one in line] == [1, 1]
+    assert line[1].go_on() is None
+    assert inside.left_behind(queue) == {}
+
+
 def test_a_handler_that_puts_at_the_limit_that_the_main_thread_waits_at_gets_through(
     open_spool: Open, threads: list[threading.Thread]
 ) -> None:
@@ -286,12 +309,14 @@ def test_a_handler_that_puts_at_the_limit_that_the_main_thread_waits_at_gets_thr
     assert [delivery.body for delivery in queue.get_many(3, 0)] == [b"main", b"behind", b"handler"]
 
 
-def put_until_it_waits(queue: qflow.Queue) -> int:
+def put_until_it_waits(queue: qflow.Queue, timeout_s: float | None = None) -> int:
     """Put as one thread would, until it has to wait; return how many messages that were."""
     puts = 1
     while True:
-        if parts_of(queue).puts.put_at_once((b"t",)) is None and Blocked(queue, b"t", waits=False).waits:
-            return puts
+        if parts_of(queue).puts.put_at_once((b"t",)) is None:
+            if Blocked(queue, b"t", waits=False, timeout_s=timeout_s).waits:
+                return puts
+            assert puts < 1_000, "its turn does not end"
         puts += 1
 
 
