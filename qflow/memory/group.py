@@ -11,7 +11,7 @@ from itertools import chain, groupby
 from typing import Final, TypeAlias
 
 from qflow.delivery import Segment
-from qflow.message import Record, is_plain, pack_all, unpack_all
+from qflow.message import Record, is_plain, pack_all, packed_expiries, unpack_all
 
 Group: TypeAlias = tuple[int, int, int, *tuple[bytes, ...]]
 """(due time in milliseconds, by the clock of its schedule; first sequence, tag, *records)."""
@@ -88,6 +88,23 @@ def cut(group: Group, behind: int) -> tuple[Group, Group]:
     due_ms, first, tag, *records = group
     kept = len(records) - behind
     return (due_ms, first, tag, *records[:kept]), (due_ms, first + kept, tag, *records[kept:])
+
+
+def expiries_of(group: Group) -> list[int]:
+    """Return when its messages expire, in milliseconds since the epoch, 0 = never; nothing if they are plain."""
+    return packed_expiries(group[AHEAD:]) if group[2] & MESSAGES else []
+
+
+def by_lateness(group: Group, moments: list[int], now_ms: int) -> tuple[list[Group], list[Group]]:
+    """Cut a group where messages that have expired and others meet; return the parts of the ones, and of the others."""
+    due_ms, first, tag, *records = group
+    parts: tuple[list[Group], list[Group]] = ([], [])
+    start = 0
+    for is_late, stretch in groupby([0 < moment <= now_ms for moment in moments]):
+        stop = start + len(list(stretch))
+        parts[not is_late].append((due_ms, first + start, tag, *records[start:stop]))
+        start = stop
+    return parts
 
 
 def count_back(group: Group, wanted_bytes: int, each: int) -> tuple[int, int]:

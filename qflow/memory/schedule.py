@@ -111,9 +111,11 @@ class Schedule(Inventory):
         groups.reverse()
         chunk = Chunk(self._position, groups, count, size, bool(kept))
         stay = at if at and not (index or kept) else at + 1
+        looked = min(shelf.looked, index)
         # No call from here on.
         if stay > at:
             shelf[index:] = kept
+            shelf.looked = looked
             shelf.seen = None
         del shelves[stay:]
         del self._lows[stay:]
@@ -321,9 +323,11 @@ class Schedule(Inventory):
             groups = groups[1:]
         count, size = weight(groups)
         charged = moving.groups_bytes
+        looked = min(shelf.looked, max(0, index))
         # No call from here on.
         if whole is not None:
             shelf[index] = whole
+            shelf.looked = looked
             shelf.seen = None
         self.incoming += groups
         del self._claims[moving.claim]

@@ -10,6 +10,7 @@ order. Here every change is a straight line without a call, because an interrupt
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect, bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
@@ -22,7 +23,9 @@ from qflow.memory.group import (
     GROUP_MESSAGES,
     Group,
     Key,
+    by_lateness,
     cut,
+    expiries_of,
     groups_of,
     holds,
     segments_of,
@@ -35,6 +38,9 @@ SHELF = 256
 """A shelf has at most twice as many groups."""
 GROUP_WORTH = 16
 """Messages that it takes as long to look at as at the group they are in."""
+LATE_WORTH = 3
+"""Messages of which it takes as long to see that they have not expired as to take a group out that has."""
+NEVER_MS = sys.maxsize
 
 
 class Whereabouts(NamedTuple):
@@ -61,7 +67,7 @@ class Seen(NamedTuple):
 class Shelf(list[Group]):
     """Groups, in order or not."""
 
-    __slots__ = ("in_order", "seen")
+    __slots__ = ("in_order", "looked", "seen", "soonest_ms")
 
     def __init__(self, groups: Iterable[Group] = ()) -> None:
         super().__init__(groups)
@@ -69,6 +75,9 @@ class Shelf(list[Group]):
         """What a check has found; None after a change."""
         self.in_order = False
         """It was put in order because that was needed, and what is added is added in its place if that is one."""
+        self.looked = 0
+        self.soonest_ms = NEVER_MS
+        """So many groups at its beginning `take_expired` has looked at, and nothing in them expires before."""
 
 
 class Sought:
@@ -85,7 +94,7 @@ class Sought:
 class Shelves:
     """See the module. Cost: O(log groups) a group added, O(1) a group taken; sorting included."""
 
-    __slots__ = ("_bytes", "_lows", "_messages", "_overhead", "_shelves", "incoming", "sought")
+    __slots__ = ("_bytes", "_looked_to", "_lows", "_messages", "_overhead", "_shelves", "incoming", "sought")
 
     def __init__(self) -> None:
         self.incoming: list[Group] = []
@@ -96,6 +105,7 @@ class Shelves:
         self._messages = 0
         self._bytes = 0
         self._overhead = 0
+        self._looked_to: Key = ()  # `take_expired` goes on there
         self.sought: set[Sought] = set()
 
     def add(self, due_ms: int, first: int, records: list[Record], marks: int) -> None:
@@ -154,6 +164,7 @@ class Shelves:
             whole, part = whole + 1, 0
         handed, size = segments_of(groups)
         charged = GROUP_BYTES * (len(groups) - len(rest))
+        looked = shelf.looked - part + len(rest) if shelf.looked >= part else 0
         last: list[Record] = []
         following: list[Record] = []
         if segments and segments[-1].marks == handed[0].marks:
@@ -166,6 +177,7 @@ class Shelves:
         segments += handed
         if part:
             shelf[:part] = rest
+            shelf.looked = looked
             shelf.seen = None
         del shelves[:whole]
         self._lows[: whole + 1] = ((),)
@@ -194,8 +206,10 @@ class Shelves:
             if in_order:
                 index = bisect(shelf, groups[0])
                 in_order = index == len(shelf) or groups[-1] < shelf[index]
+            looked = min(shelf.looked, index)
             # No call from here on.
             shelf[index:index] = groups
+            shelf.looked = looked
             shelf.in_order = in_order
             shelf.seen = None
             del incoming[start:]
@@ -208,6 +222,7 @@ class Shelves:
     def _split(self, at: int) -> None:
         """Make several shelves of one that is too long."""
         shelf = self._shelves[at]
+        shelf.looked = 0
         shelf.sort()
         size = -(-len(shelf) // (len(shelf) // SHELF))
         parts = [Shelf(shelf[start : start + size]) for start in range(0, len(shelf), size)]
@@ -225,6 +240,8 @@ class Shelves:
     @staticmethod
     def _put_in_order(shelf: Shelf) -> None:
         if not shelf.in_order:
+            if shelf.looked < len(shelf):
+                shelf.looked = 0
             shelf.sort()
             shelf.in_order = True
 
@@ -271,6 +288,7 @@ class Shelves:
         one = segments_of([(due_ms, sequence, tag, record)])[0][0]
         size, charged = len(record), GROUP_BYTES * (1 - len(parts))
         is_empty = len(shelf) == 1 < len(self._shelves) and not parts
+        looked = shelf.looked + (len(parts) - 1 if index < shelf.looked else 0)
         # No call from here on.
         if is_empty:
             del self._shelves[at]
@@ -280,11 +298,89 @@ class Shelves:
                 self._lows[:2] = ((),)
         else:
             shelf[index : index + 1] = parts
+            shelf.looked = looked
             shelf.seen = None
         self._messages -= 1
         self._bytes -= size
         self._overhead -= charged
         return one
+
+    # Expiry ----------------------------------------------------------------------------------------------------------
+
+    def take_expired(self, now_ms: int, most: int, segments: list[Segment]) -> bool:
+        """Move messages that have expired to `segments`, wherever they are; return whether there may be more.
+
+        Looks at about `most` messages, from where the last call ended; each is looked at once after it was added, and
+        then when the first one of its shelf has expired. Cost: 0.5 µs a group, 0.15 µs a message; 0.05 µs a shelf.
+        """
+        if self.incoming:
+            self.settle()
+        at = max(0, bisect(self._lows, self._looked_to) - 1)
+        while at < len(self._shelves):
+            if most <= 0:
+                self._looked_to = self._lows[at]
+                return True
+            shelf = self._shelves[at]
+            if shelf.looked == len(shelf) and shelf.soonest_ms > now_ms:
+                at += 1
+                most -= 1
+            else:
+                most -= self._take_expired_of(at, most, now_ms, segments)
+        self._looked_to = ()
+        return False
+
+    def _take_expired_of(self, at: int, most: int, now_ms: int, segments: list[Segment]) -> int:
+        """Do so with one shelf, or a part of it; return how many messages that was, in the same measure."""
+        shelf = self._shelves[at]
+        start = shelf.looked if shelf.looked < len(shelf) else 0
+        soonest_ms = shelf.soonest_ms if start else NEVER_MS
+        kept: list[Group] = []
+        changed: list[Group] = []
+        gone: list[Group] = []
+        left: list[Group] = []
+        worth = 0
+        for group in islice(shelf, start, None):
+            if worth >= most:
+                break
+            worth += len(group) - AHEAD + 1
+            moments = expiries_of(group)
+            first_ms = min(filter(None, moments), default=NEVER_MS)
+            if first_ms > now_ms:
+                soonest_ms = min(soonest_ms, first_ms)
+                kept.append(group)
+                continue
+            late, others = by_lateness(group, moments, now_ms)
+            changed.append(group)
+            gone += late
+            left += others
+            worth += LATE_WORTH * len(late)
+        looked = start + len(kept)
+        stop = looked + len(changed)
+        handed = segments_of(sorted(gone))[0]
+        count, size = weight(changed)
+        charged = GROUP_BYTES * len(changed)
+        is_empty = not looked and stop == len(shelf) and len(self._shelves) > 1
+        # No call from here on.
+        shelf.looked = looked
+        shelf.soonest_ms = soonest_ms
+        if changed:
+            segments += handed
+            if is_empty:
+                del self._shelves[at]
+                if at:
+                    del self._lows[at]
+                else:
+                    self._lows[:2] = ((),)
+            else:
+                shelf[start:stop] = kept
+                shelf.seen = None
+            self.incoming += left
+            self._messages -= count
+            self._bytes -= size
+            self._overhead -= charged
+            if left:
+                self.settle()
+        return worth
 
     # Checks ----------------------------------------------------------------------------------------------------------
 

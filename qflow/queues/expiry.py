@@ -1,7 +1,8 @@
 """Expiry: messages whose time is over leave, whether or not somebody gets. Under the queue's lock.
 
 What is first in its lane goes at once. What lies behind messages that stay is looked for by maintenance, a part of a
-run at a time; a run remembers when the first of its messages expires, and is not looked at before.
+run, or of a schedule, at a time; a run, or a shelf of a schedule, remembers when the first of its messages expires, and
+is not looked at before.
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ class Expiry:
                     return False
             else:
                 return True
+        more = False
         for number, schedule in list(self._lanes.schedules.items()):  # others may come meanwhile
             unread = self._lanes.lists.get(number)
             if unread is None or unread.settle_head().place is Place.RESIDENT:
-                self._expire_delayed(number, schedule)
-        return False
+                more |= self._expire_delayed(number, schedule)
+        return more
 
     def _have_left(self) -> bool:
         """Return whether some of what expired has left memory, when the log has done what it was handed for that.
@@ -89,7 +91,9 @@ class Expiry:
 
     def expire_behind(self) -> bool:
         """Let expired messages go that lie behind others, some of them; return whether there may be more."""
-        return any(self._expire_in(runs) for runs in self._lanes.ranked)
+        more = any(self._expire_in(runs) for runs in self._lanes.ranked)
+        schedules = list(self._lanes.schedules.values())  # others may come meanwhile
+        return any(self._expire_scheduled(schedule) for schedule in schedules) or more
 
     def _expire_in(self, runs: RunList) -> bool:
         now_ms = self._context.now_ms()
@@ -132,24 +136,37 @@ class Expiry:
         self._source.give_back([part for part, is_late in parts if not is_late])
         return self.exits.let_go_of(([part for part, is_late in parts if is_late], Cause("expired"), Fate.EXPIRED))
 
-    def _expire_delayed(self, number: int, schedule: Schedule) -> None:
-        """The same of what was delayed, as far as it is in memory. (Nothing expires before it is due.)"""
+    def _expire_scheduled(self, schedule: Schedule) -> bool:
+        """The same of a schedule, due or not, as far as it is in memory.
+
+        (What was put with a delay expires after that; what was given back with one may do so meanwhile.)
+        """
+        late: list[Segment] = []
+        more = self._source.take_expired(schedule, self._context.now_ms(), EXPIRED_AT_ONCE, late)
+        return self.exits.let_go_of((late, Cause("expired"), Fate.EXPIRED)) and more
+
+    def _expire_delayed(self, number: int, schedule: Schedule) -> bool:
+        """Let go of what is due first of a schedule, in memory, and has expired; return whether there may be more."""
         late: list[Segment] = []
         segments: list[Segment] = []
         due_ms: int | None = None
         now_ms = self._context.now_ms()
-        while not segments and len(late) < DUE_AT_ONCE:
+        gone, more = 0, False
+        while not segments and not more:
             due_ms = schedule.next_due_ms()
             if due_ms is None or due_ms > self._lanes.now_ms(number):
                 break
-            if not self._source.take_due(schedule, DUE_AT_ONCE, due_ms, segments):
+            taken = self._source.take_due(schedule, DUE_AT_ONCE, due_ms, segments)
+            if not taken:
                 break
             parts = [part for segment in segments for part in by_expiry(segment, now_ms)]
             first_kept = next((place for place, (_, is_late) in enumerate(parts) if not is_late), len(parts))
             late += [part for part, _ in parts[:first_kept]]
             segments = [part for part, _ in parts[first_kept:]]
+            gone += taken
+            more = not segments and (gone >= EXPIRED_AT_ONCE or len(late) >= DUE_AT_ONCE)
         self._source.give_back(segments, due_ms or 0 if number >= RETURNED else 0, was_due=False)  # where they were
-        self.exits.let_go_of((late, Cause("expired"), Fate.EXPIRED))
+        return self.exits.let_go_of((late, Cause("expired"), Fate.EXPIRED)) and more
 
     def _drop_run(self, runs: RunList, run: Run) -> None:
         """Drop a spilled run without reading it: everything in it has expired."""

@@ -96,6 +96,15 @@ class Source:
             self._admission.rebalance(overhead - schedule.overhead_bytes, gained=False)
         return taken
 
+    def take_expired(self, schedule: Schedule, now_ms: int, most: int, segments: list[Segment]) -> bool:
+        """Move what has expired of a schedule, and is in memory, to `segments`; as `Shelves.take_expired`."""
+        overhead = schedule.overhead_bytes
+        more = schedule.take_expired(now_ms, most, segments)
+        if segments:
+            self._lanes.cover(schedule.overhead_bytes - overhead)
+            self._admission.rebalance(gained=False)
+        return more
+
     def take_scheduled(self, schedule: Schedule, group: Group, sequence: int) -> Segment:
         """Take one message of a schedule, in memory, out of its group."""
         overhead = schedule.overhead_bytes

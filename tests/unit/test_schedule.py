@@ -241,6 +241,120 @@ def test_shelves_stay_short_in_every_pattern_of_due_times(schedule: Schedule) ->
         assert len(schedule._shelves) <= 5 + sum(map(len, schedule._shelves)) // shelves_module.SHELF
 
 
+# Expiry --------------------------------------------------------------------------------------------------------------
+
+
+def expiring(moments: Iterable[int]) -> list[Record]:
+    """Return messages that expire at these moments; those at 0 never do, and have headers."""
+    return [Message(b"%d" % moment, b"" if moment else b'{"a":1}', expires_ms=moment) for moment in moments]
+
+
+def expire(schedule: Schedule, now_ms: int, most: int = 100) -> tuple[list[Segment], int]:
+    """Take all that has expired; return it, and how many steps there were."""
+    segments: list[Segment] = []
+    steps = 1
+    while schedule.take_expired(now_ms, most, segments):
+        steps += 1
+        assert steps < 10_000, "it does not end"
+    return segments, steps
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[Group]:
+    """The groups that are looked at for what has expired."""
+    seen: list[Group] = []
+    expiries_of = shelves_module.expiries_of
+    monkeypatch.setattr(shelves_module, "expiries_of", lambda group: seen.append(group) or expiries_of(group))
+    return seen
+
+
+def test_each_group_is_looked_at_once_until_one_of_its_shelf_expires(schedule: Schedule, looks: list[Group]) -> None:
+    """In bounded steps; what is added later by itself, wherever it belongs, and nothing while nothing changes."""
+    chance = random.Random(4)
+    dues = [chance.randrange(10**6) for _ in range(20_000)]
+    for sequence, due in enumerate(dues):
+        schedule.add(due, sequence, expiring([1_000 if due // 1_000 == 500 else 5_000]), 0)
+    assert schedule.take_expired(10, 100, [])
+    assert 0 < len(looks) <= 100
+    expire(schedule, 10)
+    assert len(looks) == 20_000
+    looks.clear()
+    assert expire(schedule, 999) == ([], 1 + len(schedule._shelves) // 100)
+    assert not looks
+    schedule.take(500, 10**6, [])  # what is left of its shelf is as it was
+    expire(schedule, 999)
+    assert not looks
+    for sequence in range(20_000, 20_050):
+        schedule.add(chance.randrange(10**6), sequence, expiring([0]), 0)
+    expire(schedule, 999)
+    assert 50 <= len(looks) <= 50 + 4 * shelves_module.SHELF  # a few may be split, or are in order
+    looks.clear()
+    found, _ = expire(schedule, 1_000)
+    assert sorted(sequences(found)) == [sequence for sequence, due in enumerate(dues) if due // 1_000 == 500]
+    assert 0 < len(looks) <= 4 * shelves_module.SHELF
+    looks.clear()
+    expire(schedule, 4_999)
+    assert not looks
+
+
+def test_what_changes_all_the_time_holds_up_the_look_at_nothing(schedule: Schedule) -> None:
+    """However much comes in front of it in each step: it goes on where it was."""
+    sequence = 0
+    for due in range(5_000):
+        schedule.add(10_000 + due, sequence, expiring([1 if due == 4_900 else 0]), 0)
+        sequence += 1
+    segments: list[Segment] = []
+    for _ in range(300):
+        for due in range(100):
+            schedule.add(due, sequence, expiring([0]), 0)
+            sequence += 1
+        schedule.take_expired(5, 100, segments)
+    assert sequences(segments) == [4_900]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_that_has_expired_in_memory_leaves_from_wherever_it_is(store: Store, seed: int) -> None:
+    """Among batches and single messages, plain ones too, that are taken, spilled and restored; the rest stays in order."""
+    chance = random.Random(seed)
+    schedule = Schedule()
+    held: dict[int, tuple[int, Record]] = {}
+    now_ms = sequence = 0
+    for turn in range(60):
+        for _ in range(chance.randrange(40)):
+            count = chance.choice([1, 1, 1, 5]) if turn % 20 else 2 * GROUP_MESSAGES
+            moments = [chance.choice([0, now_ms + chance.randrange(1, 40)]) for _ in range(count)]
+            records = expiring(moments) if chance.random() < 0.8 else bodies(count)
+            due = chance.randrange(1, 1_000)
+            schedule.add(due, sequence, list(records), 0)
+            held.update((sequence + index, (due, record)) for index, record in enumerate(records))
+            sequence += count
+        now_ms += chance.randrange(5)
+        action = chance.randrange(4)
+        if action == 0:
+            spill(schedule, store, 5_000)
+        elif action == 1:
+            for one in sequences(deliver(schedule, store, now=chance.randrange(100), piece=50, most=50)):
+                del held[one]
+        found, _ = expire(schedule, now_ms, chance.choice([30, 1_000]))
+        for one, record, _ in flat(found):
+            assert 0 < record.expires_ms <= now_ms  # type: ignore[union-attr]
+            assert same(held.pop(one)[1], record)
+        spilled = {one for chunk in schedule.spilled for one in chunk.sequences}
+        late = [
+            one
+            for one, (_, record) in held.items()
+            if isinstance(record, Message) and 0 < record.expires_ms <= now_ms and one not in spilled
+        ]
+        assert not late
+        assert schedule.problems() == []
+        assert schedule.messages == len(held)
+    order = sorted(held, key=lambda one: (held[one][0], one))
+    assert sequences(deliver(schedule, store, piece=50, most=50)) == order
+    schedule.add(5, sequence, expiring([1]), 0)
+    assert sequences(expire(schedule, 1)[0]) == [sequence]
+    assert schedule.overhead_bytes == schedule.messages == 0
+
+
 # Spilled and restored ------------------------------------------------------------------------------------------------
 
 

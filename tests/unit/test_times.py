@@ -1088,6 +1088,84 @@ def test_expired_delayed_messages_go_without_being_asked_for(open_at: Open, cloc
     assert (len(queue), queue.stats().expired_total) == (0, 2)
 
 
+@pytest.mark.owner_only
+@pytest.mark.parametrize("dead_letter", [None, "dead"])
+@pytest.mark.parametrize("stretch", [1, 40])
+def test_what_was_delayed_and_expired_behind_what_stays_goes_without_a_getter(
+    open_at: Open, clock: Clock, durable: bool, dead_letter: str | None, stretch: int
+) -> None:
+    """A put at the limit goes on for that; what stays comes in its order."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, dead_letter=dead_letter, limit_messages=400, resume_ratio=1)
+    for number in range(0, 400, 2 * stretch):
+        queue.put_many([body(one) for one in range(number, number + stretch)], delay_s=10)
+        queue.put_many([body(9)] * stretch, delay_s=10, ttl_s=5)
+    clock.advance(14)
+    while inside.tick(queue):
+        pass
+    assert queue.stats().expired_total == 0
+    clock.advance(2)
+    while inside.tick(queue):
+        pass
+    broker.engine.log.drain()
+    assert (len(queue), queue.stats().expired_total) == (200, 200)
+    queue.put(body(400), timeout_s=0)
+    if dead_letter is not None:
+        assert numbers_of(broker.queue(dead_letter)) == [9] * 200
+    stays = [number for number in range(400) if number // stretch % 2 == 0]
+    assert numbers_of(queue) == [*stays, 400]
+    assert inside.left_behind(queue) == {}
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("dead_letter", [None, "dead"])
+def test_what_expires_while_it_was_given_back_with_a_delay_goes_behind_what_is_due_later(
+    open_at: Open, clock: Clock, durable: bool, dead_letter: str | None
+) -> None:
+    """Its time counts from when it could first be delivered: a delay of a nack gives it no more of that."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, dead_letter=dead_letter)
+    queue.put(body(0), delay_s=10)
+    queue.put(body(1), delay_s=10, ttl_s=20)
+    queue.put(body(2), delay_s=500, ttl_s=20)  # its time has not begun
+    clock.advance(10)
+    for delivery, delay_s in zip(queue.get_many(2, 0), (60, 61), strict=True):
+        delivery.nack(delay_s=delay_s)
+    clock.advance(21)
+    inside.tick(queue)
+    broker.engine.log.drain()
+    assert (len(queue), queue.stats().expired_total) == (2, 1)
+    if dead_letter is not None:
+        assert numbers_of(broker.queue(dead_letter)) == [1]
+    clock.advance(40)
+    assert numbers_of(queue) == [0]
+    clock.advance(430)
+    assert numbers_of(queue) == [2]
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("stretch", [1, 40])
+def test_maintenance_lets_what_was_delayed_and_has_expired_go_in_steps(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool, stretch: int
+) -> None:
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 100)
+    monkeypatch.setattr(expiry, "DUE_AT_ONCE", 100)
+    monkeypatch.setattr(tending, "perf_counter", lambda: 0.0)
+    queue = open_at().declare_queue("q", durable=durable)
+    queue.put(b"head", delay_s=1)
+    for _ in range(2_000 // stretch):
+        queue.put_many([b"late"] * stretch, delay_s=1, ttl_s=1)
+    clock.advance(3)
+    totals: list[int] = []
+    monkeypatch.setattr(tending, "sleep", lambda _: totals.append(queue.stats().expired_total))
+    inside.tick(queue)
+    totals.append(queue.stats().expired_total)
+    assert totals[-1] == 2_000
+    most = 2 * 100 + stretch  # what is due first, then some of what lies behind it
+    assert all(after - before < most for before, after in itertools.pairwise([0, *totals]))
+    assert len(queue) == 1
+
+
 def open_lane(queue: qflow.Queue, priority: int) -> None:
     """Have another thread put the first delayed message of a priority."""
     in_thread(lambda: queue.put(body(priority), priority=priority, delay_s=100))
