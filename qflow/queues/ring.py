@@ -68,8 +68,11 @@ class Ring:
         return False
 
     def _in_order(self) -> Iterator[RunList | _Part]:
-        """Yield where messages are that may be dropped."""
+        """Return where messages are that may be dropped."""
         lanes = self._lanes
+        return self._with_scheduled(lanes) if lanes.schedules else reversed(lanes.ranked)
+
+    def _with_scheduled(self, lanes: Lanes) -> Iterator[RunList | _Part]:
         for runs in reversed(lanes.ranked):
             for number in self._delayed(runs.number):
                 if lanes.due_in_ms(number) <= 0:

@@ -367,6 +367,14 @@ class Sessions:
         gone = self._expired[: self._most]
         if not gone:
             return []
+        for facts in gone:
+            facts.cursor.end(StreamDeleted)  # from here on it is not found again
+        for facts in gone:
+            try:
+                self._expiring.check(facts.cursor.owner)
+            except CorruptionError:
+                self._expired.remove(facts)  # the others go next time
+                raise
         try:
             self._delete(self._expiring, gone)
         except DiskFull:

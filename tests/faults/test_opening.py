@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -141,6 +142,7 @@ def test_a_first_commit_that_fails_is_one_sentence_and_leaves_nothing_open(opera
     """The next to open goes on as if nothing had been."""
     faults = Faults()
     faults.fail(operation, error, times=1)
+    gc.collect()  # what tests before have left to it
     before = descriptors()
     with pytest.raises(qflow.StorageError, match=r"dmesg"):
         open_faulty(written, faults)

@@ -12,6 +12,8 @@ import pytest
 import inside
 import qflow
 from faults.seams import in_thread
+from qflow.storage.log.keys import queue_key
+from qflow.storage.log.transaction_log import Unit
 from qflow.streams import sessions
 from unit.clocks import Clock, open_still
 
@@ -159,3 +161,25 @@ def test_what_expires_while_a_queue_is_declared_does_not_undo_it(
         broker.declare_queue("q").put(b"x")
         assert names(broker) == {"for good"}
         assert broker.queue("q").get(0).body == b"x"
+
+
+def test_a_damaged_record_keeps_no_other_subscription_and_fails_no_commit(spool: Path, clock: Clock) -> None:
+    """It is told once, and stays; what else expires goes, and who shares a commit does not hear of it."""
+    with opened(spool, clock, 10) as broker:
+        log = broker.engine.log
+        cursor = broker.engine.streams.get("s").cursors["n4"]
+
+        def damage(txn: Any) -> None:
+            value = bytearray(txn.get(queue_key(cursor.owner)))
+            value[10] ^= 0xFF
+            txn.put(queue_key(cursor.owner), bytes(value))
+
+        log.wait(log.join(Unit(writes=[damage])))
+        clock.advance(EXPIRY_S + 1)
+        failed = log.commits
+        with pytest.raises(qflow.CorruptionError, match=f"the record of queue {cursor.owner}"):
+            broker.engine.streams.tick()
+        assert log.commits == failed
+        while broker.engine.streams.tick():
+            pass
+        assert names(broker) == {"for good", "n4"}

@@ -71,6 +71,9 @@ class Committing:
     def _goes_on(self, batch: Batch, error: StorageError) -> bool:
         """Leave out of a batch what finds no room on the disk, or no disk; return whether to write what is left."""
         if batch.is_writing:
+            if batch.deletes and batch.removes > 1:
+                batch.removes = 1  # what was deleted can wait, what is put is not refused for it
+                return True
             if batch.free and self._turn_over(batch):
                 return True
             calls = Calls()

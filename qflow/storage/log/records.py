@@ -104,6 +104,13 @@ class Records:
 
         self._change(Unit(writes=[write], values=len(gone)), then=then, at_once=at_once)
 
+    def check(self, owner: int) -> None:
+        """Raise CorruptionError if a record is damaged: a commit that changes it would fail, with all that share it."""
+        with self._log.read() as txn:
+            value = txn.get(queue_key(owner))
+        if value is not None:
+            recovery.fields_of(value, owner)
+
     def make_sure(self) -> None:
         """Have followed what is to follow, also where the thread that wrote was interrupted."""
         if not self._unsure:
