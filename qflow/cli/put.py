@@ -14,10 +14,9 @@ from qflow.cli import facts, options
 from qflow.cli.lines import Lines
 from qflow.cli.spool import is_owner, queue_to_fill, reached
 from qflow.cli.stop import Stop, Stopped
-from qflow.config import QueueSettings
+from qflow.config import Overflow, QueueSettings
 from qflow.errors import QueueFull
 from qflow.message import charge
-from qflow.queues.overflow import Decision, when_full
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -154,7 +153,7 @@ def _put_batch(queue: AnyQueue, batch: list[bytes], stop: Stop | None) -> range:
         try:
             return queue.put_many(batch, timeout_s=ROOM_S)
         except QueueFull:
-            if stop is None or when_full(queue.settings) is not Decision.WAIT:
+            if stop is None or queue.settings.on_overflow is not Overflow.BLOCK:
                 raise
             stop.check()
 

@@ -298,13 +298,13 @@ class BrokerMachine(SpoolMachine):
         if name == "work":
             self.release_late()
         for _ in range(count):
-            now_ms = self.clock.now * 1000
-            ready = [sent for sent in self.waiting[name].values() if sent.due <= now_ms and not self.is_late(sent)]
+            ready = self.ready(name)
             try:
                 delivery = self.get_one(queue)
             except qflow.QueueEmpty:
                 assert not ready or any(self.held.values()), "a message is stuck"
                 return
+            ready = self.ready(name)  # the clock may have gone on
             if name == "dead":
                 self.notice_dead(delivery)
                 ready = list(self.waiting[name].values())
@@ -322,6 +322,13 @@ class BrokerMachine(SpoolMachine):
             assert delivery.delivery_count == sent.deliveries + 1
             del self.waiting[name][sent.number]
             self.held[name][sent.number] = (delivery, sent, self.monotonic.now)
+
+    def ready(self, name: str) -> list[Sent]:
+        """What a get may return: what was given back with a delay is due by another clock."""
+        return [sent for sent in self.waiting[name].values() if self.is_due(sent) and not self.is_late(sent)]
+
+    def is_due(self, sent: Sent) -> bool:
+        return sent.due <= self.clock.now * 1000 if sent.returned_ms is None else sent.returned_ms <= self.now_ms()
 
     def get_one(self, queue: qflow.Queue) -> Delivery:
         """Get a message; what is on its way to be a dead letter may have to be gone first."""
