@@ -18,6 +18,12 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture(params=[True, False], ids=["durable", "transient"])
+def durable(request: pytest.FixtureRequest) -> bool:
+    """Whether queues are logged: each test is run with both."""
+    return bool(request.param)
+
+
 @pytest.fixture
 def open_at(spool: Path, clock: Clock, access: str) -> Iterator[Callable[..., qflow.Broker]]:
     """Open the spool under the test's clock, without a maintenance thread; checked and closed as by `open_spool`."""

@@ -21,11 +21,6 @@ Open = Callable[..., qflow.Broker]
 COST = 1000 + OVERHEAD_BYTES
 
 
-@pytest.fixture(params=[True, False], ids=["durable", "transient"])
-def durable(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 def body(number: int) -> bytes:
     return b"%04d" % number * 250
 

@@ -26,11 +26,6 @@ pytestmark = pytest.mark.two_drivers
 Open = Callable[..., qflow.Broker]
 
 
-@pytest.fixture(params=[True, False], ids=["durable", "transient"])
-def durable(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 # Pure ----------------------------------------------------------------------------------------------------------------
 
 

@@ -26,11 +26,6 @@ from unit.clocks import LONG_S, until
 Open = Callable[..., qflow.Broker]
 
 
-@pytest.fixture(params=[True, False], ids=["durable", "transient"])
-def durable(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.fixture(autouse=True)
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have the end of a queue fail that does not find it quiet at the first look; return how many looks there were."""

@@ -23,11 +23,6 @@ Open = Callable[..., qflow.Broker]
 COST = 1000 + OVERHEAD_BYTES
 
 
-@pytest.fixture(params=[True, False], ids=["durable", "transient"])
-def durable(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 def entries_of(queue: qflow.Queue) -> list[Entry]:
     return list(queue.browse())
 

@@ -23,11 +23,6 @@ from unit.clocks import LONG_S, Clock
 Open = Callable[..., qflow.Broker]
 
 
-@pytest.fixture(params=[True, False], ids=["durable", "transient"])
-def durable(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.fixture(params=["at once", "by its queue", "by the commit"])
 def refusal(request: pytest.FixtureRequest) -> str:
     """When a dead letter finds no room: before it is looked for, where it is reserved, or when the log was handed it."""

@@ -106,11 +106,6 @@ def test_what_an_empty_queue_would_not_admit_is_named(
         check_can_ever_fit("q", QueueSettings(**limits), *arriving)
 
 
-@pytest.fixture(params=[True, False], ids=["durable", "transient"])
-def durable(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.mark.owner_only
 def test_reject_refuses_and_keeps_nothing(open_spool: Open, durable: bool) -> None:
     """A refused put, batch or submit leaves the queue as it was, however long it would wait."""

@@ -22,11 +22,6 @@ Open = Callable[..., qflow.Broker]
 COST = 1000 + OVERHEAD_BYTES
 
 
-@pytest.fixture(params=[True, False], ids=["durable", "transient"])
-def durable(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 def bodies_of(queue: qflow.Queue) -> list[bytes]:
     """Take and settle what waits, one by one and in batches by turns."""
     bodies: list[bytes] = []

@@ -25,11 +25,6 @@ pytestmark = pytest.mark.two_drivers
 Open = Callable[..., qflow.Broker]
 
 
-@pytest.fixture(params=[True, False], ids=["durable", "transient"])
-def durable(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 def bound(broker: qflow.Broker, *names: str, topic_filter: str = "#", **settings: Any) -> list[qflow.Queue]:
     """Declare queues and bind them."""
     queues = [broker.declare_queue(name, **settings) for name in names]
