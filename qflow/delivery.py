@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, Protocol, overload
 
 from qflow.batch_index import BatchIndex, missing
 from qflow.config import parse_span
@@ -16,6 +16,7 @@ from qflow.durations import Duration
 from qflow.errors import AlreadySettled, ForkedProcess, InvalidArgument
 from qflow.inherited import shows
 from qflow.message import HeaderValue, Message, Record, decode_headers, is_plain
+from qflow.named_tuples import NamedTuple
 from qflow.pickling import Unpicklable
 
 MAY_BE_REPEATED = 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from qflow.named_tuples import NamedTuple
 
 
 class EventKind(enum.Enum):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import signal
+import sys
 from functools import partial
 from typing import Any
 
 
 def is_of_handler(error: BaseException) -> bool:
     """Tell whether a signal handler has raised it, and not a call of the system: a time-out is an `OSError`, too."""
+    signal: Any = sys.modules.get("signal")  # which whoever has a handler has imported
     codes = set()
-    for number in signal.valid_signals():
+    for number in getattr(signal, "valid_signals", tuple)():
         handler: Any = signal.getsignal(number)
         if callable(handler):
             handler = handler.func if isinstance(handler, partial) else handler

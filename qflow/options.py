@@ -4,8 +4,6 @@
 that passes such arguments on takes them as `**options: Unpack[qflow.QueueOptions]`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from datetime import datetime

@@ -17,13 +17,14 @@ from binascii import a2b_base64, b2a_base64
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, tzinfo
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.config import check_name, parse_span
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Headers, body_bytes, decode_headers, encode_headers
+from qflow.named_tuples import NamedTuple
 from qflow.options import Body
 from qflow.publishing import Kept
 from qflow.queues.overflow import Decision, when_full

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 from qflow.errors import InvalidArgument
+from qflow.named_tuples import NamedTuple
 
 
 class Setting(NamedTuple):

@@ -42,6 +42,7 @@ WORDS = {
     "inherited",
     "names",
     "pace",
+    "named_tuples",
     "pickling",
     "rates",
     "steps",

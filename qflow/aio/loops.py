@@ -18,13 +18,14 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from threading import get_ident
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 from qflow.aio.threads import Threads
 from qflow.errors import BrokerClosed, ForkedProcess, again
 from qflow.memory.line import FOREVER, WORK, Wake
 from qflow.memory.waiting import StraightLock, in_place
+from qflow.named_tuples import NamedTuple
 
 T = TypeVar("T")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.message import LANE_SHIFT
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log.rows import read_row
 from qflow.storage.streams import eras
 

@@ -7,7 +7,7 @@ converted one by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ from qflow.arrow.schema import NULL_HEADER
 from qflow.arrow.takers import Takers, too_large
 from qflow.errors import InvalidArgument, MessageTooLarge, NotFound, QflowError
 from qflow.message import HeaderValue, Message, Record, check_key, encode_headers
+from qflow.named_tuples import NamedTuple
 from qflow.storage import encoding
 from qflow.storage.inbox.stage_files import StageWriter
 

@@ -6,10 +6,12 @@ headers, the body. So the payload is viewed as one Arrow array of such values, a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from qflow.named_tuples import NamedTuple
 
 Array = Any
 _EXPIRES, _DUE, _TOPIC, _KEY = 2, 4, 8, 16

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.arrow.states import StreamState
 from qflow.errors import InvalidArgument
 from qflow.message import LANE_SHIFT
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
 from qflow.storage.log.keys import scan
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from qflow.arrow.parts import take_apart
 from qflow.arrow.schema import LOG_APPEND_TIME, NULL_HEADER, headers_type
 from qflow.errors import CorruptionError, InvalidArgument
 from qflow.message import Message, Record, decode_headers
+from qflow.named_tuples import NamedTuple
 from qflow.storage.streams.columns import ColumnPiece
 
 HEADERS = headers_type()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from qflow.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     import pyarrow as pa

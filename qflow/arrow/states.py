@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.message import LANE_SHIFT
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log import recovery
 from qflow.storage.log.recovery import QueueRecord, Recovery
 from qflow.storage.log.rows import Row, new_row

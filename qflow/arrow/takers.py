@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from qflow.config import APART_IN_STREAMS
 from qflow.errors import MessageTooLarge, NotFound
 from qflow.message import topic_prefix
+from qflow.named_tuples import NamedTuple
 from qflow.names import choices
 from qflow.storage.log.recovery import BINDINGS, Recovery
 from qflow.streams.topic_filter import FilterTrie, check_topic

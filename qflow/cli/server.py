@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import qflow.aio
 import qflow.amqp
@@ -20,6 +20,7 @@ import qflow.mqtt
 import qflow.web
 from qflow.cli.output import Output, missing, output
 from qflow.errors import InvalidArgument
+from qflow.named_tuples import NamedTuple
 from qflow.options import BrokerOptions
 from qflow.remote.server import doors as callers
 from qflow.serving.addresses import Address, is_of_this_machine_alone

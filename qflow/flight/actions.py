@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import qflow
 from qflow.arrow.bounds import COMMITTED, EARLIEST, LATEST, OFFSETS, TIMES, Bound, resolve
@@ -16,6 +16,7 @@ from qflow.flight.adopting import adopt, withdraw
 from qflow.flight.leases import Leases
 from qflow.flight.owner import Owner
 from qflow.flight.words import Command
+from qflow.named_tuples import NamedTuple
 from qflow.storage.streams.groups import committed_of
 
 _LEASE_S = 60.0

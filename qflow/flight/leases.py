@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
 
 import attrs
 
 from qflow.errors import GroupInUse, StorageError
+from qflow.named_tuples import NamedTuple
 from qflow.storage.files import Files
 from qflow.storage.lock import Place
 from qflow.storage.streams.groups import Group, Offsets

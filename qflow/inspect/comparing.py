@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 
@@ -14,6 +14,7 @@ from qflow.inspect.logs import check_there, opened_log
 from qflow.inspect.peeking import unsettled
 from qflow.inspect.stream_facts import rows_of
 from qflow.message import Message, body_of, offset_of
+from qflow.named_tuples import NamedTuple
 from qflow.storage.environment import Environment
 from qflow.storage.log.recovery import QUEUE, QueueRecord, Recovery
 from qflow.storage.streams import partitions

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.config import QueueSettings
 from qflow.errors import CorruptionError
 from qflow.inspect.log_check import check_log
 from qflow.message import offset_of
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS, TOPICS, Header
 from qflow.storage.environment import Environment, LmdbError, full_or_failed

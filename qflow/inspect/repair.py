@@ -12,7 +12,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 
@@ -22,6 +22,7 @@ from qflow.identity import new_uuid
 from qflow.inspect.child import in_child
 from qflow.inspect.logs import check_there, opened_environment
 from qflow.inspect.mending import Hole, mend
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey
 from qflow.storage.environment import BROKEN, Environment, put_pairs

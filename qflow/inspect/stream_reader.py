@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 
@@ -21,6 +21,7 @@ from qflow.config import parse_count, parse_moment
 from qflow.errors import CorruptionError, InvalidArgument, NotFound, StorageError, StreamDeleted
 from qflow.inspect.stream_facts import find_stream
 from qflow.message import offset_of, sequence_of
+from qflow.named_tuples import NamedTuple
 from qflow.names import choices
 from qflow.storage.environment import Environment
 from qflow.storage.files import storage_error

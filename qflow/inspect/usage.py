@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
 
 import attrs
 
@@ -16,6 +15,7 @@ from qflow.inspect.child import in_child
 from qflow.inspect.live import read_live
 from qflow.inspect.logs import opened_log
 from qflow.inspect.spills import area_name
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
 from qflow.storage.environment import Environment
 from qflow.storage.lock import owner_pid

@@ -14,10 +14,11 @@ from array import array
 from collections.abc import Sequence
 from copy import copy
 from operator import add, gt
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.memory.group import GROUP_BYTES, GROUP_MESSAGES, Group
 from qflow.message import OVERHEAD_BYTES
+from qflow.named_tuples import NamedTuple
 
 CHUNK_BYTES = 1024
 """Charged for each spilled chunk on top of its sequences: 790 where its slots are one range, 110 for each one more."""

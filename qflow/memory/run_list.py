@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import repeat, starmap
-from typing import NamedTuple
 
 from sortedcontainers import SortedKeyList
 
 from qflow.delivery import Segment
 from qflow.memory.run import NOTHING, Place, Run
 from qflow.message import OVERHEAD_BYTES, Record, lane_of
+from qflow.named_tuples import NamedTuple
 
 OWN_RUN = 256
 """A batch of at least so many messages is a run of its own, handed over whole if it is taken whole."""

@@ -9,12 +9,12 @@ again. So what was not found was not there at one moment.
 from __future__ import annotations
 
 from array import array
-from typing import NamedTuple
 
 from qflow.memory.chunk import Chunk, rises
 from qflow.memory.group import Group, Key
 from qflow.memory.schedule import Schedule
 from qflow.memory.shelves import Sought
+from qflow.named_tuples import NamedTuple
 
 
 class Found(NamedTuple):

@@ -14,7 +14,6 @@ import sys
 from bisect import bisect, bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
-from typing import NamedTuple
 
 from qflow.delivery import Segment
 from qflow.memory.group import (
@@ -33,6 +32,7 @@ from qflow.memory.group import (
     weight,
 )
 from qflow.message import Record, lowest_by_lane
+from qflow.named_tuples import NamedTuple
 
 SHELF = 256
 """A shelf has at most twice as many groups."""

@@ -22,13 +22,13 @@ neither. Since 3.14 it calls what takes the lock: see `StraightLock`.
 from __future__ import annotations
 
 import _thread
-import dis
 import gc
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
+from opcode import opmap
 from operator import methodcaller
 from queue import SimpleQueue
 from threading import Lock, get_ident
@@ -332,20 +332,28 @@ def _holds(frame: FrameType) -> bool:
 
 
 def _held_at(code: CodeType) -> frozenset[int]:
-    """Return the offsets of the instructions in each `with`, and of those that leave it, up to the call that does."""
-    compiled: Any = dis.Bytecode(code)
-    operations = {one.offset: one.opname for one in compiled}
+    """Return the offsets of the instructions in each `with`, and of those that leave it, up to the call that does.
+
+    `dis` is not asked: an import here might wait for one of another thread, which waits for the lock that is held.
+    """
+    operations = code.co_code[::2]
     found: set[int] = set()
-    for entry in compiled.exception_entries:
-        if "WITH_EXCEPT_START" not in [operations.get(entry.target + behind) for behind in (0, 2)]:
-            continue
-        found.update(offset for offset in operations if entry.start <= offset < entry.end)
-        for offset in sorted(operations):
-            if offset >= entry.end:
-                found.add(offset)
-                if operations[offset] == "CALL":
-                    break
-    return frozenset(found)
+    numbers = _numbers(code.co_exceptiontable)
+    for start, length, target, _ in zip(numbers, numbers, numbers, numbers, strict=True):  # the last: of the stack
+        if opmap["WITH_EXCEPT_START"] in operations[target : target + 2]:
+            leaves = operations.find(opmap["CALL"], start + length)
+            found.update(range(start, len(operations) if leaves < 0 else leaves + 1))
+    return frozenset(2 * one for one in found)
+
+
+def _numbers(table: bytes) -> Iterator[int]:
+    """Yield the numbers in an exception table: six bits in each byte, the first ones first, and whether more follow."""
+    number = 0
+    for byte in table:
+        number = number << 6 | byte & 63
+        if not byte & 64:
+            yield number
+            number = 0
 
 
 def _check_caller() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
+
+from qflow.named_tuples import NamedTuple
 
 PREFIX = "qflow_"
 OTHER = "other"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from qflow.metrics.names import OTHER, Figure
+from qflow.named_tuples import NamedTuple
 
 Name = TypeVar("Name", bound=Hashable)
 Labels = tuple[str, ...]

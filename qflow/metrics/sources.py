@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.aio import AsyncBroker
 from qflow.broker import Broker
@@ -17,6 +17,7 @@ from qflow.errors import InvalidArgument, QflowError
 from qflow.metrics.names import QUEUE
 from qflow.metrics.naming import Row
 from qflow.metrics.told import Told, told_by
+from qflow.named_tuples import NamedTuple
 from qflow.remote.client.broker import RemoteBroker
 from qflow.remote.client.task_broker import AsyncRemoteBroker
 from qflow.stats import BrokerStats

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.metrics.names import BROKER, INBOX, QUEUE, STREAM, SUBSCRIPTION, TIMES, Figure
 from qflow.metrics.naming import Row
+from qflow.named_tuples import NamedTuple
 from qflow.stats import BrokerStats
 
 Subscriber = tuple[str, str | None, int]

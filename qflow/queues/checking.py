@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from itertools import islice
 from operator import attrgetter
 from time import perf_counter, sleep
-from typing import NamedTuple
 
 from qflow.delivery import Deliveries, Delivery, Segment
 from qflow.memory.line import PAUSE_S
 from qflow.memory.run import Place, Run
 from qflow.memory.waiting import sheltered
 from qflow.message import OVERHEAD_BYTES, Record, charge, is_logged, is_plain, lowest_by_lane
+from qflow.named_tuples import NamedTuple
 from qflow.queues.exits import weigh
 from qflow.queues.parts import Parts
 from qflow.storage.log.rows import Row

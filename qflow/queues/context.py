@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from qflow.config import QueueSettings
 from qflow.delivery import Segment
 from qflow.errors import BrokerClosed, QflowError, QueueDeleted
 from qflow.events import EventKind, Teller
 from qflow.memory.waiting import StraightLock
+from qflow.named_tuples import NamedTuple
 from qflow.queues.dead_letters import Cause
 from qflow.storage.log.transaction_log import TransactionLog
 

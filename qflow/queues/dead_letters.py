@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from qflow.config import QueueSettings
 from qflow.delivery import Raised, Segment
 from qflow.errors import InvalidArgument
 from qflow.message import HeaderValue, Message, Record, body_of, decode_headers, encode_headers
+from qflow.named_tuples import NamedTuple
 
 PREFIX = "dead_letter_"
 QUEUE, REASON, NACK_REASON, EXCEPTION, TIME_S, SEQUENCE, DELIVERIES, COUNT = (

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow import config
 from qflow.config import QueueSettings
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, QflowError
 from qflow.message import Record, bodies_bytes, body_bytes, with_prefix
+from qflow.named_tuples import NamedTuple
 
 Moment = datetime | float
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
 
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import InvalidArgument
 from qflow.memory.gate import ALWAYS
+from qflow.named_tuples import NamedTuple
 
 
 class Decision(enum.Enum):

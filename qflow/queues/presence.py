@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from heapq import nsmallest
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.delivery import Delivery
+from qflow.named_tuples import NamedTuple
 from qflow.queues.apart import HeldOne
 from qflow.queues.parts import Parts
 from qflow.takers import Noted, kind_of, named

@@ -8,7 +8,6 @@ delayed goes as far as it was read.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from qflow.delivery import Segment
 from qflow.memory.group import Key
@@ -16,6 +15,7 @@ from qflow.memory.run import Place
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.message import DELAYED, RETURNED
+from qflow.named_tuples import NamedTuple
 from qflow.queues.exits import FOREVER_MS, Exits, Fate, weigh
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Depth

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice, takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.delivery import Segment
 from qflow.errors import again
 from qflow.memory.line import Wake
 from qflow.memory.waiting import attend, shelter, sheltered
 from qflow.message import Record, is_plain
+from qflow.named_tuples import NamedTuple
 from qflow.queues.assembly import Assembly, ReserveStep, Reserving
 from qflow.queues.dead_letters import Cause, dead_letters
 from qflow.queues.exits import Leaving

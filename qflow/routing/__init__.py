@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from qflow.errors import InvalidArgument, NotFound
 from qflow.message import (
@@ -20,6 +20,7 @@ from qflow.message import (
     topic_prefix,
     with_prefix,
 )
+from qflow.named_tuples import NamedTuple
 from qflow.queues.envelope import Envelope
 from qflow.queues.fan_out import put_into_all
 from qflow.queues.puts import Puts

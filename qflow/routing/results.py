@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 from qflow.message import offset_of
+from qflow.named_tuples import NamedTuple
 from qflow.streams.partition import Partition
 
 

@@ -14,11 +14,12 @@ import signal
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import attrs
 
 from qflow.errors import InvalidArgument, QflowError
+from qflow.named_tuples import NamedTuple
 from qflow.serving import notify as manager
 from qflow.serving.addresses import Address, occupy
 from qflow.serving.users import Users

@@ -14,10 +14,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from qflow.errors import InvalidArgument, SpoolInUse, StorageError
+from qflow.named_tuples import NamedTuple
 from qflow.spark.failures import spark_errors
 from qflow.spark.options import naming
 from qflow.spark.places.local import LocalPlace

@@ -6,12 +6,13 @@ A load is identified by the names and bytes of its files, so one that was interr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import xxhash
 
 from qflow.arrow.takers import Takers
 from qflow.errors import NotFound
+from qflow.named_tuples import NamedTuple
 from qflow.spark import spools
 from qflow.spark.archive import check_place, path_of
 from qflow.spark.failures import spark_errors

@@ -14,9 +14,10 @@ that appears later.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import InvalidArgument
+from qflow.named_tuples import NamedTuple
 
 
 class Progress(NamedTuple):

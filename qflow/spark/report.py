@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from qflow.errors import NotFound
+from qflow.named_tuples import NamedTuple
 from qflow.spark.failures import spark_errors
 from qflow.spark.options import naming
 from qflow.spark.words import INSTALL

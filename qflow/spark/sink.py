@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import attrs
@@ -24,6 +24,7 @@ from xxhash import xxh3_64_hexdigest
 
 from qflow.arrow.takers import Taker, Takers
 from qflow.errors import InvalidArgument, QflowError
+from qflow.named_tuples import NamedTuple
 from qflow.spark.checkpoints import make_durable
 from qflow.spark.outgoing import check_columns, shares_of
 from qflow.spark.places.hosts import check_hosts

@@ -11,10 +11,11 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.arrow.states import SpoolState, state_of
 from qflow.errors import NotFound, StorageError
+from qflow.named_tuples import NamedTuple
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import recovery

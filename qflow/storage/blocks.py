@@ -22,13 +22,13 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain, compress
-from typing import NamedTuple
 from zlib import crc32
 
 from xxhash import xxh3_64_digest
 
 from qflow.errors import CorruptionError
 from qflow.message import Message, Record
+from qflow.named_tuples import NamedTuple
 
 MAGIC = b"qfb4"
 NO_PREVIOUS = 2**64 - 1

@@ -10,13 +10,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, count, islice
 from operator import lt
-from typing import NamedTuple
 from zlib import crc32
 
 from xxhash import xxh3_64, xxh3_64_digest
 
 from qflow.errors import CorruptionError
 from qflow.message import Record, is_plain
+from qflow.named_tuples import NamedTuple
 from qflow.storage.blocks import (
     CHECKSUM_BYTES,
     COLUMN_ROOM,

@@ -13,9 +13,9 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple
 
 from qflow.errors import CorruptionError, PermissionDenied
+from qflow.named_tuples import NamedTuple
 from qflow.storage.files import FILE_MODE, FULL, READ, Files, storage_error
 from qflow.storage.log.directory import DATA, LAST
 from qflow.storage.log.sealing import seal, unseal

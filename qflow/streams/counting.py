@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
 from qflow.storage.blocks import Header
 from qflow.storage.log.marks import settled_ranges

@@ -14,12 +14,13 @@ taken, `Positions` where the cursor is. The cursor itself owns its members and t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from qflow.errors import InvalidArgument, QflowError, TooManyUnsettled
 from qflow.memory.line import WORK, Line, Wake, Watcher
 from qflow.memory.waiting import StraightLock, attend, sheltered
 from qflow.message import offset_of
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log.transaction_log import Lane
 from qflow.streams.claims import Claims
 from qflow.streams.deliveries import StreamDeliveries, root_of

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 from qflow.batch_index import BatchIndex, missing
 from qflow.delivery import Deliveries, Delivery, Settler
 from qflow.errors import AlreadySettled
 from qflow.inherited import called_after, shows
 from qflow.message import LANE_SHIFT, HeaderValue, Message, Record, body_of, decode_headers, lane_of, offset_of
+from qflow.named_tuples import NamedTuple
 from qflow.storage.streams.partitions import Piece
 from qflow.streams.room import charge_for
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import BrokerClosed
 from qflow.memory.ledger import Account, Ledger
 from qflow.memory.line import FOREVER, WORK, Wake
 from qflow.memory.waiting import StraightLock, attend, collecting, shelter, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, Record
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log.transaction_log import Put
 
 TAIL_SHARE = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log.transaction_log import TransactionLog
 from qflow.streams.room import Room
 from qflow.used import Used

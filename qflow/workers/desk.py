@@ -9,7 +9,8 @@ import math
 import mmap
 import os
 import tempfile
-from typing import NamedTuple
+
+from qflow.named_tuples import NamedTuple
 
 _DEADLINE, _SEQUENCE, _DONE, _FAILED, _CELLS = range(5)
 _CELL_BYTES = 8

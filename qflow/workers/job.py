@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 
+from qflow.named_tuples import NamedTuple
 from qflow.workers.targets import Target
 
 

@@ -9,11 +9,12 @@ import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.callbacks import check_callback
 from qflow.delivery import reason_of
 from qflow.errors import InvalidArgument
+from qflow.named_tuples import NamedTuple
 
 _AS_MODULE = "__qflow_work__"
 """What a file is imported as: not `__main__`, so that it begins nothing."""

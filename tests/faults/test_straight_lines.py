@@ -20,7 +20,7 @@ import pytest
 
 import qflow
 from faults.strikes import ROOT, Strike
-from qflow.memory.waiting import StraightLock, _Shelter
+from qflow.memory.waiting import StraightLock, _held_at, _Shelter
 from qflow.storage.log.direct import Direct
 from qflow.storage.log.handing import Handing
 from qflow.streams.room import Room
@@ -83,6 +83,31 @@ def test_nothing_can_strike_where_the_main_thread_holds_a_lock(path: Path) -> No
     assert sorted(seen) == MARKED[path], "this CPython compiles `with` otherwise: a handler may run with the lock held"
     assert all(seen.values())
     assert {f"{path.name}:{line}": loud(found) for line, found in seen.items() if loud(found)} == {}
+
+
+def held_at(code: CodeType) -> set[int]:
+    """Return the instructions of each `with`, as `dis` tells them, and those after it, up to the call that leaves it."""
+    bytecode: Any = dis.Bytecode(code)
+    operations = {one.offset: one.opname for one in bytecode}
+    found = set()
+    for part in bytecode.exception_entries:
+        if "WITH_EXCEPT_START" in (operations[part.target], operations.get(part.target + 2)):
+            after = [offset for offset in operations if offset >= part.end]
+            calls = [offset for offset in after if operations[offset] == "CALL"]
+            found |= {offset for offset in operations if part.start <= offset < part.end}
+            found |= {offset for offset in after if offset <= min(calls, default=offset)}
+    return found
+
+
+def test_where_a_lock_is_held_is_read_as_dis_reads_it() -> None:
+    seen = 0
+    for path in PACKAGE.rglob("*.py"):
+        for code in codes(compile(path.read_text(), path, "exec")):
+            if code.co_exceptiontable:
+                held = held_at(code)
+                assert _held_at(code) & {one.offset for one in dis.get_instructions(code)} == held, code
+                seen += bool(held)
+    assert seen > 300
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="`with` takes a lock in one instruction")

@@ -16,9 +16,9 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from qflow.errors import InvalidArgument
+from qflow.named_tuples import NamedTuple
 
 DIRECTORY, STARTING, SERVING, LOG = "amqp", "starting", "serving", "log"
 USER = "qflow"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from qflow.amqp.model.tables import Table, encode_table
+from qflow.named_tuples import NamedTuple
 
 QUEUE, EXCHANGE = "queue", "exchange"
 

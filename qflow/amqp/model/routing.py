@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from qflow.amqp.model.bindings import EXCHANGE, QUEUE, Binding, Identity, Target
 from qflow.amqp.model.exchanges import DEFAULT, PREDECLARED, Exchange
 from qflow.amqp.model.matching import Headers
+from qflow.named_tuples import NamedTuple
 
 MOST_ROUTES = 8192
 """Routes that are remembered, for each virtual host."""

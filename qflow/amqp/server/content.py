@@ -9,7 +9,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from pamqp import decode
 
@@ -19,6 +19,7 @@ from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.properties import DELIVERY_MODE, EXPIRATION, HEADERS, PRIORITY, USER_ID, changed, spans
 from qflow.delivery import Delivery
 from qflow.message import EncodedHeaders, HeaderValue, Message, decode_headers
+from qflow.named_tuples import NamedTuple
 
 PROPERTIES, EXCHANGE, ROUTING_KEY = "amqp.properties", "amqp.exchange", "amqp.routing_key"
 """The headers of a qflow message that came by AMQP."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from qflow.aio.broker import in_thread
 from qflow.amqp.errors import AmqpError
@@ -33,6 +33,7 @@ from qflow.errors import (
     TransactionTooLarge,
 )
 from qflow.memory.waiting import in_place
+from qflow.named_tuples import NamedTuple
 from qflow.queues.dead_letters import PREFIX, QUEUE, REASON
 
 if TYPE_CHECKING:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.amqp.server.content import Properties, headers_of, read_properties
 from qflow.amqp.server.parcels import Parcel
 from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.methods import decode_properties
 from qflow.amqp.wire.properties import changed
+from qflow.named_tuples import NamedTuple
 
 MOST_DEATHS = 100
 """Entries that `x-death` keeps: a message that a client invents with more does not grow."""

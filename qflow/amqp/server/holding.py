@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from qflow.aio.delivery import AsyncDelivery

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from pamqp import decode
 
 from qflow.amqp.errors import AmqpError
 from qflow.amqp.wire.limits import DEFAULT_LIMITS
 from qflow.amqp.wire.tables import check_table
+from qflow.named_tuples import NamedTuple
 from qflow.serving.certificates import common_name
 
 PLAIN, AMQPLAIN, EXTERNAL = "PLAIN", "AMQPLAIN", "EXTERNAL"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from qflow.config import QueueSettings
 from qflow.message import HeaderValue
+from qflow.named_tuples import NamedTuple
 from qflow.options import PutOptions
 
 SHORTEST_TTL_S = 0.001

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, AsyncStreamDelivery
@@ -29,6 +29,7 @@ from qflow.errors import (
     StreamDeleted,
 )
 from qflow.memory.waiting import in_place
+from qflow.named_tuples import NamedTuple
 from qflow.options import Start
 from qflow.queues.overflow import Decision, may_hold, when_full
 from qflow.queues.queue import parts_of

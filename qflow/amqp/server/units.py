@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
 from qflow.amqp.server.client import until_done
 from qflow.errors import AlreadySettled, InDoubt, InvalidArgument, QflowError, QueueDeleted, QueueFull, StreamDeleted
+from qflow.named_tuples import NamedTuple
 
 if TYPE_CHECKING:
     from qflow.amqp.server.client import Client

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from pamqp import base
 from pamqp.common import FieldTable
+
+from qflow.named_tuples import NamedTuple
 
 
 class Login(NamedTuple):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import NamedTuple
 
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.wire.limits import Limits
 from qflow.amqp.wire.tables import check_short_string, malformed
+from qflow.named_tuples import NamedTuple
 
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
 KINDS = frozenset({METHOD, HEADER, BODY, HEARTBEAT})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from qflow.named_tuples import NamedTuple
 
 MIB = 1 << 20
 

@@ -11,13 +11,13 @@ START is what `read_start` reads; a time needs a time zone.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from qflow.errors import InvalidArgument
 from qflow.mqtt.errors import MqttError, ReasonCode
 from qflow.mqtt.wire import split_shared
 from qflow.mqtt.wire.packets import Properties
 from qflow.mqtt.wire.packets import Subscription as Asked
+from qflow.named_tuples import NamedTuple
 from qflow.streams.starts import read_start
 from qflow.streams.topic_filter import check_filter
 

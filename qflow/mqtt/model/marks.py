@@ -8,9 +8,9 @@ order, after their commits; those with QoS 0 are numbered apart, below 0, for th
 from __future__ import annotations
 
 import secrets
-from typing import NamedTuple
 
 from qflow.mqtt.model.messages import Message
+from qflow.named_tuples import NamedTuple
 
 _RUN_BYTES = 4
 _MOST_DIGITS = 20

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.config import AMQP_STREAMS
@@ -27,6 +27,7 @@ from qflow.mqtt.model.sessions import Flight, Subscribed
 from qflow.mqtt.server.outbound import Counts, Outbound
 from qflow.mqtt.server.recent import Recent
 from qflow.mqtt.server.storing import RETAINED
+from qflow.named_tuples import NamedTuple
 from qflow.serving.tasks import Tasks
 from qflow.streams.deliveries import StreamDelivery, StreamMessage
 from qflow.streams.stream import Stream

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
 
 from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.mqtt.model.messages import expires_ms_of
 from qflow.mqtt.model.sessions import SessionState, expires_ms, left_ms_of, shared_of
 from qflow.mqtt.model.wills import Will
+from qflow.named_tuples import NamedTuple
 from qflow.steps import Steps
 
 SESSIONS, RECEIVED, RETAINED, WILLS = "mqtt.sessions", "mqtt.received", "mqtt.retained", "mqtt.wills"

@@ -7,10 +7,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.aio.broker import AsyncBroker, submit_all
 from qflow.errors import BrokerClosed, QflowError, StorageError
+from qflow.named_tuples import NamedTuple
 
 MOST_MESSAGES = 1_000
 MOST_BYTES = 512 * 1024

@@ -5,11 +5,12 @@ Whoever receives a packet may keep it; nobody changes one. Times are in seconds,
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 import attrs
 
 from qflow.mqtt.errors import ReasonCode
+from qflow.named_tuples import NamedTuple
 
 MQTT_3_1_1, MQTT_5 = 4, 5
 """Protocol levels, which are the versions of this package."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import InvalidArgument
 from qflow.mqtt.errors import MqttError, ReasonCode
@@ -11,6 +11,7 @@ from qflow.mqtt.wire import fields
 from qflow.mqtt.wire.fields import malformed, protocol_error
 from qflow.mqtt.wire.packets import Properties
 from qflow.mqtt.wire.topics import checked_topic
+from qflow.named_tuples import NamedTuple
 
 USER_PROPERTY = 38
 Reader = Callable[[bytes, int, int], tuple[Any, int]]

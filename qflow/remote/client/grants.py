@@ -6,10 +6,11 @@ A batch is a `qflow.Deliveries`; what it calls its settler is made of this.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from qflow.delivery import Deliveries, Return
 from qflow.errors import AlreadySettled
+from qflow.named_tuples import NamedTuple
 from qflow.remote.client import requests
 from qflow.remote.client.link import Request
 from qflow.remote.client.replies import Granted

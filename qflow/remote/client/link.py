@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from qflow.errors import BrokerClosed, InDoubt, InvalidArgument, QflowError, TransactionTooLarge, again
+from qflow.named_tuples import NamedTuple
 from qflow.remote.wire import frames
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import (

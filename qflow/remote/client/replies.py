@@ -5,13 +5,14 @@ from __future__ import annotations
 import types
 import typing
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
 
 from qflow.config import BrokerSettings, QueueSettings
 from qflow.delivery import MAY_BE_REPEATED, Segment
 from qflow.message import Message, Record
+from qflow.named_tuples import NamedTuple
 from qflow.remote.client.link import Reply
 from qflow.remote.wire.errors import decode_error
 from qflow.restoring import Refused

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.config import StreamSettings
 from qflow.message import LANE_SHIFT, Message, Record
+from qflow.named_tuples import NamedTuple
 from qflow.remote.client.link import Reply
 from qflow.remote.client.replies import report
 from qflow.stats import StreamStats, SubscriptionStats

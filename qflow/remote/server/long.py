@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
+
+from qflow.named_tuples import NamedTuple
 
 LONG = frozenset((
     "query", "query_next", "last", "browse", "browse_next", "queues", "streams", "schedules", "declare_queues", "stats",

@@ -12,8 +12,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from qflow.named_tuples import NamedTuple
 from qflow.remote.wire.columns import Column, Items, decode_columns, encode_column
 
 VERSION = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.arrow.bounds import Bound, Offsets
 from qflow.arrow.eras import Known
@@ -11,6 +11,7 @@ from qflow.arrow.ranges import Cutting, Span
 from qflow.arrow.states import SpoolState, StreamState
 from qflow.arrow.takers import Taker
 from qflow.errors import InvalidArgument
+from qflow.named_tuples import NamedTuple
 from qflow.spark.offsets import LogPosition, Progress
 from qflow.storage.inbox.stage_files import StageFile
 from qflow.storage.inbox.stages import Batch, Manifest

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError, InvalidArgument, StorageError
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log import table
 from qflow.storage.log.sealing import seal, unseal
 from qflow.storage.log.table import Forgotten

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
 
 from qflow.errors import CorruptionError
+from qflow.named_tuples import NamedTuple
 from qflow.storage.files import Files, make_directories, storage_error
 from qflow.storage.inbox import stages
 from qflow.storage.inbox.stage_files import Piece, read_pieces

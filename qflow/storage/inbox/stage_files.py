@@ -13,10 +13,10 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
 from zlib import crc32
 
 from qflow.errors import CorruptionError
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
 from qflow.storage.blocks import CHECKSUM_BYTES, Block, BlockKey, Header
 from qflow.storage.files import CREATE, FILE_MODE, READ, Files, make_directories, write_all

@@ -21,9 +21,10 @@ import re
 import stat
 from contextlib import suppress
 from time import time_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError, InvalidArgument
+from qflow.named_tuples import NamedTuple
 from qflow.storage.files import Files, make_directories, read_whole
 from qflow.storage.inbox.batches import Target
 from qflow.storage.inbox.stage_files import StageFile, check_no_link

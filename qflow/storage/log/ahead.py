@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.message import Record, is_logged, kept_ms
+from qflow.named_tuples import NamedTuple
 from qflow.storage import encoding
 from qflow.storage.blocks import Reference
 from qflow.storage.joining import Join

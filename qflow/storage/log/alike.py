@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from qflow.errors import CorruptionError
+from qflow.named_tuples import NamedTuple
 from qflow.storage.blocks import HEADER, BlockKey
 from qflow.storage.contents import Content
 from qflow.storage.log.keys import key_of

@@ -1,8 +1,7 @@
 """What one transaction of the log will hold: requests of callers, gathered into a batch by the writer.
 
 A *request* is what one caller hands over by value: puts, settled ranges, counts of deliveries, purges, records. A
-*unit* is a request whose parts are committed together or not at all. Where the disk is full, a batch is written without
-its puts, and without the units that hold some, what those settle included; all else goes on.
+*unit* is a request whose parts are committed together or not at all. A full disk refuses puts, and units with puts.
 
     state of a request     who has it
     made                   its caller
@@ -16,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.errors import StorageError
 from qflow.message import Record
+from qflow.named_tuples import NamedTuple
 from qflow.storage.blocks import Reference
 from qflow.storage.log import removal
 from qflow.storage.log.bodies import SHARED_BYTES, shared_among

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 from qflow.errors import DiskFull
+from qflow.named_tuples import NamedTuple
 from qflow.storage.environment import BROKEN, STEP_BYTES, CannotGrow, Environment, LmdbError, MapFull, log_error
 from qflow.storage.files import Files
 from qflow.storage.log import journal, journal_reading

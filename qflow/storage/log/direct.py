@@ -24,9 +24,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.handlers import is_of_handler
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log.batch import Batch, Put, Request, Step
 from qflow.storage.log.confirming import NOTED_BYTES, NOTED_LANES, Confirming
 from qflow.storage.log.journal import Journal, Record

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import DiskFull, again
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log import recovery
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.rows import renew_row

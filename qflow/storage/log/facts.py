@@ -14,9 +14,10 @@ Every function works inside a transaction it is given.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError, InvalidArgument
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log import table
 from qflow.storage.log.keys import FACTS
 from qflow.storage.log.sealing import seal, unseal

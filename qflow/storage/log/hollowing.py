@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError
 from qflow.message import Message
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks, encoding
 from qflow.storage.blocks import BlockKey, Reference, full_length
 from qflow.storage.log import removal

@@ -22,12 +22,13 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
 from qflow.errors import CorruptionError, FormatTooNew
 from qflow.identity import bytes_of, uuid_of
+from qflow.named_tuples import NamedTuple
 from qflow.storage.files import FILE_MODE, Files, read_from, storage_error, write_all
 from qflow.storage.log.keys import meta_key
 from qflow.storage.log.sealing import seal, unseal

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-from typing import NamedTuple
 
 from qflow.errors import CorruptionError, StorageError
+from qflow.named_tuples import NamedTuple
 from qflow.storage.files import READ, Files, read_from, storage_error
 from qflow.storage.log.journal import (
     CLEARED,

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.message import Message, Record, is_logged
+from qflow.named_tuples import NamedTuple
 from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages
 from qflow.storage.joining import Join

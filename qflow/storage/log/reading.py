@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError, NotFound
 from qflow.message import Record, charge, is_logged
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS, Block, BlockKey, Reference
 from qflow.storage.log import bodies

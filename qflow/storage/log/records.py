@@ -7,9 +7,10 @@ until somebody knows what became of it: that thread, or the next that comes for 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import again
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log import recovery
 from qflow.storage.log.keys import queue_key
 from qflow.storage.log.rows import Row, write_row

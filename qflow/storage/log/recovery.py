@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError, FormatTooNew, FormatTooOld
 from qflow.identity import bytes_of, uuid_of
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.environment import BROKEN, Environment

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError
 from qflow.message import LANE_SHIFT, lane_of
+from qflow.named_tuples import NamedTuple
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.log import table
 from qflow.storage.log.keys import BLOCKS, LAST_LANE, MARKS, WINDOWS, key_of, prefix_of

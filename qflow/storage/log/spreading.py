@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Container, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.message import Record, lane_of
+from qflow.named_tuples import NamedTuple
 from qflow.storage import encoding
 from qflow.storage.blocks import NO_PREVIOUS, BlockKey
 from qflow.storage.contents import Content

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError
+from qflow.named_tuples import NamedTuple
 
 LAST = 2**64 - 1
 """The highest number in a lane."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
+from qflow.named_tuples import NamedTuple
 from qflow.storage.spill.segment import Segment
 
 COMPACTED_AT_ONCE = 8

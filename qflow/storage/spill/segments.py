@@ -20,11 +20,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from itertools import accumulate, chain, repeat
 from threading import RLock
-from typing import NamedTuple
 
 from qflow.descriptors import EXHAUSTED
 from qflow.errors import CorruptionError, StorageError
 from qflow.message import OVERHEAD_BYTES, Record, charge
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks, encoding
 from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, SINGLE_ROOM, BlockKey
 from qflow.storage.files import Files, storage_error

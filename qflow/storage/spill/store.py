@@ -19,10 +19,11 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain, count
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from qflow.errors import StorageError
 from qflow.message import Record
+from qflow.named_tuples import NamedTuple
 from qflow.storage.files import CREATE, FILE_MODE, OVERWRITE, Files
 from qflow.storage.lock import Place
 from qflow.storage.spill.slots import Ranges, Slots

@@ -7,10 +7,11 @@ body, or stored elsewhere, have to be looked at one by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError
 from qflow.message import Record
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
 from qflow.storage.blocks import Columns, Header, Reference
 from qflow.storage.log import bodies

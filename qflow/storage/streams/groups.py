@@ -19,12 +19,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
 from qflow.config import MAX_PARTITIONS
 from qflow.errors import CorruptionError, GroupInUse, SpoolInUse, StorageError
+from qflow.named_tuples import NamedTuple
 from qflow.storage.files import Files, create_anew, read_whole, storage_error, write_all
 from qflow.storage.lock import Place, SpoolLock, acquire_lock, owner_pid, process_in_words
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log import table
 from qflow.storage.log.sealing import seal, unseal
 from qflow.storage.log.table import Forgotten

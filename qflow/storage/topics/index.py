@@ -13,10 +13,11 @@ repair it.
 from __future__ import annotations
 
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError
 from qflow.message import LANE_SHIFT
+from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
 from qflow.storage.blocks import NO_PREVIOUS, BlockKey
 from qflow.storage.log import table

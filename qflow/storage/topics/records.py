@@ -17,10 +17,11 @@ from __future__ import annotations
 import struct
 from contextlib import suppress
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError
 from qflow.message import LANE_SHIFT
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log import table
 from qflow.storage.log.keys import BLOCKS, key_of, prefix_of
 from qflow.storage.log.sealing import seal, unseal

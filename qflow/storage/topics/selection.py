@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from qflow.errors import CorruptionError
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log import table
 from qflow.storage.log.keys import key_of
 from qflow.storage.topics import names as topic_names
