@@ -318,10 +318,12 @@ class Spool:
         reports: list[CompactionReport] = []
         self.follow()
 
-        def work(env: Environment, still: AbstractContextManager[object]) -> None:
-            reports.append(snapshots.compact(env, self.path, self.files, self.uuid, still))
+        with ExitStack() as ending:
 
-        self.log.alone(work)
+            def work(env: Environment, still: AbstractContextManager[object]) -> None:
+                reports.append(snapshots.compact(env, self.path, self.files, self.uuid, still, ending))
+
+            self.log.alone(work)
         return reports[0]
 
     # Closing -----------------------------------------------------------------------------------------------------

@@ -19,14 +19,14 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from qflow.config import spool_path
 from qflow.errors import InDoubt, InvalidArgument, QflowError, StorageError
 from qflow.identity import new_uuid
 from qflow.storage.environment import Environment, put_pairs
-from qflow.storage.files import Files, check_filesystem, make_place, storage_error
+from qflow.storage.files import READ, Files, check_filesystem, make_place, storage_error
 from qflow.storage.lock import LOCK_NAME, acquire_lock
 from qflow.storage.log import carrying, recovery
 from qflow.storage.log.directory import DATA, LOG, STAGED, check_log_directory, put_in_place, staging, sync_staged
@@ -224,7 +224,12 @@ def _remove(directory: str, files: Files) -> None:
 
 
 def compact(
-    env: Environment, spool: str, files: Files, uuid: str, still: AbstractContextManager[object]
+    env: Environment,
+    spool: str,
+    files: Files,
+    uuid: str,
+    still: AbstractContextManager[object],
+    ending: ExitStack,
 ) -> CompactionReport:
     """Put a copy of a log in its place, and open it there.
 
@@ -232,6 +237,8 @@ def compact(
         env: the log; nobody writes to it, copies or closes it meanwhile.
         uuid: the log's own.
         still: a context in which nobody reads either.
+        ending: closes a descriptor of the log of before when commits go on: with the last one, all that the file holds
+            is given back, which takes as long as the copy.
 
     Raises:
         InDoubt: the copy is in its place, and perhaps not after a power cut, and `env` is open on the log of before:
@@ -251,6 +258,7 @@ def compact(
                 copy.make_room(0, 0, settles_only=False, step_bytes=0)  # the reserve: the disk may be full afterwards
                 after = copy.size_bytes()
                 sync_staged(spool, files)
+                ending.callback(_close, files.open(os.path.join(env.path, DATA), READ, 0), spool, files)
                 with still:
                     env.place.follow()  # copying takes long
                     spool = env.place.path
@@ -271,6 +279,14 @@ def compact(
     from qflow.stats import CompactionReport
 
     return CompactionReport(bytes_before=before, bytes_after=after)
+
+
+def _close(descriptor: int, spool: str, files: Files) -> None:
+    """Close the file of the log of before; the compaction is done, whether or not that works."""
+    try:
+        files.close(descriptor)
+    except OSError as error:
+        _logger.warning("%s: the file of the log of before could not be closed: %s", spool, error)
 
 
 def _exchange(env: Environment, copy: Environment, spool: str, files: Files) -> None:
