@@ -57,6 +57,8 @@ class Shared(NamedTuple):
     max_transaction_bytes: int
     clock: Callable[[], float]
     monotonic: Callable[[], float]
+    let_pass: Callable[[], object]
+    """See `TransactionLog`."""
     keys: Any
     """Puts that bear a key; see `dedupe`."""
 

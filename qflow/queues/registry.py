@@ -6,9 +6,9 @@ one thread at a time, which holds `Spool.changing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from qflow.config import QueueSettings, check_name
 from qflow.errors import (
@@ -38,12 +38,15 @@ from qflow.storage.log.records import NewRecord
 from qflow.storage.log.recovery import BINDINGS, QueueRecord
 from qflow.storage.log.rows import Row
 
+T = TypeVar("T")
 TRANSIENT_OWNERS = 2**31
 """Queues that are not durable have numbers from here on; the log never sees them."""
 QUIET_S = 10.0
 """How long an end waits for puts that have reserved room and not joined a batch yet."""
 PATIENCE_S = 1
 """How long the declaring of a dead-letter queue waits for who changes queues now."""
+AT_ONCE = 5
+"""Queues that are made before others are let pass: 0.3 to 1 ms."""
 
 
 class Bindings(Protocol):
@@ -84,6 +87,7 @@ class Queues:
             max_transaction_bytes=spool.settings.max_transaction_bytes,
             clock=spool.clock,
             monotonic=spool.monotonic,
+            let_pass=spool.log.let_pass,
             keys=self.keys,
         )
 
@@ -149,7 +153,7 @@ class Queues:
         """Make queues, durable ones in one commit. Holding `changing`."""
         records: list[NewRecord] = []
         calls: list[Callable[[], None]] = []
-        for name in names:
+        for name in self._passing(names):
             incarnation = new_number()
             if settings.durable:
                 owner, rows = self._spool.new_owner(), {0: Row()}
@@ -159,7 +163,18 @@ class Queues:
                 self._next_transient += 1
                 self._register(name, settings, self._next_transient, incarnation, None)
         if records:
-            self._spool.records.add(records, partial(_call_all, calls))
+            self._spool.records.add(records, partial(self._call_all, calls))
+
+    def _call_all(self, calls: list[Callable[[], None]]) -> None:
+        for call in self._passing(calls):
+            call()
+
+    def _passing(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield all of these; behind every few, others are let pass."""
+        for number, item in enumerate(items, 1):
+            yield item
+            if not number % AT_ONCE:
+                self._shared.let_pass()
 
     def _check_same(self, queue: Queue, settings: QueueSettings) -> None:
         """Refuse to declare a queue that behaves differently."""
@@ -382,7 +397,7 @@ class Queues:
         from qflow.queues.checking import problems  # which few need
 
         found = [f"queue {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
-        for queue in self.all():
+        for queue in self._passing(self.all()):
             found += problems(parts_of(queue))
         return found
 
@@ -406,8 +421,3 @@ def altered(settings: QueueSettings, changes: dict[str, Any]) -> QueueSettings:
 
 def _owner(queue: Queue) -> int:
     return parts_of(queue).context.owner
-
-
-def _call_all(calls: list[Callable[[], None]]) -> None:
-    for call in calls:
-        call()

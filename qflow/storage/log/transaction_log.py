@@ -30,6 +30,8 @@ from qflow.storage.log.writer import BeingCopied, Writer
 __all__ = ["MOST_STANDING", "Lane", "Party", "Put", "Request", "TransactionLog", "Unit"]
 MOST_STANDING = 2048
 """Requests of 0.4 KB that stand before the writer at most while acks that nobody waits for go on."""
+PASS_S = 0.00005
+"""So long others are let pass: about what a thread takes to wake up."""
 
 
 class TransactionLog:
@@ -394,6 +396,15 @@ class TransactionLog:
     def busy(self) -> bool:
         """Something was handed over and is not done."""
         return self._writer.busy
+
+    def let_pass(self) -> None:
+        """Let threads that are at the log have the interpreter, if there are any: for what computes long, in its steps.
+
+        They need it again after each sync and each wait, and a thread that computes lets go of it after 5 ms.
+        Cost: 0.3 µs where there are none, else 0.1 ms.
+        """
+        if self.busy:
+            time.sleep(PASS_S)
 
     def disown(self, refuse: Callable[[], NoReturn]) -> None:
         """In a forked child: a signal handler may have forked in the middle of a put, which goes on in both."""

@@ -1,0 +1,80 @@
+"""What computes long lets threads pass that are at the log: counted in its steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+import qflow
+from qflow.queues import entries, registry
+from qflow.storage.log import transaction_log
+from qflow.storage.log.transaction_log import TransactionLog
+
+Open = Callable[..., qflow.Broker]
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Gets longer by one each time that this thread, or the one that works for it, lets others pass."""
+    calls: list[None] = []
+    monkeypatch.setattr(TransactionLog, "let_pass", lambda _: calls.append(None))
+    return calls
+
+
+def test_a_browse_shows_a_thousand_at_once(open_spool: Open, durable: bool, passed: list[None]) -> None:
+    """In memory, spilled, delayed; many small parts are no step each."""
+    broker = open_spool(capacity_bytes="1MiB")
+    queue = broker.declare_queue("q", durable=durable)
+    for delay_s in (None, 1000):
+        queue.put_many([b"x" * 100] * 10_000, delay_s=delay_s)
+    del passed[:]
+    steps = [0]
+    for _ in queue.browse():
+        if len(passed) >= len(steps):
+            steps.append(0)
+        steps[-1] += 1
+    assert sum(steps) == 20_000
+    assert 10 <= len(steps) <= 30
+    assert max(steps) < 2 * entries.AT_ONCE
+    del passed[:]
+    few = broker.declare_queue("few", durable=durable)
+    few.put_many([b"x"] * 10)
+    held = few.get_many(10)
+    for delivery in list(held)[::2]:
+        delivery.nack()
+    assert sum(1 for _ in few.browse()) == 5
+    assert passed == []
+
+
+def test_a_declaration_of_many_makes_a_few_at_once(open_spool: Open, durable: bool, passed: list[None]) -> None:
+    broker = open_spool()
+    del passed[:]
+    broker.declare_queues([f"q{number}" for number in range(50)], durable=durable)
+    records_and_queues = 2 if durable else 1
+    assert len(passed) == records_and_queues * 50 // registry.AT_ONCE
+    del passed[:]
+    assert broker.check() == []
+    assert len(passed) == 50 // registry.AT_ONCE
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_it_waits_only_where_somebody_is_at_the_log(
+    open_spool: Open, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_spool().engine.log
+    waits: list[float] = []
+    sleep, me = time.sleep, threading.get_ident()
+
+    def note(seconds: float) -> None:
+        if threading.get_ident() == me:
+            waits.append(seconds)
+        else:
+            sleep(seconds)
+
+    monkeypatch.setattr(TransactionLog, "busy", property(lambda _: busy))
+    monkeypatch.setattr(time, "sleep", note)
+    log.let_pass()
+    assert waits == [transaction_log.PASS_S] * busy
