@@ -17,6 +17,7 @@ from bench import (
     reading,
     restart,
     scale,
+    scale_holds,
     spark_flight,
     spark_writing,
     stream_memory,
@@ -27,7 +28,7 @@ from bench.errors import CannotRun
 
 THEMES = (
     *(memory, memory_shapes, overhead, restart, pressure, promises, attribution, reading, spark_writing, spark_flight),
-    *(scale, stream_memory, stream_retention, flight, looking),
+    *(scale, scale_holds, stream_memory, stream_retention, flight, looking),
 )
 
 

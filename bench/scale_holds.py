@@ -2,7 +2,8 @@
 
 Beside the puts lie a million durable, a million transient and a million delayed messages, of which memory holds a part.
 One thread puts into a durable queue, one into a transient one, each a few hundred times a second. What the disk does by
-itself is in each figure, so there is one for a time in which nothing is done.
+itself is in each figure, so there is one for a time in which nothing is done, and bare writes and syncs go on: in a
+thread, which waits for the interpreter as a put does, and in another process, which waits for the disk alone.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
-from time import sleep
+from struct import Struct
+from time import perf_counter, sleep
 
 import qflow
+from bench import children
 from bench.measure import Row, Series, Setup, Workload, at_most
 from bench.scale import BATCH, DELAY_S, calling
 
@@ -21,8 +25,10 @@ BODY = bytes(100)
 CAPACITY = "256MiB"
 PACE_S = 0.002
 NOTHING, COMPACT = "nothing", "compact()"
-KINDS = "a durable put", "a transient put", "a bare write and sync"
-BARE = KINDS[2]
+THREADS = "a durable put", "a transient put", "a bare write and sync in a thread"
+BARE = THREADS[2], "a bare write and sync in another process"
+TAKEN = Struct("<dd")
+"""When one began, by the clock of all processes, and the seconds that it took."""
 Step = Callable[[qflow.Broker], object]
 
 
@@ -34,7 +40,7 @@ def holds(setup: Setup) -> Iterator[Row]:
         with setup.scratch() as path:
             for name, kind, longest_ms in _round(path, size, 0.1 if setup.quick else 3.0):
                 found.setdefault((name, kind), []).append(longest_ms)
-    counted = [values for (name, kind), values in found.items() if name not in (NOTHING, COMPACT) and kind is not BARE]
+    counted = [values for (name, kind), values in found.items() if name not in (NOTHING, COMPACT) and kind not in BARE]
     yield Row(
         name=f"the longest put beside 3 x {size:,} messages, whatever is done but {COMPACT}",
         figure=Series("the longest of a round", "ms", list(map(max, zip(*counted, strict=True)))),
@@ -47,6 +53,7 @@ def _round(path: Path, size: int, rest_s: float) -> Iterator[tuple[str, str, flo
     """Yield the longest put in ms beside each step, in order: each finds what the one before has left."""
     with (
         (path / "bare").open("wb", buffering=0) as file,
+        children.alive("beside", path / "beside") as times,
         qflow.open(path / "spool", capacity_bytes=CAPACITY, spill="segments") as broker,
     ):
 
@@ -74,11 +81,34 @@ def _round(path: Path, size: int, rest_s: float) -> Iterator[tuple[str, str, flo
         }
         for name, step in steps.items():
             os.sync()  # what was written before is not to be waited for now
+            start = perf_counter()
             with ExitStack() as stack:
                 taken = [stack.enter_context(calling(put, PACE_S)) for put in (*quiet, bare)]
                 step(broker)
-            for kind, seconds in zip(KINDS, taken, strict=True):
+            for kind, seconds in zip(THREADS, taken, strict=True):
                 yield name, kind, max(seconds) * 1e3
+            yield name, BARE[1], _longest_since(start, Path(times)) * 1e3
+
+
+def _longest_since(start: float, times: Path) -> float:
+    """Return what the longest took of those that ended after that, or the last one."""
+    data = times.read_bytes()
+    found = list(TAKEN.iter_unpack(data[: len(data) // TAKEN.size * TAKEN.size]))
+    return max([seconds for began, seconds in found if began + seconds > start] or [found[-1][1]])
+
+
+def _beside(path: str) -> None:
+    """Write and sync in a process of its own, and note what each takes."""
+    times = path + ".times"
+    with open(path, "wb", buffering=0) as file, open(times, "wb", buffering=0) as noted:
+        for number in count():
+            start = perf_counter()
+            file.write(BODY)
+            os.fdatasync(file.fileno())
+            noted.write(TAKEN.pack(start, perf_counter() - start))
+            if not number:
+                children.report(times)
+            sleep(PACE_S)
 
 
 def _fill(broker: qflow.Broker, size: int) -> None:
@@ -108,3 +138,4 @@ def _ack_every_third(broker: qflow.Broker) -> None:
 WORKLOADS = [
     Workload("scale-holds", "the longest put beside three million messages, and what is done to them", holds),
 ]
+ROLES: dict[str, Callable[..., None]] = {"beside": _beside}
