@@ -306,8 +306,8 @@ class Process:
 
 @pytest.fixture
 def served(tmp_path: Path, tokens: Path) -> Iterator[tuple[Process, str]]:
-    """A process that serves with TLS and tokens, and its URL."""
-    options = ["--flight", "127.0.0.1:0", "--cert", PEM / "server.pem", "--key", PEM / "server.key"]
+    """A process that serves with TLS and tokens, and its URL; whoever is to finish something has an hour."""
+    options = ["--flight", "127.0.0.1:0", "--cert", PEM / "server.pem", "--key", PEM / "server.key", "--grace", "3600"]
     process = Process(tmp_path / "spool", *options, "--token-file", tokens)
     name, _, address = process.line().partition(" on ")
     assert name == "flight+tls"
@@ -391,11 +391,16 @@ def test_a_client_that_does_not_read_holds_no_process_up(served: tuple[Process, 
     with qflow.connect(url, token=ONE, ca=PEM / "ca.pem") as remote:
         remote.declare_stream("logs", topics=["log/#"])
         remote.publish_many(("log/a", bytes(100_000)) for _ in range(300))
-        with pf.connect(url, tls_root_certs=(PEM / "ca.pem").read_bytes()) as client:
+        remote.declare_stream("others", topics=["other/#"])
+        certificate = (PEM / "ca.pem").read_bytes()
+        with pf.connect(url, tls_root_certs=certificate) as client, pf.connect(url, tls_root_certs=certificate) as other:
             reader = client.do_get(ticket(stream="logs"), bearing(ONE))
             reader.read_chunk()
-            for _ in range(2):
-                process.process.send_signal(signal.SIGTERM)
+            follower = other.do_get(ticket(stream="others", follow=True), bearing(ONE))
+            process.process.send_signal(signal.SIGTERM)
+            assert isinstance(refused(follower.read_chunk), qflow.BrokerClosed)  # two signals at once may be one
+            assert process.process.poll() is None
+            process.process.send_signal(signal.SIGTERM)
             assert process.process.wait(60) == 128 + signal.SIGTERM
 
 

@@ -41,9 +41,11 @@ async def _sent_elsewhere(spool: Path, permanent: bool, code: int) -> None:
         assert (told.kind, told.code) == (DISCONNECT, code)
         assert told.properties["ServerReference"] == "other.example:1883 third.example"
         assert await old.gone() == []
-        refused = await (await unconnected(server)).connect("new")
+        new, plain = await unconnected(server), await unconnected(server, version=4)
+        refused = await new.connect("new")
         assert (refused.code, refused.properties["ServerReference"]) == (code, "other.example:1883 third.example")
-        assert (await (await unconnected(server, version=4)).connect("new")).code == 3
+        assert (await plain.connect("new")).code == 3
+        assert await new.gone() == await plain.gone() == []
         await slept(server)
         server.redirect(None)
         assert (await (await unconnected(server)).connect("there", clean=False)).present
