@@ -393,7 +393,10 @@ def test_a_client_that_does_not_read_holds_no_process_up(served: tuple[Process, 
         remote.publish_many(("log/a", bytes(100_000)) for _ in range(300))
         remote.declare_stream("others", topics=["other/#"])
         certificate = (PEM / "ca.pem").read_bytes()
-        with pf.connect(url, tls_root_certs=certificate) as client, pf.connect(url, tls_root_certs=certificate) as other:
+        with (
+            pf.connect(url, tls_root_certs=certificate) as client,
+            pf.connect(url, tls_root_certs=certificate) as other,
+        ):
             reader = client.do_get(ticket(stream="logs"), bearing(ONE))
             reader.read_chunk()
             follower = other.do_get(ticket(stream="others", follow=True), bearing(ONE))
