@@ -17,6 +17,9 @@ from faults.test_damage import block_keys, flip, written
 from qflow.config import SPILL_STORES
 from qflow.message import DELAYED
 from qflow.queues.queue import parts_of
+from qflow.storage.log.batch import Batch
+from qflow.storage.log.batch_writing import BatchWriting
+from qflow.storage.log.removal import REMOVED_AT_ONCE
 from unit.clocks import until
 
 __all__ = ["written"]
@@ -255,3 +258,47 @@ def test_a_spilled_message_that_is_lost_is_not_deleted(spool: Path, faults: Faul
         assert len(queue) == len(sequences) - 1
         inside.problems(broker).clear()
         assert broker.check() == []
+
+
+def test_what_was_deleted_waits_where_a_commit_with_puts_finds_no_room(
+    spool: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Removing it takes pages of its own at first: a put is not refused for that."""
+    with faulty_broker(spool, faults, journal="off") as broker:
+        inside.still(broker)
+        keep = broker.declare_queue("keep")
+        broker.declare_queues([f"gone {number}" for number in range(20)])
+        for number in range(20):
+            broker.queue(f"gone {number}").put(b"x")
+            broker.delete_queue(f"gone {number}")
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            begun.set()
+            assert goes_on.wait(PATIENCE_S)
+
+        written: list[int] = []
+        commit = BatchWriting.commit
+
+        def find_no_room(writing: BatchWriting, batch: Batch) -> None:
+            if batch.deletes and batch.is_writing:
+                written.append(batch.removes)
+                if batch.removes > 1:
+                    raise qflow.DiskFull("the disk is full")
+            commit(writing, batch)
+
+        monkeypatch.setattr(BatchWriting, "commit", find_no_room)
+        faults.before["commit"] = pause
+        threads = [threading.Thread(target=keep.put, args=(b"first",))]
+        threads[0].start()
+        assert begun.wait(PATIENCE_S)
+        threads.append(threading.Thread(target=inside.upkeep(broker).remove_deleted))
+        threads.append(threading.Thread(target=keep.put, args=(b"second",)))
+        for thread in threads[1:]:
+            thread.start()
+        until(lambda: len(broker.engine.log._handing.requests) == 2)
+        goes_on.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert written == [REMOVED_AT_ONCE, 1]
+        assert keep.get_many(10).bodies == [b"first", b"second"]
