@@ -8,7 +8,6 @@ started or imported; then it serves, in an event loop of its own.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import socket
@@ -18,6 +17,7 @@ import threading
 from collections.abc import Callable
 
 from qflow.descriptors import EXHAUSTED
+from qflow.loggers import get_logger
 
 NAME = "door"
 MODE = 0o600
@@ -28,7 +28,7 @@ WAITING = 128
 PAUSE_S = 1.0
 """Until callers are let in again, where the system has been short of something."""
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Door:

@@ -138,7 +138,7 @@ class Engine:
             if self.door is not None:
                 self.door.end()
             spool.end_closing()
-            self.upkeep.attempt("telling of damage", spool.tell_damage)
+            self.upkeep.attempt("telling what was noted", spool.tell_noted)
 
     def listen(self, callback: Callable[[Event], object]) -> None:
         """See `Broker.on_event`."""

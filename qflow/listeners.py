@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
 from qflow.callbacks import check_callback, check_ran
 from qflow.events import Event, EventKind
+from qflow.loggers import get_logger
 
 EVENTS_KEPT = 10_000
 """Events that wait for their callbacks; of more, the oldest are dropped."""
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Bell:

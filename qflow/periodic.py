@@ -10,7 +10,6 @@ or much was due, have one message together.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import threading
 from binascii import a2b_base64, b2a_base64
@@ -22,6 +21,7 @@ from typing import Any
 from qflow.config import check_name, parse_span
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError
+from qflow.loggers import get_logger
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Headers, body_bytes, decode_headers, encode_headers
 from qflow.named_tuples import NamedTuple
@@ -50,7 +50,7 @@ FIELDS = 5
 REPEATED_S = 3600.0
 """A clock that goes back by no more comes by no moment again: it was ahead for a moment, not for days."""
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Schedule(NamedTuple):

@@ -19,7 +19,6 @@ all), journal carried over, rows read, `dirty` synced, spill set aside.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from qflow.config import BrokerSettings, spool_path
 from qflow.errors import BrokerClosed, DiskFull, ForkedProcess, QflowError, StorageError
 from qflow.identity import new_uuid
+from qflow.loggers import get_logger
 from qflow.problems import PROBLEMS_KEPT, Problems
 from qflow.storage.environment import CannotGrow, Environment, MapFull, log_errors
 from qflow.storage.files import Files, storage_error
@@ -75,8 +75,8 @@ def _segments(files: Files, place: Place, settings: BrokerSettings) -> SpillStor
 SPILL_STORES: dict[str, Callable[[Files, Place, BrokerSettings], SpillStore]] = {"files": _files, "segments": _segments}
 """How each is made, by the setting `spill`; its module is imported then."""
 
-_logger = logging.getLogger("qflow")
-_damage_logger = logging.getLogger("qflow.damage")
+_logger = get_logger("qflow")
+_damage_logger = get_logger("qflow.damage")
 """For who tells of damage otherwise: a logger that can be silenced apart."""
 
 
@@ -129,7 +129,7 @@ class Spool:
         self._problems = Problems()
         self._untold: deque[str] = deque()  # problems that the log of the process does not have yet
         self.damage_noted: Callable[[], object] = lambda: None
-        """Called when there is one; it is to have `tell_damage` called soon."""
+        """Called when there is one; it is to have `tell_noted` called soon."""
         self._quarantined_blocks = 0
         self._lock = take_place(spool_path(path), self.files, unsafe_filesystem=settings.unsafe_filesystem)
         self.place = self._lock.place
@@ -283,7 +283,7 @@ class Spool:
         """Note what is damaged: in the recovery report, and at once in the log of the process."""
         for problem in problems:
             self.report(problem, 0)
-        self.tell_damage()
+        self.tell_noted()
 
     def report(self, problem: str, damaged_blocks: int) -> None:
         """Note what is damaged, and how many blocks were set aside for it. Called anywhere, also under locks."""
@@ -295,12 +295,16 @@ class Spool:
         self._quarantined_blocks += damaged_blocks
         self.damage_noted()
 
-    def tell_damage(self) -> None:
-        """Write what was noted to the log of the process, whose handlers may use the broker. Called without a lock."""
+    def tell_noted(self) -> None:
+        """Write what was noted to the log of the process, whose handlers may use the broker. Called without a lock.
+
+        That is what is damaged, and what the writer has to tell.
+        """
         while self._untold:
             _damage_logger.error(
                 "%s: %s", self.path, self._untold.popleft(), extra={"spool": self.path, "event": "damage"}
             )
+        self._confirming.tell()
 
     # Copies of the log -------------------------------------------------------------------------------------------
 

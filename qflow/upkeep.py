@@ -7,7 +7,6 @@ the log what is settled or was deleted, and renews `stats.json`.
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import threading
 import time
@@ -19,6 +18,7 @@ from qflow.adoption import Adoption
 from qflow.errors import QflowError
 from qflow.figures import Figures
 from qflow.listeners import Bell, Listeners
+from qflow.loggers import get_logger
 from qflow.memory.waiting import sheltered
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
@@ -39,7 +39,7 @@ HOLLOWED_AT_ONCE = 4
 CLEARED_AT_ONCE = 64
 """Deleted owners that are handed over for one commit: as many as it takes, see `removal.owners_within`."""
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Upkeep:
@@ -78,6 +78,10 @@ class Upkeep:
         self._tried: set[str] = set()  # what time did in the last round
         self.jobs: list[tuple[str, Callable[[], bool]]] = []
         """What else is done each second, under its name."""
+        self._busy = True
+        self._took = 0.0
+        self._rest_s = self._rest_after(self._busy, self._took)
+        self._due = self._written = -math.inf
         self._thread = threading.Thread(target=self._run, name="qflow-maintenance", daemon=True)
 
     def start(self) -> None:
@@ -98,32 +102,40 @@ class Upkeep:
     # The thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        busy = True
-        took = 0.0
-        written = due = -math.inf
-        log, attempt = self._spool.log, self.attempt
-        while not self._bell.wait(self._rest_s(busy, took)):
-            started = time.perf_counter()
-            self._queues.tick.now_s = self._spool.monotonic()
-            attempt("where the spool lies", self._spool.follow)
-            attempt("whether the spool is there", self._spool.check_there)
-            attempt("telling of damage", self._spool.tell_damage)
-            self._listeners.tell_all(BaseException)  # maintenance goes on, also after `sys.exit()` in a callback
-            if self._spool.released:
-                return  # a callback has closed the broker: the spool may be somebody else's by now
-            attempt("the inbox", self._adoption.look)
-            if not busy and not self._bell.rung and started < due:
-                continue  # it was for the inbox alone
-            due = started + MAINTENANCE_S
+        while not self._bell.wait(self._rest_s):
+            self._rest_s = MAINTENANCE_S  # after a round that fails as a whole
+            self.attempt("a round", self._take_round)
+
+    def _take_round(self) -> None:
+        """Do what is to be done each time the thread wakes, and what is due."""
+        started = time.perf_counter()
+        attempt, spool = self.attempt, self._spool
+        self._queues.tick.now_s = spool.monotonic()
+        attempt("where the spool lies", spool.follow)
+        attempt("whether the spool is there", spool.check_there)
+        attempt("telling what was noted", spool.tell_noted)
+        attempt("events", partial(self._listeners.tell_all, BaseException))  # also where a callback calls `sys.exit()`
+        if spool.released:
+            return  # a callback has closed the broker: the spool may be somebody else's by now
+        attempt("the inbox", self._adoption.look)
+        if self._busy or self._bell.rung or started >= self._due:  # else it was for the inbox alone
+            self._due = started + MAINTENANCE_S
             with self.moving:
-                busy = self._take_steps()
-            if self._spool.monotonic() - written >= MAINTENANCE_S:
-                written = self._spool.monotonic()
-                attempt("what was handed over", log.look_after)
-                attempt("readers that were killed", log.forget_dead_readers)
-                if written >= self._figures.due:
-                    attempt("statistics", self._figures.write)
-            took = time.perf_counter() - started
+                self._busy = self._take_steps()
+            self._look_after()
+            self._took = time.perf_counter() - started
+        self._rest_s = self._rest_after(self._busy, self._took)
+
+    def _look_after(self) -> None:
+        """Do what is done once a second, of the log and of what is told outside."""
+        now_s = self._spool.monotonic()
+        if now_s - self._written < MAINTENANCE_S:
+            return
+        self._written = now_s
+        self.attempt("what was handed over", self._spool.log.look_after)
+        self.attempt("readers that were killed", self._spool.log.forget_dead_readers)
+        if now_s >= self._figures.due:
+            self.attempt("statistics", self._figures.write)
 
     def _take_steps(self) -> bool:
         """Take each step once; return whether there is more to do at once."""
@@ -139,7 +151,7 @@ class Upkeep:
         self._has_looked = False
         return busy
 
-    def _rest_s(self, busy: bool, took: float) -> float:
+    def _rest_after(self, busy: bool, took: float) -> float:
         """Return how long maintenance may rest."""
         if busy:
             return min(max(0.01, REST * took), LONGEST_REST_S)
@@ -156,7 +168,7 @@ class Upkeep:
         """
         try:
             more = bool(job())
-        except Exception as error:
+        except BaseException as error:  # `SystemExit`, too: the thread is to go on
             text = f"{type(error).__name__}: {error}"
             expected = isinstance(error, QflowError)
             if self._troubles.get(what) != text and not (expected and self._bell.ended):

@@ -40,6 +40,7 @@ WORDS = {
     "handlers",
     "identity",
     "inherited",
+    "loggers",
     "names",
     "pace",
     "named_tuples",
@@ -208,6 +209,20 @@ def test_imports_go_down_only() -> None:
         if name.split(".")[0] == "qflow" and room(name) not in MAY_IMPORT[room(dotted)]
     ]
     assert wrong == []
+
+
+SETS_UP_LOGGING = {"qflow.amqp.local.server", "qflow.cli.server", "qflow.cli.spool", "qflow.web.door"}
+"""Who adds handlers or sets levels, and logs by loggers of the package all the same."""
+
+
+def test_everybody_logs_by_loggers_that_raise_nothing() -> None:
+    """What a handler of the program raises must end no thread, and fail nothing: `loggers` sees to that."""
+    levels = "debug|info|warning|error|exception|critical|log"
+    asks = re.compile(rf"logging\.(getLogger|{levels})\(|from logging import")
+    texts = {dotted: path.read_text() for dotted, path, _ in modules()}
+    assert {dotted for dotted, text in texts.items() if asks.search(text)} == {"qflow.loggers", *SETS_UP_LOGGING}
+    logs = re.compile(rf"logger = logging\.getLogger|getLogger\(.*\)\.({levels})\(|logging\.({levels})\(")
+    assert [dotted for dotted in SETS_UP_LOGGING if logs.search(texts[dotted])] == []
 
 
 def users_of(names: set[str]) -> set[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import logging
 
 import attrs
 
 from qflow.arrow.ranges import Span
 from qflow.errors import CorruptionError, GapError, StreamDeleted
+from qflow.loggers import get_logger
 
-_logger = logging.getLogger("qflow.spark")
+_logger = get_logger("qflow.spark")
 
 
 def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool, end: int | None = None) -> int:

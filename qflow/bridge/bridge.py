@@ -11,7 +11,6 @@ that publishes it to the stream.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,6 +26,7 @@ from qflow.amqp.server.parcels import Parcel
 from qflow.bridge.translation import EXCHANGE, MARK, key_of, message_of, parcel_of, topics_of
 from qflow.broker import Broker
 from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, MessageTooLarge, QflowError, TransactionTooLarge
+from qflow.loggers import get_logger
 from qflow.memory.waiting import in_place
 from qflow.mqtt.model.messages import Message
 from qflow.mqtt.model.sessions import Subscribed
@@ -57,7 +57,7 @@ AGAIN_S = 1.0
 
 _REFUSED = (MessageTooLarge, TransactionTooLarge, InvalidArgument)
 _NOTHING = Parcel(b"", {}, False, 0, None, None)
-_logger = logging.getLogger("qflow.bridge")
+_logger = get_logger("qflow.bridge")
 
 
 _BRIDGED: WeakSet[Broker] = WeakSet()

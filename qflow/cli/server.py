@@ -20,6 +20,7 @@ import qflow.mqtt
 import qflow.web
 from qflow.cli.output import Output, missing, output
 from qflow.errors import InvalidArgument
+from qflow.loggers import get_logger
 from qflow.named_tuples import NamedTuple
 from qflow.options import BrokerOptions
 from qflow.remote.server import doors as callers
@@ -31,8 +32,8 @@ from qflow.serving.logs import FORMATTERS
 from qflow.serving.loops import loop_factory
 from qflow.serving.users import Users
 
-_logger = logging.getLogger("qflow")
-_LOGGERS = (_logger, logging.getLogger("asyncio"))
+_logger = get_logger("qflow")
+_LOGGERS = (_logger.logger, logging.getLogger("asyncio"))
 
 Serve = Callable[..., Awaitable[Door]]
 """Opens a door: `serve(broker, host=, port=, ssl=, users=)` returns it when it listens."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import os
 import pickle
 import shutil
@@ -16,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import qflow
 from qflow.errors import InvalidArgument
+from qflow.loggers import get_logger
 
 LOOK_S = 0.1
 """Who waits for an item that somebody else holds looks again after that: nothing tells when it comes back."""
@@ -170,6 +170,6 @@ class _Remover:
             del found
 
 
-_logger = logging.getLogger("qflow.compat")
+_logger = get_logger("qflow.compat")
 _remover = _Remover()
 atexit.register(_remover.end)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl as tls
 import time
 from collections.abc import Sequence
@@ -16,12 +15,13 @@ from qflow.aio.broker import AsyncBroker
 from qflow.errors import QflowError
 from qflow.flight.access import read_tokens
 from qflow.flight.server import LAST_WORDS_S, Server, serve
+from qflow.loggers import get_logger
 from qflow.serving.addresses import Address
 from qflow.serving.certificates import Certificates
 from qflow.serving.users import Users
 
 _LOOK_S = 0.02
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 @attrs.frozen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import pyarrow.flight as pf
 
 from qflow.config import MAX_PARTITIONS
 from qflow.errors import BrokerClosed, InvalidArgument, QflowError
+from qflow.loggers import get_logger
 from qflow.message import LANE_SHIFT
 from qflow.remote.wire.errors import decode_error, encode_error
 
@@ -20,7 +20,7 @@ MOST_COMMAND_BYTES = 16 * 2**20
 MOST_TEXT_BYTES = 1500
 """Of an error, as gRPC encodes it. A client takes 16 KiB for its text, in two encodings, and its facts; of more, it has
 nothing, not even the class."""
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Command:

@@ -7,7 +7,6 @@ one whose request or answer takes too long.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl as tls
 import sys
@@ -22,6 +21,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
 from qflow.aio import AsyncBroker
+from qflow.loggers import get_logger
 from qflow.metrics.collecting import SpoolCollector
 from qflow.metrics.sources import source_of
 from qflow.serving.addresses import Address, resolved
@@ -30,7 +30,7 @@ from qflow.serving.users import Users
 MOST_CONNECTIONS = 32
 LONGEST_S = 10.0
 """From a connection to the end of its answer; Prometheus, too, waits no longer unless it is told to."""
-_logger = logging.getLogger("qflow.metrics")
+_logger = get_logger("qflow.metrics")
 
 
 async def open_door(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from qflow.delivery import Deliveries, Delivery
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, BrokerClosed, ForkedProcess, QflowError, QueueDeleted
 from qflow.events import EventKind
+from qflow.loggers import get_logger
 from qflow.memory.line import Alarm
 from qflow.memory.waiting import shelter, sheltered
 from qflow.options import ConsumeOptions
@@ -26,7 +26,7 @@ from qflow.queues.claims import Claims
 from qflow.queues.gets import Gets
 from qflow.takers import Noted, Taker, cut_name, parse_name
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 PREFETCH = 100
 AGAIN_S = 0.5

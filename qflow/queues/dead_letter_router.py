@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -10,6 +9,7 @@ from qflow.config import QueueSettings
 from qflow.delivery import Segment
 from qflow.errors import NotFound, QflowError
 from qflow.events import EventKind, Teller
+from qflow.loggers import get_logger
 from qflow.memory.waiting import sheltered
 from qflow.queues.dead_letters import REJECTED, Cause, dead_letters
 from qflow.queues.exits import Leaving, weigh
@@ -22,7 +22,7 @@ ROOM_S = 2.0
 """For so long what was rejected waits for room that dead letters before it are about to leave, unless the disk takes
 nothing: back in its queue, it would be delivered again. What else becomes a dead letter stays in its place."""
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Source(Protocol):

@@ -19,7 +19,6 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
-import logging
 import os
 import time
 from collections import OrderedDict
@@ -28,12 +27,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 
+from qflow.loggers import get_logger
 from qflow.serving.addresses import ip_address, is_loopback
 from qflow.serving.passwords import COST, PasswordHash
 from qflow.serving.telling import Telling
 from qflow.serving.users import ACTIONS, ADMINISTRATOR, DEFAULT_VIRTUAL_HOST, Account, Permission, User, Users
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 CHECKS_AT_ONCE = 2
 MOST_WAITING = 8

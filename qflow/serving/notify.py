@@ -6,12 +6,13 @@ of Linux. Without it nothing is told.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
 
-_logger = logging.getLogger("qflow")
+from qflow.loggers import get_logger
+
+_logger = get_logger("qflow")
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"

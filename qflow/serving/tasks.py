@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from typing import Any
 
 from qflow.errors import BrokerClosed
+from qflow.loggers import Logger
 
 
 class Tasks:
     """Tasks that somebody owns: kept until they are done, cancelled when the owner ends."""
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: Logger) -> None:
         self._logger = logger
         self._tasks: set[asyncio.Task[Any]] = set()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
+
+from qflow.loggers import Logger
 
 TOLD_EACH_S = 10.0
 
@@ -23,7 +24,7 @@ class Telling:
 
     def __init__(
         self,
-        logger: logging.Logger,
+        logger: Logger,
         *,
         others: str = " (and {:,} more since the last line)",
         clock: Callable[[], float] = time.monotonic,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Sequence
 
 import attrs
@@ -13,6 +12,7 @@ from qflow.arrow.eras import Known
 from qflow.arrow.ranges import Cutting, Span
 from qflow.arrow.states import SpoolState, StreamState
 from qflow.errors import CorruptionError, InvalidArgument, NotFound
+from qflow.loggers import get_logger
 from qflow.names import command
 from qflow.spark.offsets import Progress
 from qflow.spark.options import ReadOptions
@@ -20,7 +20,7 @@ from qflow.spark.parallelism import parallelism
 from qflow.spark.places.place import Place, check_apart
 from qflow.spark.words import Away
 
-_logger = logging.getLogger("qflow.spark")
+_logger = get_logger("qflow.spark")
 
 Ranges = list[tuple[StreamState, int, int, int]]
 """(stream, partition, start, end)."""

@@ -12,7 +12,6 @@ that is repeated after a crash is found by that record, and is not stored again.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -24,6 +23,7 @@ from xxhash import xxh3_64_hexdigest
 
 from qflow.arrow.takers import Taker, Takers
 from qflow.errors import InvalidArgument, QflowError
+from qflow.loggers import get_logger
 from qflow.named_tuples import NamedTuple
 from qflow.spark.checkpoints import make_durable
 from qflow.spark.outgoing import check_columns, shares_of
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-_logger = logging.getLogger("qflow.spark")
+_logger = get_logger("qflow.spark")
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 """Properties that Spark sets for tasks of a streaming query."""
 

@@ -11,7 +11,6 @@ Only messages synced in the log are read: readers of LMDB see no others.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -30,6 +29,7 @@ from pyspark.sql.streaming.datasource import (
 from qflow.arrow.ranges import Span
 from qflow.arrow.schema import Column
 from qflow.errors import InvalidArgument, QflowError, StorageError
+from qflow.loggers import get_logger
 from qflow.spark.log_query import LogQuery, ends_of, start_of, waiting
 from qflow.spark.offsets import LogPosition, Position, Progress
 from qflow.spark.options import ReadOptions
@@ -39,7 +39,7 @@ from qflow.spark.reading import RangeReader
 from qflow.spark.spools import other_log
 from qflow.spark.words import Away, plainly
 
-_logger = logging.getLogger("qflow.spark")
+_logger = get_logger("qflow.spark")
 
 Ends = dict[str, dict[str, Progress]]
 """By the uuid of the log and the name of the stream."""

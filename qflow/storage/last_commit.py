@@ -8,19 +8,19 @@ is reported. The copy is not synced: after a power cut it may be of a commit bef
 
 from __future__ import annotations
 
-import logging
 import os
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from qflow.errors import CorruptionError, PermissionDenied
+from qflow.loggers import get_logger
 from qflow.named_tuples import NamedTuple
 from qflow.storage.files import FILE_MODE, FULL, READ, Files, storage_error
 from qflow.storage.log.directory import DATA, LAST
 from qflow.storage.log.sealing import seal, unseal
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 _AT = 16
 """Where the roots begin on their page."""

@@ -5,7 +5,6 @@ In the log a durable cursor has a record and rows as a queue has, under a number
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -22,6 +21,7 @@ from qflow.errors import (
     SettingsConflict,
     StreamDeleted,
 )
+from qflow.loggers import get_logger
 from qflow.memory.line import PAUSE_S
 from qflow.memory.waiting import StraightLock, sheltered
 from qflow.steps import Steps
@@ -53,7 +53,7 @@ LOOKED_AT_ONCE = 2000
 EXPIRED_AT_ONCE = 128
 """Subscriptions that are written or deleted in one commit, at most."""
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class _Facts:

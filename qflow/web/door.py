@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 
 from qflow.aio.broker import AsyncBroker
 from qflow.broker import Broker
+from qflow.loggers import get_logger
 from qflow.serving.addresses import check_port
 from qflow.serving.listening import Listening
 from qflow.serving.tasks import Tasks
@@ -35,7 +36,7 @@ PATIENCE_LOOKS = 6
 """A connection that waits for the rest of a request, or to have an answer read, in more looks than that is closed."""
 DRAINING_S = 0.02
 
-_logger = logging.getLogger("qflow.web")
+_logger = get_logger("qflow.web")
 
 
 class Server(Listening):

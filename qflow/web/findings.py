@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Mapping
@@ -16,13 +15,14 @@ from qflow import doctor
 from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.errors import QflowError
 from qflow.inspect import Health, owner_of
+from qflow.loggers import get_logger
 from qflow.web import reading
 from qflow.web.figures import Figures
 
 JUDGE_S = 2.0
 HEALTH_S = 60.0
 """How often the log is read for that, while a page is open: it takes a process for 0.3 s."""
-_logger = logging.getLogger("qflow.web")
+_logger = get_logger("qflow.web")
 
 
 class Findings:

@@ -6,7 +6,6 @@ it dies, the workers wait until there is one again.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import sys
@@ -20,6 +19,7 @@ from qflow.config import check_name, is_url, parse_count, parse_span, spool_path
 from qflow.descriptors import occupy_standard
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, SpoolInUse
+from qflow.loggers import get_logger
 from qflow.options import BrokerOptions, UrlOptions, WorkOptions
 from qflow.serving.notify import READY, STOPPING, notify
 from qflow.workers import targets
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 """How long a supervisor looks away at most."""
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Stop(Protocol):

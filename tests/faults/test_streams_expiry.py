@@ -132,8 +132,7 @@ def test_a_log_handler_that_raises_leaves_nothing_half_done(spool: Path, clock: 
         logger.addFilter(raising)
         logger.setLevel(logging.INFO)
         try:
-            with pytest.raises(ValueError, match="a handler"):
-                broker.engine.streams.tick()
+            broker.engine.streams.tick()
         finally:
             logger.setLevel(level)
             logger.removeFilter(raising)

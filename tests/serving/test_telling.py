@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from doors.event_loop import run, until
+from qflow.loggers import get_logger
 from qflow.serving import telling
 from qflow.serving.telling import TOLD_EACH_S, Telling
 
@@ -17,7 +16,7 @@ def test_what_was_left_out_is_told_when_nothing_follows(
     """When the ten seconds are over, which are none here, or at the end."""
     monkeypatch.setattr(telling, "TOLD_EACH_S", 0.01)
     now_s = 5.0
-    told = Telling(logging.getLogger("qflow.test"), clock=lambda: now_s)
+    told = Telling(get_logger("qflow.test"), clock=lambda: now_s)
 
     async def scenario() -> None:
         for number in range(3):
@@ -35,7 +34,7 @@ def test_one_line_in_ten_seconds_says_how_many_there_were(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now_s = 5.0
-    told = Telling(logging.getLogger("qflow.test"), clock=lambda: now_s)
+    told = Telling(get_logger("qflow.test"), clock=lambda: now_s)
     for number in range(4):
         told.tell("client %d: closed, %s", number, "100 %")
     now_s += TOLD_EACH_S

@@ -34,6 +34,7 @@ from qflow.amqp.local.joining import BUSY
 from qflow.amqp.local.place import LOG, USER, Place, Serving, Where
 from qflow.amqp.local.settings import LocalSettings
 from qflow.errors import QflowError
+from qflow.loggers import get_logger
 from qflow.options import BrokerOptions
 from qflow.serving.addresses import Address
 from qflow.serving.doors import Opening, Secrets, Service
@@ -51,7 +52,7 @@ LAST_S = 0.2
 _MOST_LOG_BYTES = 2**20
 _SECRET_BYTES = 32
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 def main(spool: str, given: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -13,11 +12,12 @@ from qflow.amqp.model.plans import Plan
 from qflow.amqp.model.queues import engine_name
 from qflow.amqp.model.records import OF_BINDING, OF_EXCHANGE, ROOM
 from qflow.amqp.model.vhost import EngineQueues, VirtualHost
+from qflow.loggers import get_logger
 
 MOST_TOLD = 10
 """Records that cannot be read are told one by one up to here, and counted then."""
 
-_logger = logging.getLogger("qflow.amqp")
+_logger = get_logger("qflow.amqp")
 
 
 class Log(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.settling import settle
 from qflow.errors import BrokerClosed, QflowError, QueueDeleted, StreamDeleted
+from qflow.loggers import get_logger
 
 if TYPE_CHECKING:
     from qflow.aio.delivery import AsyncDelivery
@@ -23,7 +23,7 @@ AT_ONCE = 64
 BUFFER_BYTES = 256 * 1024
 """A consumer takes no more while its connection has so much to write."""
 
-_logger = logging.getLogger("qflow.amqp")
+_logger = get_logger("qflow.amqp")
 
 
 class Outlet(Protocol):

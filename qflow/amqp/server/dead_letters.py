@@ -8,7 +8,6 @@ sends it. So a dead letter is never lost and never doubled, whatever is killed w
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from qflow.errors import (
     StreamDeleted,
     TransactionTooLarge,
 )
+from qflow.loggers import get_logger
 from qflow.memory.waiting import in_place
 from qflow.named_tuples import NamedTuple
 from qflow.queues.dead_letters import PREFIX, QUEUE, REASON
@@ -58,7 +58,7 @@ POISON_S = 60.0
 _REASONS = {"max_deliveries": "delivery_limit", "limit": "maxlen", "expired": "expired", "rejected": REJECTED}
 _REFUSED = (QueueFull, QueueDeleted, StreamDeleted, MessageTooLarge, InvalidArgument)
 
-_logger = logging.getLogger("qflow.amqp")
+_logger = get_logger("qflow.amqp")
 
 
 class Place(Protocol):

@@ -7,7 +7,6 @@ is kept: as long as one waits in it, those that follow to the same target wait b
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from qflow.errors import (
     QueueDeleted,
     TransactionTooLarge,
 )
+from qflow.loggers import get_logger
 from qflow.queues.queue import parts_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ PREFIX = DEAD_LETTERS + "/"
 AGAIN_S = 1.0
 """After a failure, it is tried again after so long."""
 
-_logger = logging.getLogger("qflow.amqp")
+_logger = get_logger("qflow.amqp")
 
 
 class HeldUp:

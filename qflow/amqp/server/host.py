@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,6 +31,7 @@ from qflow.errors import (
     QueueFull,
     SettingsConflict,
 )
+from qflow.loggers import get_logger
 from qflow.serving.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 """How often unused queues are looked for."""
 
-_logger = logging.getLogger("qflow.amqp")
+_logger = get_logger("qflow.amqp")
 
 
 class Hosts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl as tls
 import time
 from collections.abc import Coroutine
@@ -23,6 +22,7 @@ from qflow.amqp.wire.connection import SERVER_PROPERTIES, Connection
 from qflow.amqp.wire.events import Login
 from qflow.amqp.wire.limits import Limits
 from qflow.broker import Broker
+from qflow.loggers import get_logger
 from qflow.serving import presence
 from qflow.serving.addresses import check_port
 from qflow.serving.budget import Budget
@@ -41,7 +41,7 @@ DRAINING_S = 0.02
 TICK_S = 1.0
 """Between looks for heartbeats, and for what takes too long."""
 
-_logger = logging.getLogger("qflow.amqp")
+_logger = get_logger("qflow.amqp")
 
 
 class Server(Listening):

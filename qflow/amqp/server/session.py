@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from qflow.amqp.wire import events
 from qflow.amqp.wire.connection import Connection
 from qflow.amqp.wire.states import State
 from qflow.errors import QflowError
+from qflow.loggers import get_logger
 from qflow.serving.budget import Budget
 from qflow.serving.sockets import has_hung_up
 from qflow.serving.users import User
@@ -37,7 +37,7 @@ NOBODY = User("")
 LINGER_S = 5.0
 """How long a client has to confirm that its connection is closed."""
 
-_logger = logging.getLogger("qflow.amqp")
+_logger = get_logger("qflow.amqp")
 
 
 class Site(Protocol):

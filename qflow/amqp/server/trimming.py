@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from qflow.amqp.server.deaths import TOO_MANY
 from qflow.amqp.server.stores import QueueStore
 from qflow.errors import BrokerClosed, QflowError, QueueDeleted
+from qflow.loggers import get_logger
 
 if TYPE_CHECKING:
     from qflow.amqp.server.dead_letters import DeadLetters, Place
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TRIMMED_AT_ONCE = 1000
 
-_logger = logging.getLogger("qflow.amqp")
+_logger = get_logger("qflow.amqp")
 
 
 class Trimming:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 from contextlib import suppress
 
@@ -10,6 +9,7 @@ import attrs
 
 from qflow.aio.broker import keep
 from qflow.errors import QflowError, QueueFull
+from qflow.loggers import get_logger
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.sessions import SessionState
 from qflow.mqtt.model.wills import Will
@@ -22,7 +22,7 @@ from qflow.mqtt.server.storing import SESSIONS, WILLS, Rooms, forgetting
 from qflow.mqtt.server.terms import Terms
 from qflow.mqtt.wire.packets import MQTT_5, Connack, Connect, Properties
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 
 class Reception:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.config import AMQP_STREAMS
 from qflow.errors import CorruptionError, QflowError
+from qflow.loggers import get_logger
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.marks import Marks, Passed, comes_behind, is_stored
 from qflow.mqtt.model.messages import Message, of_headers, unpack
@@ -33,7 +33,7 @@ from qflow.streams.deliveries import StreamDelivery, StreamMessage
 from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import FilterTrie
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 MOST_READ = 100
 MOST_READ_BYTES = 256 * 1024

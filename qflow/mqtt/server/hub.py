@@ -6,7 +6,6 @@ One a broker, whatever doors it has. The thread of the loop owns all of it; ther
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from qflow.aio.broker import AsyncBroker, in_thread, keep, publish_and_keep
 from qflow.aio.subscription import AsyncSubscription
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError
+from qflow.loggers import get_logger
 from qflow.message import offset_of
 from qflow.mqtt.errors import MqttError, ReasonCode
 from qflow.mqtt.model.marks import Marks
@@ -47,7 +47,7 @@ SET_MS = 60_000.0
 MOST_IN_A_TURN = 4_000
 """Deliveries, after which the loop does other things."""
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 
 class Hub:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Protocol
 
 from qflow.aio.broker import AsyncBroker, keep
 from qflow.errors import QflowError
+from qflow.loggers import get_logger
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.server.storing import MOST_RECORD_BYTES, Rooms
 
 MOST_AT_ONCE = 1_000
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 
 Held = list[Callable[[], object]]

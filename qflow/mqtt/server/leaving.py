@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import logging
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from qflow.aio.broker import in_thread, keep
 from qflow.errors import BrokerClosed, QflowError, QueueFull, StorageError
+from qflow.loggers import get_logger
 from qflow.mqtt.model.sessions import left_at, left_ms_of
 from qflow.mqtt.model.wills import Will
 from qflow.mqtt.server.groups import Groups
@@ -28,7 +28,7 @@ LATER_MS = 60_000
 STALE = 1_000
 """Wills that were awaited and are not any more, of which so many are remembered at the most."""
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 
 class Leaving:

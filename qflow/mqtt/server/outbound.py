@@ -6,12 +6,12 @@ read from the stream once there is room; see `feeding`.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from qflow.loggers import get_logger
 from qflow.mqtt.errors import MqttError, ReasonCode
 from qflow.mqtt.model.filters import OFFSET
 from qflow.mqtt.model.messages import Message
@@ -28,7 +28,7 @@ MOST_IDENTIFIERS = 16
 """Of a message that is sent again."""
 _NOTHING: Properties = {}
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 
 class Line(Protocol):

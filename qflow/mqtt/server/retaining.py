@@ -9,11 +9,11 @@ than a hundredth of the time.
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 
 from qflow.aio.broker import AsyncBroker, forget_unchanged, in_thread
 from qflow.errors import BrokerClosed, QflowError
+from qflow.loggers import get_logger
 from qflow.mqtt.model.messages import Message
 from qflow.mqtt.server.clock import Clock
 from qflow.mqtt.server.storing import RETAINED, Records
@@ -26,7 +26,7 @@ EXPIRED_EACH_S = 60.0
 LOOKING_SHARE = 0.01
 """Of the time, at the most, is spent on looking for what has expired."""
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 
 class Retaining:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl as tls
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any, Unpack
 
 from qflow.aio.broker import AsyncBroker
 from qflow.broker import Broker
+from qflow.loggers import get_logger
 from qflow.mqtt.errors import MqttError, ReasonCode
 from qflow.mqtt.server.access import Gate
 from qflow.mqtt.server.client import Client, Pipe
@@ -33,7 +33,7 @@ from qflow.serving.users import Users, check_users
 MOST_CONNECTIONS = 20_000
 TICK_S = 1.0
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 
 class Server(Listening):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 
 from qflow.aio.broker import in_thread, keep
 from qflow.errors import BrokerClosed, QflowError
+from qflow.loggers import get_logger
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.filters import Wish, wish_of
 from qflow.mqtt.model.sessions import Options, SessionState, Subscribed, expires_ms
@@ -26,7 +26,7 @@ from qflow.mqtt.wire.packets import Suback, Subscribe, Unsuback, Unsubscribe
 Before = dict[Subscribed, tuple[Options, int | None, bool]]
 """Subscriptions that a SUBSCRIBE changes: options, cursor and whether it is a replay, as they were."""
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 
 class Session:

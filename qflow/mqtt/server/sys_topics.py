@@ -22,12 +22,12 @@ Numbers begin at 0 with the server. The names are those of mosquitto, but for `l
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from qflow import __version__
 from qflow.errors import BrokerClosed, QflowError
+from qflow.loggers import get_logger
 from qflow.mqtt.model.messages import Message
 
 INTERVAL_S = 10.0
@@ -36,7 +36,7 @@ COUNTING_SHARE = 0.01
 ROOT = "$SYS/broker/"
 RETAINED_COUNT = "retained messages/count"
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 
 class Traffic(Protocol):

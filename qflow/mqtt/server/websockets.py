@@ -12,7 +12,6 @@ same host. A client that is no browser says nothing of that.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, cast
@@ -23,6 +22,7 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from qflow.loggers import get_logger
 from qflow.serving.addresses import is_loopback
 
 HANDSHAKE_S = 10.0
@@ -35,7 +35,7 @@ MOST_FRAME_BYTES = 2**20 + 2**10
 SUBPROTOCOL = Subprotocol("mqtt")
 _END = b"\r\n\r\n"
 
-_logger = logging.getLogger("qflow.mqtt")
+_logger = get_logger("qflow.mqtt")
 
 
 class Carried(Protocol):

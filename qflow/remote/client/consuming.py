@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Protocol
 
 from qflow.delivery import Deliveries, Delivery
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError, QueueDeleted
+from qflow.loggers import get_logger
 from qflow.queues.consumer import Listed
 from qflow.remote.client import requests
 from qflow.remote.client.deliveries import Settler, deliveries_of
@@ -19,7 +19,7 @@ from qflow.remote.client.link import Request
 from qflow.remote.client.threads import Connection
 from qflow.takers import Noted, named
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Cut(Protocol):

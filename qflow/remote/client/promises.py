@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,6 +9,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from qflow.loggers import get_logger
 from qflow.memory.line import Line, Wake, Watcher
 from qflow.remote.client.link import Reply, Request
 
@@ -17,7 +17,7 @@ MOST_SUBMITTED = 900
 """Under way without anybody who waits; the owner reads no more than 1,000 requests ahead."""
 MOST_SUBMITTED_BYTES = 16 * 2**20
 """Of bodies: half of what the owner reads ahead, so that it goes on reading what other threads ask for."""
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Call:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from qflow.callbacks import call, check_callback
 from qflow.config import BrokerSettings, QueueSettings, StreamSettings, parse_timeout
 from qflow.durations import Duration
 from qflow.events import Event
+from qflow.loggers import get_logger
 from qflow.message import Headers
 from qflow.options import (
     Body,
@@ -40,7 +40,7 @@ from qflow.remote.client.tasks import TaskConnection
 from qflow.routing.results import PublishResult
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class AsyncRemoteBroker(Unpicklable):

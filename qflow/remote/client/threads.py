@@ -6,7 +6,6 @@ rest. The main thread does all of this out of reach of its signal handlers (see 
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import socket
@@ -19,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
+from qflow.loggers import get_logger
 from qflow.memory.line import Wake
 from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
 from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request, cut
@@ -32,7 +32,7 @@ READ_BYTES = 2**18
 """Read at once, into a buffer that is kept: to allocate as much for each answer would cost more than to read it."""
 MOST_UNSENT_BYTES = 2**17
 """Acks that nobody waits for wait while more than that is not sent: the owner reads no more for now."""
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 

@@ -9,7 +9,6 @@ waits for room in the budget of all connections. So a caller that hangs holds up
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any
 
 from qflow.aio.broker import AsyncBroker
 from qflow.errors import AlreadySettled, FormatTooNew, InvalidArgument
+from qflow.loggers import get_logger
 from qflow.remote.server.answers import Answers
 from qflow.remote.server.budget import LARGE, Budget
 from qflow.remote.server.lone import MOST_LONE, MOST_TOGETHER, Lone, LoneThread
@@ -43,7 +43,7 @@ TOO_LATE = AlreadySettled.__name__
 HELD_S = 1.0
 """A large frame that is not answered within that waits for room in a queue: it takes nothing from the budget then."""
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class _Put:

@@ -9,7 +9,6 @@ connection, where it may wait.
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import socket
@@ -22,6 +21,7 @@ from typing import Any
 
 from qflow.broker import Broker
 from qflow.errors import QflowError
+from qflow.loggers import get_logger
 from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
 from qflow.remote.wire.columns import lengths_of
@@ -40,7 +40,7 @@ READ_BYTES = MOST_BYTES
 PLAIN_PUT = frozenset({"op", "queue", "single"})
 """What the head of a put has where the messages are their bodies, and wait for room as long as it takes."""
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Lone:

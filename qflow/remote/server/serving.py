@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 import struct
 from functools import partial
+from typing import Any
 
 from qflow.aio.broker import AsyncBroker, end_work
 from qflow.broker import Broker
 from qflow.door import PAUSE_S, Door
+from qflow.loggers import get_logger
 from qflow.remote.server.budget import Budget
 from qflow.remote.server.connection import LAST_WORDS_S, Connection
 from qflow.remote.server.lone import LoneThread
@@ -21,13 +22,21 @@ DRAIN_LOOK_S = 0.02
 """How often connections are looked at that are to end."""
 _PEER = struct.Struct("3i")
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
+_loop_logger = get_logger("asyncio")
 
 
 def serve(broker: Broker, door: Door) -> None:
     """Serve callers until the door is told to end."""
     with asyncio.Runner() as runner:  # an event loop that cannot be made leaves nothing that is to be ended
+        runner.get_loop().set_exception_handler(_tell_fault)
         runner.run(_Serving(broker, door).run())
+
+
+def _tell_fault(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log a fault as the event loop does, which a handler of the program's that raises would end."""
+    about = [f"{key}: {value!r}" for key, value in context.items() if key not in ("message", "exception")]
+    _loop_logger.error("%s", "\n".join([context["message"], *about]), exc_info=context.get("exception"))
 
 
 class _Serving:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
@@ -23,6 +22,7 @@ from qflow.errors import (
     QueueDeleted,
     StreamDeleted,
 )
+from qflow.loggers import get_logger
 from qflow.memory.waiting import in_place
 from qflow.message import is_plain
 from qflow.queues.consumer import Consumers
@@ -40,7 +40,7 @@ T = TypeVar("T")
 Operation = Callable[["Session", dict[str, Any], Columns], Awaitable[Reply]]
 Notify = Callable[[dict[str, Any]], object]
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 class Flow(Protocol):

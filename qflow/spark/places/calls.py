@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from qflow.errors import InvalidArgument, NotFound, StorageError
+from qflow.loggers import get_logger
 from qflow.spark.words import Away, Ended
 from qflow.tokens import headers_of, token_in
 
@@ -27,7 +27,7 @@ _CONNECT_S, _CONNECT_AGAIN_S = 5.0, 2.0
 """What connecting takes at most, which no work of the broker holds up; and at a door that has been waited for."""
 _LONG_S, _PEACE_S = 0.5, 10.0
 """How long a door that has been waited for is left in peace after a try that took long."""
-_logger = logging.getLogger("qflow.spark")
+_logger = get_logger("qflow.spark")
 
 _clients: dict[tuple[int, Door], Any] = {}
 """By process and door: Spark's workers live on from task to task."""

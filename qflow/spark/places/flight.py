@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from qflow.arrow.states import SpoolState, StreamState
 from qflow.arrow.takers import Taker
 from qflow.errors import CorruptionError, GapError, GroupInUse, InvalidArgument, NotFound, QflowError, StreamDeleted
 from qflow.flight.trust import check_certificates, check_url
+from qflow.loggers import get_logger
 from qflow.message import LANE_SHIFT
 from qflow.spark.offsets import LogPosition, Progress
 from qflow.spark.places.calls import CALL_S, Door, read_file
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
-_logger = logging.getLogger("qflow.spark")
+_logger = get_logger("qflow.spark")
 _CLOSED = "already closed"
 """What Arrow says of a row behind one that lay in a buffer as the broker ended."""
 LEASE_S = 10.0

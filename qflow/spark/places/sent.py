@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+
+from qflow.loggers import get_logger
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_HELD_BYTES = 16 * 2**20
 """That are kept in memory: of more, all is written to a file."""
-_logger = logging.getLogger("qflow.spark")
+_logger = get_logger("qflow.spark")
 
 
 class Sent:

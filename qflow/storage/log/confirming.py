@@ -15,14 +15,16 @@ written next carries them out first.
 
 from __future__ import annotations
 
-import logging
 import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
 from qflow.errors import CorruptionError, StorageError
+from qflow.loggers import get_logger
 from qflow.storage.environment import CannotGrow, Environment, LmdbError, MapFull
 from qflow.storage.files import storage_error
 from qflow.storage.log.append import TAIL_BYTES
@@ -34,7 +36,7 @@ from qflow.storage.log.placing import check_in_place, check_not_removed
 from qflow.storage.log.rows import Row
 from qflow.storage.log.timing import Timers
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 SMALL_BYTES = 128 * 1024
 """A batch that changes more is committed: the journal would save it little."""
@@ -53,6 +55,8 @@ NOTED_BYTES = 2**20
 """So much may be noted between two batches."""
 NOTED_LANES = 16
 """For so many lanes."""
+UNTOLD = 16
+"""Lines for the log of the process that wait; of more, the oldest are dropped."""
 
 
 class Confirming:
@@ -94,6 +98,7 @@ class Confirming:
         """Told of what leaves the log in a state that nobody knows."""
         self._rolled_back = 0, 0
         """See `written`: what was written and rolled back, of which the journal brings back a part."""
+        self._untold: deque[Callable[[], object]] = deque(maxlen=UNTOLD)
 
     @property
     def written(self) -> tuple[int, int]:
@@ -215,6 +220,15 @@ class Confirming:
             lane.row, lane.remove_at, lane.removing = row, remove_at, removing
         self._carried.clear()
 
+    def _tell_later(self, text: str, *values: object) -> None:
+        """Have another thread warn: the writer waits for no handler, which may use the broker."""
+        self._untold.append(partial(_logger.warning, text, *values))
+
+    def tell(self) -> None:
+        """Write to the log of the process what was noted for that. By another thread."""
+        while self._untold:
+            self._untold.popleft()()
+
     def close(self, *, failed: bool) -> None:
         """End what is open; the journal holds what the log does not, and nothing else unless the log has failed."""
         self.roll_back()
@@ -276,7 +290,7 @@ class Confirming:
             if place.has_left(os.path.dirname(path)):
                 return  # the next batch has it made there
             self._create = None
-            _logger.warning("%s: each batch is committed to the log by itself: %s", self.env.path, error)
+            self._tell_later("%s: each batch is committed to the log by itself: %s", self.env.path, error)
 
     def _renew(self, journal: Journal) -> None:
         """Give a mark of this owner to a journal that an earlier one has left, if it is to be used."""
@@ -354,9 +368,9 @@ class Confirming:
             journal.begin_anew()
             return
         if broken is not None:
-            _logger.warning("%s: each batch is committed to the log by itself from now on: %s", self.env.path, broken)
+            self._tell_later("%s: each batch is committed to the log by itself from now on: %s", self.env.path, broken)
             self._create = None
         else:  # nothing is lost: the log has all of it
-            _logger.warning("%s was removed or replaced: let no cleaner work inside a spool", journal.path)
+            self._tell_later("%s was removed or replaced: let no cleaner work inside a spool", journal.path)
         self.journal = self._broken = None
         journal.close()

@@ -7,19 +7,19 @@ and the next owner opens the spool as after a crash, where every message may hav
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from qflow.errors import DiskFull, again
+from qflow.loggers import get_logger
 from qflow.named_tuples import NamedTuple
 from qflow.storage.log import recovery
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.rows import renew_row
 from qflow.storage.log.transaction_log import TransactionLog, Unit
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 AT_ONCE = 4096
 """Records written in one commit."""

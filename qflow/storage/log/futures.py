@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from queue import SimpleQueue
 
+from qflow.loggers import get_logger
 from qflow.storage.log.batch import Batch, Request
 from qflow.storage.log.calls import Calls
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 
 def mark_done(batch: Batch) -> int:

@@ -15,7 +15,6 @@ opened, `log.new` is removed, and so is `log.old` if it is the same log.
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING
 from qflow.config import spool_path
 from qflow.errors import InDoubt, InvalidArgument, QflowError, StorageError
 from qflow.identity import new_uuid
+from qflow.loggers import get_logger
 from qflow.storage.environment import Environment, put_pairs
 from qflow.storage.files import READ, Files, check_filesystem, make_place, storage_error
 from qflow.storage.lock import LOCK_NAME, acquire_lock
@@ -40,7 +40,7 @@ from qflow.storage.log.shared_reading import OLD
 if TYPE_CHECKING:
     from qflow.stats import CompactionReport, SnapshotReport
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 _LEFT = frozenset({LOCK_NAME, STAGED, "lost+found"})
 """What a snapshot that a crash ended may have left; a new one goes on there."""

@@ -317,8 +317,8 @@ class TransactionLog:
             raise BrokerClosed(f"the log {self._env.path} is closed: the interpreter is ending")
         if self._writer.is_me:
             raise Reentered(
-                f"a finalizer was run by the thread that writes {self._env.path}, and cannot wait for it: have it only "
-                "note what is to be done, and do that in another thread"
+                f"a finalizer, or a handler of logging, was run by the thread that writes {self._env.path}, and cannot "
+                "wait for it: have it only note what is to be done, and do that in another thread"
             )
 
     # Reading -----------------------------------------------------------------------------------------------------

@@ -18,13 +18,13 @@ Requests that nobody waits for ride along with the next that somebody does, or a
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from qflow.errors import InDoubt, StorageError
+from qflow.loggers import get_logger
 from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log.ahead import Ahead
 from qflow.storage.log.batch import Batch, Order, Request, Work
@@ -36,7 +36,7 @@ from qflow.storage.log.gates import Gate
 from qflow.storage.log.handing import Handing
 from qflow.storage.log.placing import is_in_place
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 Clock = Callable[[], float]
 BATCH_BYTES = 8 * 2**20

@@ -15,7 +15,6 @@ The file is replaced as a whole, synced before that: a crash leaves the one of b
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -24,11 +23,12 @@ from xxhash import xxh3_64_hexdigest
 
 from qflow.config import MAX_PARTITIONS
 from qflow.errors import CorruptionError, GroupInUse, SpoolInUse, StorageError
+from qflow.loggers import get_logger
 from qflow.named_tuples import NamedTuple
 from qflow.storage.files import Files, create_anew, read_whole, storage_error, write_all
 from qflow.storage.lock import Place, SpoolLock, acquire_lock, owner_pid, process_in_words
 
-_logger = logging.getLogger("qflow")
+_logger = get_logger("qflow")
 
 CURSORS = "cursors"
 _FILE = "offsets.json"
