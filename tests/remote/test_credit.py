@@ -408,7 +408,7 @@ def test_one_put_that_is_larger_than_the_credit_is_sent_beside_it() -> None:
 
 def test_no_more_puts_are_sent_at_once_than_the_owner_takes() -> None:
     """The next one as one is answered."""
-    sent = Sent(bytes=10_000, requests=2)
+    sent = Sent(bytes=10_000, requests=4)
     numbers = [sent.put(1)[0] for _ in range(4)]
     assert sent.sent() == numbers[:2]
     sent.answer(numbers[1])

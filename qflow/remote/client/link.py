@@ -1,18 +1,20 @@
 """Requests numbered, replies matched, without any I/O: what threads and tasks share.
 
 A call that is given up goes on being known until its answer comes: deliveries that come with it are given back.
-Requests with columns are sent as the owner's limits allow, the others kept in their order: a put that waits for room in
-a queue holds up no get, and no ack.
+Requests with columns are sent as the owner's limits allow, the others kept, by their lines (see `lines`) and, where it
+is bytes that lack, in their order: a put that waits for room in a queue holds up no get, and no ack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
 from qflow.errors import BrokerClosed, InDoubt, InvalidArgument, QflowError, TransactionTooLarge, again
 from qflow.named_tuples import NamedTuple
+from qflow.remote.client.lines import ANY, Lined, Lines
 from qflow.remote.wire import frames
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import (
@@ -24,12 +26,13 @@ from qflow.remote.wire.frames import (
     encode_frame,
     encode_head,
     shorten_timeout,
+    timeout_of,
 )
 
 FIRST_FRAME_BYTES = 16 * 2**20
 """The longest frame before the owner has told its own limit."""
 ANSWER_BYTES = 2**32 - 1
-CREDIT_BYTES = 32 * 2**20
+MOST_REQUESTS, CREDIT_BYTES = 1000, 32 * 2**20
 """Of requests with columns, under way at once, where the owner tells nothing else."""
 CLOSE_S = 1.0
 """At the end of a connection the owner is to hear within that what was told and nobody waits for."""
@@ -60,6 +63,8 @@ class Request(NamedTuple):
     """What may have been done if no answer comes; empty where that does not matter."""
     read: Callable[[Reply], Any] = _result
     undo: Undo | None = None
+    line: str = ANY
+    """See `lines`."""
 
     def encoded(self) -> Request:
         """Return the same with its head as bytes. Raises InvalidArgument: JSON cannot say it."""
@@ -85,12 +90,24 @@ class Waiting(Protocol):
     def answered(self, outcome: Reply | QflowError) -> None: ...
 
 
-class _Given(NamedTuple):
-    doubt: str
-    """Of its request, whose columns are not held any longer."""
-    undo: Undo | None
-    waiting: Waiting | None
-    """None: it was given up."""
+class _Given(Lined):
+    """A request that was made, and is not answered."""
+
+    __slots__ = ("doubt", "has_columns", "kept", "number", "since", "size", "undo", "waiting")
+
+    def __init__(self, number: int, request: Request, waiting: Waiting, line: str | None) -> None:
+        super().__init__(line)
+        self.number = number
+        self.doubt = request.doubt
+        self.undo = request.undo
+        self.waiting: Waiting | None = waiting
+        """None: it was given up."""
+        self.has_columns = bool(request.columns)
+        self.kept: list[bytes] | None = None
+        """What is to be sent, and is not yet; since when:"""
+        self.since = 0.0
+        self.size = 0
+        """Bytes that were sent, of a request with columns."""
 
 
 class Link:
@@ -110,12 +127,13 @@ class Link:
         self._reader = FrameReader(FIRST_FRAME_BYTES)
         self._start: bytearray | None = bytearray()
         self._given: dict[int, _Given] = {}
-        self._kept: dict[int, tuple[list[bytes], float]] = {}
-        """By number: requests that are to be sent when answers come, in order, and since when."""
-        self._sizes: dict[int, int] = {}
-        """By number: of requests with columns that were sent, and are not answered."""
+        self._lines: Lines[_Given] = Lines(MOST_REQUESTS, self._has_place)
+        self._placed: OrderedDict[int, _Given] = OrderedDict()
+        """By number: requests that have a place, and wait for bytes, in their order."""
         self._size = 0
-        """Of those of these that fit in the credit together."""
+        """Of requests with columns that were sent and are not answered: of those that fit in the credit together."""
+        self._sent = 0
+        """How many these are."""
         self._is_large_sent = False
         """One of these is larger than the credit."""
         self._last = 0
@@ -154,8 +172,11 @@ class Link:
         """No call can be made any more; it may not have ended yet."""
         return self._refused is not None
 
-    def begin(self, request: Request, waiting: Waiting) -> int:
+    def begin(self, request: Request, waiting: Waiting, *, is_submitted: bool = False) -> int:
         """Have a request sent; return its number.
+
+        Args:
+            is_submitted: its caller does not wait, and what he asks for later goes behind it.
 
         Raises:
             BrokerClosed: the connection has ended. InvalidArgument, MessageTooLarge: it cannot be sent.
@@ -166,52 +187,81 @@ class Link:
             number = number % 0xFFFFFFFF + 1
         parts = self._encoded(number, request)
         self._last = number
-        self._given[number] = _Given(request.doubt, request.undo, waiting)
+        given = self._given[number] = _Given(number, request, waiting, None if is_submitted else request.line)
         if self._unheard < 0:
             self._unheard = number
-        if not request.columns:
+        if not given.has_columns:
             self._out += parts
+            return number
+        given.kept = parts
+        if not self._lines.ask(given):
+            given.since = monotonic()
+        elif self._placed or not self._takes(sum(map(len, parts))):
+            given.since = monotonic()
+            self._placed[number] = given
         else:
-            waits = bool(self._kept)
-            self._kept[number] = parts, monotonic()
-            self._send_kept(None if waits else number)
+            self._send(given)
         return number
 
-    def _send_kept(self, just_begun: int | None = None) -> None:
-        """Send requests with columns, as many as the owner takes now; what they waited is a part of their time-outs."""
-        while self._kept:
-            number, (parts, since) = next(iter(self._kept.items()))
-            size = sum(map(len, parts))
-            if self.limits and not self._takes(size):
+    def kept_s(self, number: int) -> float | None:
+        """Return the time-out of a request that waits in its line, if it has one: call `hurry` then."""
+        given = self._given[number]
+        return None if given.kept is None or given.has_place or given.line is None else timeout_of(given.kept[1])
+
+    def hurry(self, number: int) -> None:
+        """Have a request sent whose time-out is over, if it waits in its line: the owner is to say if there is room."""
+        given = self._given.get(number)
+        if given is not None and given.kept is not None and not given.has_place and self._lines.hurry(given):
+            self._has_place(given)
+
+    def _has_place(self, given: _Given) -> None:
+        self._placed[given.number] = given
+        self._send_placed()
+
+    def _send_placed(self) -> None:
+        """Send what waits for bytes, as much as the owner takes now."""
+        while self._placed:
+            number, given = next(iter(self._placed.items()))
+            assert given.kept is not None
+            if not self._takes(sum(map(len, given.kept))):
                 return
-            del self._kept[number]
-            if number != just_begun:
-                parts = shorten_timeout(parts, monotonic() - since)
-                size = sum(map(len, parts))
-            self._sizes[number] = size
-            if size > self._credit:
-                self._is_large_sent = True
-            else:
-                self._size += size
-            self._out += parts
+            del self._placed[number]
+            self._send(given)
+
+    def _send(self, given: _Given) -> None:
+        """Send a request with columns; what it has waited is a part of its time-out."""
+        assert given.kept is not None
+        parts = shorten_timeout(given.kept, monotonic() - given.since) if given.since else given.kept
+        given.kept = None
+        given.size = size = sum(map(len, parts))
+        self._sent += 1
+        if size > self._credit:
+            self._is_large_sent = True
+        else:
+            self._size += size
+        self._out += parts
 
     @property
     def _credit(self) -> int:
         return self.limits.get("bytes", CREDIT_BYTES)
 
     def _takes(self, size: int) -> bool:
-        if len(self._sizes) >= self.limits.get("requests", 1):
-            return not self._sizes
+        if not self.limits or not self._sent:
+            return True
         return not self._is_large_sent if size > self._credit else self._size + size <= self._credit
 
-    def _is_answered(self, number: int) -> None:
-        size = self._sizes.pop(number, 0)
-        if size > self._credit:
-            self._is_large_sent = False
-        else:
-            self._size -= size
-        if size:
-            self._send_kept()
+    def _is_over(self, given: _Given) -> None:
+        """A request with columns was answered, or is not sent any more."""
+        if given.kept is None:
+            self._sent -= 1
+            if given.size > self._credit:
+                self._is_large_sent = False
+            else:
+                self._size -= given.size
+        given.kept = None
+        self._placed.pop(given.number, None)
+        self._lines.leave(given)
+        self._send_placed()
 
     def tell(self, request: Request) -> None:
         """Have a request sent that nobody waits for. Raises as `begin`."""
@@ -241,13 +291,13 @@ class Link:
         given = self._given.get(number)
         if given is None or self.ended is not None:
             return
-        if self._kept.pop(number, None) is not None:
+        if given.kept is not None:
             del self._given[number]
             if number == self._unheard:
                 self._unheard = -1
-            self._send_kept()
+            self._is_over(given)
         else:
-            self._given[number] = given._replace(waiting=None)
+            given.waiting = None
             self._out += encode_frame(0, {"op": "cancel", "request": number})
             self._unheard = -1
 
@@ -286,7 +336,8 @@ class Link:
         given = self._given.pop(number, None)
         if given is None:
             raise WireError(f"the owner answered request {number}, which is not under way")
-        self._is_answered(number)
+        if given.has_columns:
+            self._is_over(given)
         if number == self._unheard:
             self._unheard = 0
         if "error" in head:
@@ -312,6 +363,7 @@ class Link:
     def welcomed(self, limits: dict[str, int]) -> None:
         """The owner has told its limits."""
         self.limits = limits
+        self._lines.most = limits.get("requests", 1)
         self._reader.most_bytes = self._reader.most_head_bytes = ANSWER_BYTES
 
     def end(self, why: QflowError | None = None) -> None:
@@ -322,18 +374,15 @@ class Link:
             self.ended = why or BrokerClosed(self._closing or cut(self.target))
             self._refused = self.ended
         text = str(self.ended)
-        kept, self._kept = self._kept, {}
-        for number, given in self._take_all():
+        all_given, self._given = self._given, {}
+        self._lines, self._placed = Lines(0, self._has_place), OrderedDict()
+        for given in all_given.values():
             if given.waiting is None:
                 continue
-            if given.doubt and number not in kept and not self._closing:
+            if given.doubt and given.kept is None and not self._closing:
                 given.waiting.answered(InDoubt(f"{given.doubt} may hold or not: {text}"))
             else:
                 given.waiting.answered(why if why is not None and not self.limits else BrokerClosed(text))
-
-    def _take_all(self) -> Iterator[tuple[int, _Given]]:
-        given, self._given = self._given, {}
-        yield from given.items()
 
 
 def cut(target: str, how: str = "") -> str:

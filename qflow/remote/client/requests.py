@@ -143,7 +143,7 @@ def put(name: str, body: Any, options: Mapping[str, Any], known: Set[str] = _ONC
         head: Any = _head_of_put(name)
     else:
         head = {"op": "put", "queue": name, "single": True, **put_options(options, known)}
-    return Request(head, ((body_bytes(body),),), "the message", replies.first)
+    return Request(head, ((body_bytes(body),),), "the message", replies.first, line=name)
 
 
 @lru_cache(maxsize=100)
@@ -155,7 +155,7 @@ def put_many(name: str, bodies: Iterable[Any], options: Mapping[str, Any]) -> Re
     """Its reply is a range; None where there is nothing to put."""
     records = bodies_bytes(bodies)
     head = {"op": "put", "queue": name, **put_options(options, TIMED)} if options else _head_of_put(name, False)
-    return Request(head, [records], "the messages", replies.placed) if records else None
+    return Request(head, [records], "the messages", replies.placed, line=name) if records else None
 
 
 def check_options(what: str, options: Mapping[str, Any], known: Set[str]) -> None:

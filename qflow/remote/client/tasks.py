@@ -115,7 +115,7 @@ class TaskConnection(asyncio.Protocol):
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
         """Make a request; the future has what its answer is read as. Cancelled, it is given up."""
-        waiting = self._begin(request)
+        waiting = self._begin(request, is_submitted=True)
         result: asyncio.Future[Any] = self._loop.create_future()
 
         def answered(future: asyncio.Future[Any]) -> None:
@@ -182,12 +182,20 @@ class TaskConnection(asyncio.Protocol):
                 "in its own"
             )
 
-    def _begin(self, request: Request) -> _Waiting:
+    def _begin(self, request: Request, *, is_submitted: bool = False) -> _Waiting:
         self.check_open()
         waiting = _Waiting(self._loop.create_future(), request.undo)
-        waiting.number = self._link.begin(request, waiting)
+        waiting.number = number = self._link.begin(request, waiting, is_submitted=is_submitted)
+        kept_s = self._link.kept_s(number)
+        if kept_s is not None:
+            timer = self._loop.call_later(kept_s, self._hurry, number)
+            waiting.future.add_done_callback(lambda _: timer.cancel())
         self._flush()
         return waiting
+
+    def _hurry(self, number: int) -> None:
+        self._link.hurry(number)
+        self._flush()
 
     def _give_up(self, waiting: _Waiting) -> None:
         future = waiting.future

@@ -164,7 +164,7 @@ class Connection:
             if not self._room.enter(promise, wake):
                 return FOREVER
             try:
-                self._link.begin(request, promise)
+                self._link.begin(request, promise, is_submitted=True)
             except BaseException:
                 self._room.leave(promise)
                 raise

@@ -100,15 +100,20 @@ def encode_answer(number: int, head: Head | bytes) -> bytes:
     return _START.pack(_NUMBERS + len(packed), number, len(packed)) + packed
 
 
+def timeout_of(head: bytes) -> float | None:
+    """Return the `timeout_s` of a head, if it has one."""
+    if b'"timeout_s"' not in head:
+        return None
+    timeout = _head(head).get("timeout_s")
+    return timeout if isinstance(timeout, int | float) else None
+
+
 def shorten_timeout(parts: list[bytes], seconds: float) -> list[bytes]:
     """Return the buffers of a frame whose `timeout_s`, if it has one, is so much less."""
-    if b'"timeout_s"' not in parts[1]:
+    timeout = timeout_of(parts[1])
+    if timeout is None:
         return parts
-    head = _head(parts[1])
-    timeout = head.get("timeout_s")
-    if not isinstance(timeout, int | float):
-        return parts
-    packed = encode_head({**head, "timeout_s": max(0.0, timeout - seconds)})
+    packed = encode_head({**_head(parts[1]), "timeout_s": max(0.0, timeout - seconds)})
     length, number, old = _START.unpack(parts[0])
     return [_START.pack(length - old + len(packed), number, len(packed)), packed, *parts[2:]]
 

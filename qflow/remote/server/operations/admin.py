@@ -17,7 +17,7 @@ from qflow.remote.server.session import Operation, Reply, Session
 from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.values import plain
 
-MOST_REQUESTS = 1000
+MOST_REQUESTS = 3000
 """With columns, under way of one connection."""
 FRAME_BYTES = 64 * 2**20
 """A frame holds as much beside one transaction."""
