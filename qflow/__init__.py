@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from qflow.backoff import Backoff
     from qflow.broker import Broker
     from qflow.config import Overflow, SlowConsumer
-    from qflow.delivery import Deliveries, Delivery, Entry
+    from qflow.deliveries import Deliveries
+    from qflow.delivery import Delivery, Entry
     from qflow.errors import (
         AlreadySettled,
         BrokerClosed,

@@ -1,21 +1,19 @@
-"""What a consumer holds until it is settled: a `Delivery`, or a batch of them, `Deliveries`.
+"""What a consumer holds until it is settled: a `Delivery`; for a batch of them see `deliveries`.
 
-Neither knows a queue: each is given a *settler*, an object that acks and returns by value. The first settling counts;
+It does not know a queue: it is given a *settler*, an object that acks and returns by value. The first settling counts;
 later ones raise `AlreadySettled` (after a purge or delete they do nothing).
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Protocol
 
-from qflow.batch_index import BatchIndex, missing
 from qflow.config import parse_span
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, ForkedProcess, InvalidArgument
 from qflow.inherited import shows
-from qflow.message import HeaderValue, Message, Record, decode_headers, is_plain
+from qflow.message import HeaderValue, Message, Record, decode_headers
 from qflow.named_tuples import NamedTuple
 from qflow.pickling import Unpicklable
 
@@ -24,7 +22,6 @@ MAY_BE_REPEATED = 1
 ONE_ATTEMPT = 2
 MAX_REASON_BYTES = 1024
 """A reason of a `nack` is cut there, in UTF-8."""
-_NONE: Any = frozenset()  # settled of a batch, until one of it is: most are settled as a whole
 
 
 class Raised(str):
@@ -75,18 +72,6 @@ class Settler(Protocol):
     def settle_one(self, delivery: Delivery, wait: bool) -> None: ...
     def return_one(self, delivery: Delivery, how: Return) -> None: ...
     def extend_one(self, delivery: Delivery, seconds: float) -> None: ...
-
-
-class BatchSettler(Protocol):
-    """What settles a batch, and deliveries of it: its queue."""
-
-    @property
-    def name(self) -> str: ...
-    def settle_batch(self, batch: Deliveries, wait: bool) -> None: ...
-    def return_batch(self, batch: Deliveries, how: Return) -> None: ...
-    def extend_batch(self, batch: Deliveries, seconds: float) -> None: ...
-    def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None: ...
-    def return_part(self, batch: Deliveries, index: int, how: Return) -> None: ...
 
 
 @shows("ack body delivery_count expires_at_s extend headers nack queue redelivered sequence topic")
@@ -204,194 +189,6 @@ class Segment(NamedTuple):
     first: int
     records: list[Record]
     marks: int
-
-
-@shows("ack bodies count extend index nack sequences")
-class Deliveries(Unpicklable, Sequence[Delivery]):
-    """A batch of acquired messages; each `Delivery` is made on access, the batch is acked as a whole, run by run.
-
-    A delivery of it may be settled on its own; the batch then settles what is left.
-    Cost: 0.1 µs a delivery made; `.bodies` and `.ack()` 0.01 µs a message.
-    """
-
-    __slots__ = ("_measured", "_places", "leaving", "segments", "settled", "settled_bytes", "settler", "taker", "total")
-
-    def __init__(self, settler: BatchSettler, segments: list[Segment], taker: Any = None) -> None:
-        self.settler: BatchSettler = settler
-        self.taker: Any = taker
-        """Who took it, as its queue notes that."""
-        self.segments: list[Segment] = segments
-        self.total: int = sum([len(segment.records) for segment in segments]) if segments else 0
-        self.settled: set[int] | None = _NONE
-        """Positions settled one by one, see `note_settled`; None once the batch is settled as a whole."""
-        self.settled_bytes: int = 0
-        self.leaving: int = 0  # commits that are under way and settle some of it: what is refused is held again
-        self._measured = (0, 0)
-        self._places: BatchIndex | None = None  # made when somebody looks for one of its messages
-
-    @property
-    def name(self) -> str:
-        return self.settler.name
-
-    @property
-    def bodies(self) -> list[bytes]:
-        """All bodies, in order."""
-        if len(self.segments) == 1 and is_plain(records := self.segments[0].records):
-            return records.copy()
-        return [
-            record if type(record) is bytes else record.body  # type: ignore[union-attr]
-            for segment in self.segments
-            for record in segment.records
-        ]
-
-    @property
-    def sequences(self) -> Sequence[int]:
-        """All sequences, in order."""
-        if len(self.segments) == 1:
-            first, records, _ = self.segments[0]
-            return range(first, first + len(records))
-        return [first + index for first, records, _ in self.segments for index in range(len(records))]
-
-    def ack(self, wait: bool = False) -> None:
-        """Settle what is left of the batch; see `Delivery.ack`."""
-        self.settler.settle_batch(self, wait)
-
-    def nack(self, requeue: bool = True, delay_s: Duration = 0.0, reason: str | None = None) -> None:
-        """Give what is left of the batch back to its original place; see `Delivery.nack`."""
-        self.settler.return_batch(self, parse_return(requeue, delay_s, reason))
-
-    def extend(self, seconds: Duration) -> None:
-        """Hold what is left of the batch longer; see `Delivery.extend`."""
-        self.settler.extend_batch(self, parse_span(seconds, "seconds"))
-
-    def settle_one(self, delivery: Delivery, wait: bool) -> None:
-        """Ack a delivery of it."""
-        self.settler.settle_part(self, self.position(delivery.sequence), wait)
-
-    def return_one(self, delivery: Delivery, how: Return) -> None:
-        """Give a delivery of it back."""
-        self.settler.return_part(self, self.position(delivery.sequence), how)
-
-    def extend_one(self, delivery: Delivery, seconds: float) -> None:
-        """Hold a delivery of it longer, and with it what is left of the batch."""
-        self.settler.extend_batch(self, seconds)
-
-    def check_unsettled(self, position: int) -> None:
-        """Refuse a delivery of it that was settled on its own, or with all others."""
-        if self.settled is None or position in self.settled:
-            raise AlreadySettled(f"message {self.at(position)[0]} of queue {self.name!r} was settled before")
-
-    def unsettled_place(self, delivery: Delivery) -> tuple[BatchSettler, int]:
-        """Return who settles a delivery of it, and where in it that is. Raises as `check_unsettled`."""
-        position = self.position(delivery.sequence)
-        self.check_unsettled(position)
-        return self.settler, position
-
-    def note_settled(self, positions: Iterable[int]) -> None:
-        """Note that messages of it are settled, or held by themselves."""
-        self.settled = self.settled or set()
-        self.settled.update(positions)
-
-    def take_back(self, positions: Iterable[int], size: int) -> None:
-        """Have messages of `size` bytes again that were held otherwise; the others may have been settled meanwhile."""
-        if self.settled is None:
-            self.settled = set(range(self.total))
-            self.settled_bytes = sum(sum(map(len, segment.records)) for segment in self.segments)
-        self.settled.difference_update(positions)
-        self.settled_bytes -= size
-
-    def now(self) -> Deliveries:
-        """Return a copy that stays as the batch is now. Under the lock of its queue. Cost: O(segments + settled)."""
-        copy = Deliveries(self.settler, self.segments.copy())
-        copy.total = self.total
-        copy.settled = None if self.settled is None else self.settled.copy()
-        copy.settled_bytes = self.settled_bytes
-        copy._measured = self._measured
-        return copy
-
-    def left(self) -> list[Segment]:
-        """Return what is not settled yet, as segments."""
-        settled = self.settled
-        if not settled:
-            return [] if settled is None else self.segments
-        left: list[Segment] = []
-        position = 0
-        for first, records, marks in self.segments:
-            start = 0
-            for index in range(len(records) + 1):
-                if index == len(records) or position + index in settled:
-                    if index > start:
-                        left.append(Segment(first + start, records[start:index], marks))
-                    start = index + 1
-            position += len(records)
-        return left
-
-    def left_size(self) -> tuple[int, int]:
-        """Return (messages, bytes) of what is not settled yet. Cost: O(1), but for the first time.
-
-        Without the queue's lock, too: it is then about what it was at some moment.
-        """
-        settled, (total, size) = self.settled, self._measured
-        if settled is None:
-            return 0, 0
-        if total != self.total:
-            total, size = self._measured = self.total, sum(sum(map(len, part.records)) for part in self.segments)
-        return total - len(settled), size - self.settled_bytes
-
-    @property
-    def left_count(self) -> int:
-        """How many are not settled yet. Cost: O(1), but for the first time."""
-        return self.left_size()[0]
-
-    @property
-    def places(self) -> BatchIndex:
-        """Where its messages lie. Not before it has all of them."""
-        if self._places is None:
-            self._places = self.find_places()
-        return self._places
-
-    def find_places(self) -> BatchIndex:
-        return BatchIndex([part.first for part in self.segments], [len(part.records) for part in self.segments])
-
-    def at(self, position: int) -> tuple[int, Record, int]:
-        """Return (sequence, record, marks) of one message."""
-        number, place = self.places.at(position)
-        first, records, marks = self.segments[number]
-        return first + place, records[place], marks
-
-    def position(self, sequence: int) -> int:
-        number, start = self.places.of(sequence)
-        first, records, _ = self.segments[number]
-        if sequence >= first + len(records):
-            raise missing(sequence)
-        return start + sequence - first
-
-    def __len__(self) -> int:
-        return self.total
-
-    @overload
-    def __getitem__(self, index: int) -> Delivery: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Delivery]: ...
-    def __getitem__(self, index: int | slice) -> Delivery | Sequence[Delivery]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(self.total))]
-        delivery = Delivery()
-        delivery.settler = self
-        delivery.sequence, delivery.record, delivery.marks = self.at(index + self.total if index < 0 else index)
-        return delivery
-
-    def __iter__(self) -> Iterator[Delivery]:
-        for first, records, marks in self.segments:
-            for sequence, record in enumerate(records, first):
-                delivery = Delivery()
-                delivery.record, delivery.sequence = record, sequence
-                delivery.settler = self
-                delivery.marks = marks
-                yield delivery
-
-    def __repr__(self) -> str:
-        return f"<Deliveries {self.total} of {self.name!r}>"
 
 
 class Keeper(Protocol):

@@ -31,11 +31,11 @@ Its `Delivery` takes 80 bytes, its sequence 32, its place among those that are h
 made by who asks for them.)
 """
 
-BATCH_BYTES = 700
+BATCH_BYTES = 1_000
 """Charged for each batch of deliveries beside its messages.
 
-The batch, its lists, and its place among those that are held take some 500 bytes; at the door of a spool, what a
-connection knows of it 200 more.
+The batch, its lists, and its place among those that are held take some 500 bytes, or 900 once messages of it were
+settled by themselves; at the door of a spool, what a connection knows of it 200 more.
 """
 
 MAX_KEY_BYTES = 65_535

@@ -135,3 +135,11 @@ class Counted(list[Any]):
         for one in super().__iter__():
             self.looks += 1
             yield one
+
+
+def charged_to(cursor: Cursor) -> int:
+    """Return what memory for subscribers has to hold for one: what they have, what came back, what was read ahead."""
+    claims = cursor.claims
+    held = claims.freed + sum(batch.charged for batch in claims.held)
+    back = sum(share.charged for share in claims.returned.shares())
+    return held + back + sum(part.charged for part in cursor.parts)

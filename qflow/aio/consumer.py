@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from qflow.aio.delivery import AsyncDelivery, Settling
 from qflow.aio.loops import Home
 from qflow.callbacks import is_failure, run
-from qflow.delivery import Deliveries, Delivery
+from qflow.delivery import Delivery
 from qflow.errors import AlreadySettled, QflowError
+from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import in_place
 from qflow.queues import consumer
 from qflow.queues.consumer import GONE, Listed, Troubles, consuming_taker
@@ -23,8 +24,8 @@ from qflow.takers import Taker
 class AsyncListed(Protocol):
     """What knows the consumers of a queue, and takes messages out of what they acquired."""
 
-    def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None: ...
-    def give_up_batch(self, batch: Deliveries) -> None: ...
+    def leave_batch(self, batch: HeldBatch, index: int) -> Delivery | None: ...
+    def give_up_batch(self, batch: HeldBatch) -> None: ...
     def list_consumer(self, consumer: Listed) -> None: ...
     def forget_consumer(self, consumer: Listed) -> None: ...
     def tell_failure(self, sequence: int | None, error: BaseException) -> None: ...
@@ -38,7 +39,7 @@ class AsyncConsumed(Settling, Protocol):
     def name(self) -> str: ...
     @property
     def consumed(self) -> AsyncListed: ...
-    async def collect(self, most: int, timeout_s: float | None, taker: Taker) -> Deliveries: ...
+    async def collect(self, most: int, timeout_s: float | None, taker: Taker) -> HeldBatch: ...
 
 
 class ConsumerTasks:
@@ -60,7 +61,7 @@ class ConsumerTasks:
         self._callback = callback
         self._prefetch = prefetch
         self._stopped = False
-        self._batch: Deliveries | None = None
+        self._batch: HeldBatch | None = None
         self._index = 0
         self._turn = asyncio.Lock()
         self._troubles = Troubles(self._consumed)
@@ -162,7 +163,7 @@ class ConsumerTasks:
                 self._index = 0
             return self._take(batch)
 
-    def _take(self, batch: Deliveries) -> Delivery | None:
+    def _take(self, batch: HeldBatch) -> Delivery | None:
         index, self._index = self._index, self._index + 1
         try:
             return self._consumed.leave_batch(batch, index)

@@ -7,31 +7,36 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Protocol, overload
+from typing import Any, Protocol, overload
 
 from qflow.config import parse_span
-from qflow.delivery import Deliveries, Delivery, Return, parse_return, reason_of
+from qflow.deliveries import Deliveries
+from qflow.delivery import Delivery, Return, parse_return, reason_of
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, QflowError
+from qflow.held_batch import AnyBatch
 from qflow.inherited import called_after
 from qflow.memory.waiting import in_place
 from qflow.message import HeaderValue
 from qflow.pickling import Unpicklable
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 
+AnyDeliveries = Deliveries | AnyBatch
+"""A batch as its user has it, or as its queue does: who has no more does not keep what is settled."""
+
 
 class Settling(Protocol):
     """Settles without blocking the loop: a queue, or a subscription."""
 
-    async def settle(self, held: Delivery | Deliveries, wait: bool) -> None: ...
-    async def give_back(self, held: Delivery | Deliveries, how: Return) -> None: ...
-    async def extend(self, held: Delivery | Deliveries, seconds: float) -> None: ...
+    async def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> None: ...
+    async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None: ...
+    async def extend(self, held: Delivery | AnyDeliveries, seconds: float) -> None: ...
 
 
 class InMemory(ABC):
     """Settles what is held of a broker of this process: at once, in memory."""
 
-    async def settle(self, held: Delivery | Deliveries, wait: bool) -> None:
+    async def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> None:
         """Ack."""
         in_place(held.ack)
         if wait:
@@ -44,7 +49,7 @@ class InMemory(ABC):
         with suppress(QflowError):  # what becomes of them, nobody asks
             await self.settled()
 
-    async def extend(self, held: Delivery | Deliveries, seconds: float) -> None:
+    async def extend(self, held: Delivery | AnyDeliveries, seconds: float) -> None:
         """Hold it longer."""
         in_place(partial(held.extend, seconds))
 
@@ -183,7 +188,7 @@ class AsyncDeliveries(Unpicklable, Sequence[AsyncDelivery]):
 
     __slots__ = ("_settling", "deliveries")
 
-    def __init__(self, deliveries: Deliveries, settling: Settling) -> None:
+    def __init__(self, deliveries: Any, settling: Settling) -> None:
         self.deliveries: Deliveries = deliveries
         """The same batch for threads; its methods block."""
         self._settling = settling
@@ -228,6 +233,12 @@ class AsyncDeliveries(Unpicklable, Sequence[AsyncDelivery]):
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.deliveries)[1:]}"
+
+
+def held_of(batch: AsyncDeliveries) -> Any:
+    """Return a batch as its queue, or its subscription, has it."""
+    held = batch.deliveries
+    return held.held if isinstance(held, Deliveries) else held
 
 
 @called_after

@@ -254,7 +254,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         """
         config.parse_count(max_messages, "max_messages")
         taker = task_name() if consumer is None else parse_name(consumer)
-        return AsyncDeliveries(await self._work.collect(max_messages, timeout_s, taker), self._work)
+        return AsyncDeliveries(await self._work.get_many(max_messages, timeout_s, taker), self._work)
 
     def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
         return self.iterate()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from qflow.aio.delivery import AsyncDeliveries, InMemory
+from qflow.aio.delivery import AnyDeliveries, AsyncDeliveries, InMemory, held_of
 from qflow.aio.loops import Home, Homes, Worker, attend
-from qflow.delivery import AT_ONCE, Deliveries, Delivery, Return
+from qflow.deliveries import Deliveries
+from qflow.delivery import AT_ONCE, Delivery, Return
 from qflow.durations import Duration
+from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import in_place
 from qflow.queues.consumer import Consumers
 from qflow.queues.deleting import Deleting
@@ -38,10 +40,19 @@ class QueueWork(InMemory):
         """The queue's name."""
         return self.queue.name
 
-    async def collect(self, most: int, timeout_s: Duration | None, taker: Noted) -> Deliveries:
-        """Acquire available messages, waiting for the first; return the batch as threads have it."""
+    async def get_many(self, most: int, timeout_s: Duration | None, taker: Noted) -> Deliveries:
+        """Acquire available messages, waiting for the first; return the batch as users of threads have it."""
+        shown = Deliveries()
+        await self.collect(most, timeout_s, taker, shown)
+        return shown
+
+    async def collect(
+        self, most: int, timeout_s: Duration | None, taker: Noted, shown: Deliveries | None = None
+    ) -> HeldBatch:
+        """The same for who does not keep what is settled; `shown` is to be what is acquired, as its user has it."""
         home = self._homes.here()
         getting = self._gets.begin(most, timeout_s, taker)
+        getting.shown = shown
         await attend(home, self._worker, getting)
         await self.log_attempts(home, getting)
         return getting.batch
@@ -94,19 +105,19 @@ class QueueWork(InMemory):
 
     def give_up(self, batch: AsyncDeliveries) -> None:
         """Give back what is left of a batch, not counted as delivered: nobody was handed it."""
-        in_place(partial(self._claims.give_up, batch.deliveries))
+        in_place(partial(self._claims.give_up, held_of(batch)))
 
     def give_up_from(self, batch: AsyncDeliveries, index: int) -> None:
         """`give_up` of the deliveries of a batch from this position on."""
-        in_place(partial(self._leave, batch.deliveries, index))
+        in_place(partial(self._leave, held_of(batch), index))
 
-    def _leave(self, batch: Deliveries, index: int) -> None:
-        for place in range(index, len(batch)):
+    def _leave(self, batch: HeldBatch, index: int) -> None:
+        for place in batch.unsettled(index):
             delivery = self._claims.leave_batch(batch, place)
             if delivery is not None:
                 self._claims.give_up(delivery)
 
-    async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
+    async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None:
         """Nack."""
         await self._return(partial(held.nack, *how), how)
 
@@ -117,7 +128,7 @@ class QueueWork(InMemory):
 
     async def abandon(self, batch: AsyncDeliveries) -> None:
         """Nack what is left of a batch whose holder has gone, and what is leaving with a commit if that is refused."""
-        await self._return(partial(self._claims.abandon, batch.deliveries), AT_ONCE)
+        await self._return(partial(self._claims.abandon, held_of(batch)), AT_ONCE)
 
     async def _return(self, work: Callable[[], object], how: Return) -> None:
         """Give back; in a thread if that needs the disk."""

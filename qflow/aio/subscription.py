@@ -10,17 +10,18 @@ from itertools import count
 from types import TracebackType
 from typing import TypeVar
 
-from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery, InMemory
+from qflow.aio.delivery import AnyDeliveries, AsyncStreamDeliveries, AsyncStreamDelivery, InMemory, held_of
 from qflow.aio.loops import Homes, Steps, Worker, attend
 from qflow.config import parse_count
-from qflow.delivery import Deliveries, Delivery, Return
+from qflow.delivery import Delivery, Return
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.pickling import Unpicklable
 from qflow.stats import SubscriptionStats
+from qflow.streams.batches import StreamBatch
 from qflow.streams.cursor import Getting
-from qflow.streams.deliveries import StreamDeliveries
+from qflow.streams.deliveries import stream_deliveries_of
 from qflow.streams.member import Member
 from qflow.streams.subscription import Subscription, member_of
 from qflow.streams.task_numbers import TaskNumbers
@@ -88,9 +89,10 @@ class AsyncSubscription(Unpicklable):
         Errors as `Subscription.get_many`. Cancelled as `get`.
         """
         batch = await self._collect(parse_count(max_messages, "max_messages"), timeout_s)
-        return AsyncStreamDeliveries(self._member.empty_batch() if batch is None else batch, self._settling)
+        shown = stream_deliveries_of(self._member.empty_batch() if batch is None else batch)
+        return AsyncStreamDeliveries(shown, self._settling)
 
-    async def _collect(self, most: int, timeout_s: Duration | None, *, ahead: bool = False) -> StreamDeliveries | None:
+    async def _collect(self, most: int, timeout_s: Duration | None, *, ahead: bool = False) -> StreamBatch | None:
         getting = self._member.begin_get(most, timeout_s, self._tasks.current(), ahead=ahead)
         await self._attend(getting)
         return getting.batch
@@ -216,7 +218,7 @@ class MemberSettling(InMemory):
         """Acks that nobody waits for are to wait for those before them."""
         return self._claims.is_crowded
 
-    async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
+    async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None:
         """Nack; done in memory."""
         held.nack(*how)
 
@@ -255,7 +257,7 @@ async def acquire(
 
 async def show(batch: AsyncStreamDeliveries, count: int, settled: int | None) -> None:
     """Note that a loop has returned so many of its batch, and settle the one that it asked for the next after."""
-    held = batch.deliveries
+    held = held_of(batch)
     if held.shown is not None and held.settled is not None:
         held.shown = min(max(held.shown, count), held.total)
         if settled is not None and settled < held.shown and settled not in held.settled:
@@ -269,7 +271,7 @@ def abandon(subscription: AsyncSubscription, key: Hashable) -> None:
 
 def release(subscription: AsyncSubscription, batch: AsyncStreamDeliveries) -> None:
     """Put back what is left of a batch: what a loop has returned counts as delivered, and nothing else does."""
-    in_place(partial(subscription._member.cursor.claims.release, batch.deliveries))
+    in_place(partial(subscription._member.cursor.claims.release, held_of(batch)))
 
 
 async def settled(subscription: AsyncSubscription) -> None:

@@ -12,7 +12,7 @@ from qflow.cli.lines import Lines
 from qflow.cli.outlet import Window
 from qflow.cli.stop import Stop
 from qflow.config import LONGEST_S
-from qflow.delivery import Deliveries
+from qflow.deliveries import Deliveries
 from qflow.errors import DiskFull, InvalidArgument, QueueFull
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import attrs
 
 from qflow.cli.stop import Stop
 from qflow.cli.writer import Writer
-from qflow.delivery import Deliveries
+from qflow.deliveries import Deliveries
 from qflow.message import OVERHEAD_BYTES
 
 _READ_CHECK_MS = 5

@@ -11,7 +11,7 @@ from contextlib import suppress
 from qflow.cli.command import Command, Restarts, Run, RunFailed
 from qflow.cli.flow import Flow
 from qflow.cli.stop import Stop
-from qflow.delivery import Deliveries
+from qflow.deliveries import Deliveries
 
 _PATIENCE_MS = int(Stop.PATIENCE_S * 1000)
 

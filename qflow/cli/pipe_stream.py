@@ -10,7 +10,7 @@ from qflow.cli.command import Command, Restarts, Run, RunFailed, say
 from qflow.cli.flow import Flow
 from qflow.cli.outlet import Outlet
 from qflow.cli.stop import Stop, Stopped
-from qflow.delivery import Deliveries
+from qflow.deliveries import Deliveries
 
 STDOUT = 1
 _UNREAD_CHECK_S = 0.01

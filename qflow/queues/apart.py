@@ -16,9 +16,10 @@ from typing import Any
 
 from sortedcontainers import SortedKeyList
 
-from qflow.delivery import Deliveries, Delivery
+from qflow.delivery import Delivery
+from qflow.held_batch import HeldBatch
 
-HeldOne = Delivery | Deliveries
+HeldOne = Delivery | HeldBatch
 Term = tuple[float | None, float | None]
 """Since when one is held, and when its ack timeout ends if it was extended."""
 SOME = 1000
@@ -40,7 +41,7 @@ class Apart:
     def clear(self) -> None:
         """Hold nothing."""
         self.singles: dict[Delivery, float] = {}
-        self.batches: dict[Deliveries, float] = {}
+        self.batches: dict[HeldBatch, float] = {}
         """Since when each is held (monotonic)."""
         self._ends: dict[HeldOne, float] = {}
         self._by_end = self._by_since = _NONE
@@ -52,7 +53,7 @@ class Apart:
         return bool(self.singles or self.batches)
 
     def _table(self, one: HeldOne) -> dict[Any, float]:
-        return self.batches if isinstance(one, Deliveries) else self.singles
+        return self.batches if isinstance(one, HeldBatch) else self.singles
 
     def since(self, one: HeldOne) -> float:
         """Return since when one is held."""

@@ -14,7 +14,8 @@ from itertools import islice
 from operator import attrgetter
 from time import perf_counter, sleep
 
-from qflow.delivery import Deliveries, Delivery, Segment
+from qflow.delivery import Delivery, Segment
+from qflow.held_batch import HeldBatch
 from qflow.memory.line import PAUSE_S
 from qflow.memory.run import Place, Run
 from qflow.memory.waiting import sheltered
@@ -205,7 +206,7 @@ def _between(records: deque[Record], start: int, stop: int) -> list[Record]:
 class _Held:
     """What was held at a moment, counted."""
 
-    def __init__(self, singles: list[Delivery], batches: list[Deliveries], others: list[Segment]) -> None:
+    def __init__(self, singles: list[Delivery], batches: list[HeldBatch], others: list[Segment]) -> None:
         left = [(batch, batch.left()) for batch in batches]
         self.problems = [
             f"{batch!r} counts {batch.left_size()} unsettled messages and bytes, a recount differs"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from qflow.delivery import Deliveries, Delivery, Return, Segment
+from qflow.delivery import Delivery, Return, Segment
 from qflow.errors import AlreadySettled, BrokerFailed, again, in_doubt
+from qflow.held_batch import NOTHING, HeldBatch
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import BATCH_BYTES, LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
@@ -78,10 +79,12 @@ class Claims:
             try:
                 if delivery in wanted:
                     raise AlreadySettled(f"message {delivery.sequence} of queue {self.name!r} is there twice")
-                if delivery in self._singles or delivery in self._held:
-                    wanted[delivery] = None
-                elif self._is_held(delivery):
-                    self.leave_batch(*_place_of(delivery), delivery, stays=False)  # type: ignore[arg-type]
+                batch, index = _place_of(delivery)
+                if batch is not None:
+                    is_held = self.leave_batch(batch, index, delivery, stays=False) is not None
+                else:
+                    is_held = delivery in self._singles or self._is_held(delivery)
+                if is_held:
                     wanted[delivery] = None
             except AlreadySettled as error:
                 problem = error
@@ -183,16 +186,16 @@ class Claims:
         with self._context.lock:
             self._admission.rebalance()
 
-    def settle_batch(self, batch: Deliveries, wait: bool) -> None:
+    def settle_batch(self, batch: HeldBatch, wait: bool) -> None:
         """Ack what is left of a batch."""
         if not self._settle_whole(batch, wait):
             self.finish(self._settle_batch(batch), wait)
 
     @straight
-    def _settle_whole(self, batch: Deliveries, wait: bool) -> bool:
+    def _settle_whole(self, batch: HeldBatch, wait: bool) -> bool:
         """Ack a batch of which nothing was settled before, as `settle_one`; return whether it was one."""
         messages, size = batch.left_size()
-        if messages < batch.total or not messages or "a" in collecting:
+        if batch.kept is not None or not messages or "a" in collecting:
             return False
         log = self._log
         requests: Any = None
@@ -207,11 +210,12 @@ class Claims:
         try:
             with context.lock:  # a straight line; see `waiting`
                 batches = held.batches
-                if batch in batches and not batch.settled:
+                if batch in batches and batch.kept is None:
                     found = True
                     lanes.acked += messages
                     gate.used = used = gate.used - charged
-                    batch.settled = None
+                    batch.is_over = True
+                    batch.segments = NOTHING
                     del batches[batch]
                     if log is not None:
                         requests += one
@@ -231,26 +235,26 @@ class Claims:
         return found
 
     @sheltered
-    def _settle_batch(self, batch: Deliveries) -> Request | None:
+    def _settle_batch(self, batch: HeldBatch) -> Request | None:
         """Settle what is left of a batch; return what was handed over to the log."""
         with self._context.lock:
             if not self._holds(batch):
                 return None
             left = batch.left()
             joined = self._log_settled(left)
-            batch.settled = None
+            batch.end()
             self._held.drop([batch])
             self._exits.forget(left, Fate.ACKED)
         return joined
 
-    def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
+    def settle_part(self, batch: HeldBatch, index: int, wait: bool) -> None:
         """Ack one delivery of a batch."""
         self._settle_part(batch, index, wait)
         if not wait:
             self.returns.wait_if_crowded()
 
     @sheltered
-    def _settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
+    def _settle_part(self, batch: HeldBatch, index: int, wait: bool) -> None:
         delivery = self.leave_batch(batch, index, stays=False)
         if delivery is not None:
             self.settle_one(delivery, wait)
@@ -296,13 +300,13 @@ class Claims:
         if problem is not None:
             raise problem
 
-    def return_batch(self, batch: Deliveries, how: Return) -> None:
+    def return_batch(self, batch: HeldBatch, how: Return) -> None:
         """Take back what is left of a batch."""
         self._return_batch(batch, how)
         self.returns.hold_up(how)
 
     @sheltered
-    def _return_batch(self, batch: Deliveries, how: Return) -> None:
+    def _return_batch(self, batch: HeldBatch, how: Return) -> None:
         with self._context.lock:
             if batch not in self._held:
                 self.return_if_refused(batch)
@@ -310,13 +314,13 @@ class Claims:
                 self.returns.take_back([batch], how)
         self._spiller.keep_within_capacity()
 
-    def return_part(self, batch: Deliveries, index: int, how: Return) -> None:
+    def return_part(self, batch: HeldBatch, index: int, how: Return) -> None:
         """Take back one delivery of a batch."""
         self._return_part(batch, index, how)
         self.returns.hold_up(how)
 
     @sheltered
-    def _return_part(self, batch: Deliveries, index: int, how: Return) -> None:
+    def _return_part(self, batch: HeldBatch, index: int, how: Return) -> None:
         delivery = self.leave_batch(batch, index, stays=False)
         if delivery is not None:
             self._return_all([delivery], how)
@@ -329,7 +333,7 @@ class Claims:
             self.returns.give_up(one)
 
     @sheltered
-    def abandon(self, batch: Deliveries) -> None:
+    def abandon(self, batch: HeldBatch) -> None:
         """Take back what is left of a batch whose holder has gone, and what is leaving if its commit is refused."""
         with self._context.lock:
             self.return_if_refused(batch)
@@ -339,7 +343,7 @@ class Claims:
 
     def return_if_refused(self, one: HeldOne) -> None:
         """Have what is leaving go back to the queue if its commit is refused: nobody holds it then. Under the lock."""
-        if isinstance(one, Deliveries) and not one.leaving:
+        if isinstance(one, HeldBatch) and not one.leaving:
             return
         for leaving in self._held.leaving:
             if leaving.takes_from(one):
@@ -348,31 +352,29 @@ class Claims:
     # In a batch ------------------------------------------------------------------------------------------------------
 
     def leave_batch(
-        self, batch: Deliveries, index: int, delivery: Delivery | None = None, *, stays: bool = True
+        self, batch: HeldBatch, index: int, delivery: Delivery | None = None, *, stays: bool = True
     ) -> Delivery | None:
         """Make one delivery of a batch a single one, for a while if it `stays`; None if it was purged."""
-        delivery = delivery or batch[index]
         with self._context.lock:
-            if batch.settled is not None:
+            if not batch.is_over:
                 batch.check_unsettled(index)
             if not self._holds(batch):
                 return None
+            delivery = delivery or batch.delivery_at(index)
             delivery.settler = self
-            assert batch.settled is not None
-            batch.note_settled((index,))
-            batch.settled_bytes += len(delivery.record)
+            batch.note_settled(index)
             self._held.leave_batch(delivery, batch, stays)
-            if len(batch.settled) == batch.total:
-                batch.settled = None
+            if not batch.left_count:
+                batch.end()
                 self._held.drop([batch])
             self._lanes.cover_held()
             return delivery
 
-    def _holds(self, batch: Deliveries) -> bool:
+    def _holds(self, batch: HeldBatch) -> bool:
         """Tell whether a batch is acquired; False if it was purged. Under the lock."""
         if batch in self._held:
             return True
-        if batch.settled is None or batch.leaving:
+        if batch.is_over or batch.leaving:
             raise AlreadySettled(f"this batch of queue {self.name!r} was settled before")
         self._context.check_not_closed()
         return False
@@ -383,7 +385,7 @@ class Claims:
         Raises:
             AlreadySettled: it was settled, or went back.
         """
-        if isinstance(one, Deliveries):
+        if isinstance(one, HeldBatch):
             return self._holds(one)
         batch, index = _place_of(one)
         if batch is not None:
@@ -424,7 +426,7 @@ class Claims:
             wanted = [] if self._context.ended else [(one, *_place_of(one)) for one in deliveries if self._is_held(one)]
             parts = [(one, batch, at) for one, batch, at in wanted if isinstance(one, Delivery) and batch is not None]
             batches = dict.fromkeys([batch for _, batch, _ in parts])
-            batches |= dict.fromkeys([one for one, _, _ in wanted if isinstance(one, Deliveries)])
+            batches |= dict.fromkeys([one for one, _, _ in wanted if isinstance(one, HeldBatch)])
             for batch in batches:
                 batch.leaving += 1  # first: see `Exits.stays`
             for one, batch, index in parts:
@@ -435,7 +437,7 @@ class Claims:
             return leaving
 
 
-def _place_of(one: HeldOne) -> tuple[Deliveries | None, int]:
+def _place_of(one: HeldOne) -> tuple[HeldBatch | None, int]:
     """Return the batch a delivery is in, and where; None for a single one, and for a batch."""
     batch = one.settler
-    return (batch, batch.position(one.sequence)) if isinstance(batch, Deliveries) else (None, 0)  # type: ignore[union-attr]
+    return (batch, batch.position(one.sequence)) if isinstance(batch, HeldBatch) else (None, 0)  # type: ignore[union-attr]

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from qflow.backoff import retried
 from qflow.callbacks import check_callback, check_ran
 from qflow.config import parse_count, parse_timeout
-from qflow.delivery import Deliveries, Delivery
+from qflow.delivery import Delivery
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, BrokerClosed, ForkedProcess, QflowError, QueueDeleted
 from qflow.events import EventKind
+from qflow.held_batch import HeldBatch
 from qflow.loggers import get_logger
 from qflow.memory.line import Alarm
 from qflow.memory.waiting import shelter, sheltered
@@ -52,9 +53,9 @@ class Consumed(Protocol):
     def name(self) -> str: ...
     def collect(
         self, most: int, timeout_s: float | None, taker: Noted, stopped: Callable[[], bool] | None = None
-    ) -> Deliveries: ...
-    def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None: ...
-    def give_up_batch(self, batch: Deliveries) -> None: ...
+    ) -> HeldBatch: ...
+    def leave_batch(self, batch: HeldBatch, index: int) -> Delivery | None: ...
+    def give_up_batch(self, batch: HeldBatch) -> None: ...
     def wake(self) -> None: ...
     def list_consumer(self, consumer: Listed) -> None: ...
     def forget_consumer(self, consumer: Listed) -> None: ...
@@ -99,7 +100,7 @@ class Consuming:
         self._callback = callback
         self._prefetch = prefetch
         self._stopped = False
-        self._batch: Deliveries | None = None
+        self._batch: HeldBatch | None = None
         self._current: Delivery | None = None
         self._troubles = Troubles(queue)
         self._alarm = Alarm()  # ends a rest

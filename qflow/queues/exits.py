@@ -24,11 +24,12 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
-from qflow.delivery import Deliveries, Delivery, Segment
+from qflow.delivery import Delivery, Segment
 from qflow.errors import again
 from qflow.events import EventKind
+from qflow.held_batch import HeldBatch
 from qflow.memory.run import NOTHING, Place
-from qflow.message import OVERHEAD_BYTES, RETURNED
+from qflow.message import OVERHEAD_BYTES, RETURNED, Record
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.apart import HeldOne, Term
 from qflow.queues.context import Unlocked
@@ -89,12 +90,12 @@ class Leaving:
         """Why they become dead letters, if they do."""
         self.held = held
         """The deliveries and batches that held them: if the commit is refused, they do again."""
-        self.batches: dict[Deliveries, None] = {}
+        self.batches: dict[HeldBatch, None] = {}
         """Those from which it takes some, or all that was left; each counts it."""
-        self.parts: list[tuple[Delivery, Deliveries, int]] = []
+        self.parts: list[tuple[Delivery, HeldBatch, int]] = []
         """Which deliveries were in a batch, and where: they go back there."""
-        self.cut: list[tuple[Deliveries, list[int], int, Term]] = []
-        """What it takes of batches of which something is held again: positions, bytes, and their terms."""
+        self.cut: list[tuple[HeldBatch, list[tuple[int, Record]], Term]] = []
+        """What it takes of batches of which something is held again, by position, and their terms."""
         self.gone: set[HeldOne] = set()
         """Those that have let go of what they held: if it is refused, that goes back to the queue."""
         self.unit: Unit | None = None
@@ -120,17 +121,16 @@ class Leaving:
         """Tell whether it takes a delivery, or some of a batch."""
         return one in self.held or one in self.batches
 
-    def leave_hold(self, batch: Deliveries) -> None:
-        """Take what is left of a batch by positions, for it is to hold something again. Under the lock."""
-        term, settled = self.held.pop(batch), batch.settled or ()
-        positions = [position for position in range(batch.total) if position not in settled]
-        self.cut.append((batch, positions, batch.left_size()[1], term))
-        batch.settled = None
+    def leave_hold(self, batch: HeldBatch) -> None:
+        """Take what is left of a batch by position, for it is to hold something again. Under the lock."""
+        self.cut.append((batch, batch.left_records(), self.held.pop(batch)))
+        batch.end()
 
     def end(self) -> None:
         """It is over for the batches that it takes from. Under the lock, once."""
         for batch in self.batches:
             batch.leaving -= 1
+            batch.tidy()
 
     def committed(self, unit: Unit | None) -> None:
         """Called by the writer, or by the caller where nothing is logged."""
@@ -217,8 +217,8 @@ class Exits:
             leaving.has_left = True
             leaving.end()
             for one in leaving.held:
-                if isinstance(one, Deliveries):
-                    one.settled = None
+                if isinstance(one, HeldBatch):
+                    one.end()
             self.forget(leaving.segments, leaving.fate)
             if leaving.cause is not None:
                 count = weigh(leaving.segments)[0]

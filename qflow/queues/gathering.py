@@ -10,9 +10,11 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from qflow.delivery import Deliveries, Delivery
+from qflow.deliveries import Deliveries
+from qflow.delivery import Delivery
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
+from qflow.held_batch import AnyBatch
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
 from qflow.queues.apart import HeldOne
@@ -136,14 +138,15 @@ class Gathering:
         envelope = puts.envelope(headers, None, min(priority, most), left_s, None, None, published)
         self._add("puts", [Insert(puts, envelope.number, [envelope.record(body)])])
 
-    def ack_many(self, deliveries: Deliveries | Iterable[Delivery]) -> None:
+    def ack_many(self, deliveries: Deliveries | AnyBatch | Iterable[Delivery]) -> None:
         """Take deliveries to be settled, all or none; see `Transaction.ack_many`."""
         self.check_open()
         seen: set[tuple[int, int]] = set()
         held: list[tuple[Any, HeldOne]] = []
-        if isinstance(deliveries, Deliveries):
-            if deliveries.total:
-                held.append(self._checked(deliveries.settler, deliveries, (id(deliveries), -1), seen))
+        if isinstance(deliveries, Deliveries | AnyBatch):
+            batch: Any = deliveries.held if isinstance(deliveries, Deliveries) else deliveries
+            if batch.total:
+                held.append(self._checked(batch.settler, batch, (id(batch), -1), seen))
         else:
             held += [self._checked_one(delivery, seen) for delivery in deliveries]
         # Nothing is called from here on, so that an interrupt finds all of it in the transaction, or nothing.
@@ -155,7 +158,7 @@ class Gathering:
         if not isinstance(delivery, Delivery):
             raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
         batch = delivery.settler
-        if isinstance(batch, Deliveries):
+        if isinstance(batch, AnyBatch):
             settler, position = batch.unsettled_place(delivery)
             return self._checked(settler, delivery, (id(batch), position), seen)
         return self._checked(batch, delivery, (id(delivery), -1), seen)

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 from qflow import config
-from qflow.delivery import ONE_ATTEMPT, Deliveries, Delivery, Segment
+from qflow.deliveries import Deliveries
+from qflow.delivery import ONE_ATTEMPT, Delivery, Segment
 from qflow.durations import Duration
 from qflow.errors import QueueEmpty, again
+from qflow.held_batch import HeldBatch
 from qflow.memory.line import FOREVER
 from qflow.memory.run import Run
 from qflow.memory.run_list import RunList
@@ -183,16 +185,21 @@ class Gets:
         return delivery if self.take_otherwise(delivery) else None
 
     @straight
-    def take_open(self, most: int, taker: Noted) -> Deliveries | None:
-        """Acquire what a get would if that is the whole of the run messages are put into; else None. Cost: 1 µs."""
+    def take_open(self, most: int, taker: Noted, shown: Deliveries) -> bool:
+        """Acquire what a get would if that is the whole of the run messages are put into; else False. Cost: 1 µs.
+
+        Args:
+            shown: is to be what is acquired, as its user has it.
+        """
         context, lanes, held = self.context, self.lanes, self.held
         runs = lanes.front
         run = runs.head
         first = run.first
         if run is not runs.open or not run.records:
-            return None
+            return False
         taken: list[Record] = []
-        batch = Deliveries(self.claims, [Segment(first, taken, run.marks)], taker)
+        batch = HeldBatch(self.claims, [Segment(first, taken, run.marks)], taker)
+        shown.held, shown.segments = batch, batch.segments
         fresh: deque[Record] = deque()
         try:
             with context.lock:  # a straight line; see `waiting`
@@ -203,20 +210,20 @@ class Gets:
                 is_front = is_front and used <= self.gate.account.borrowed and "a" not in collecting
                 is_last = runs is lanes.runs  # of the lowest priority: nothing waits behind it
                 if is_front and found and (end - first <= most if is_last else end - first == most):
-                    batch.total = end - first
+                    batch.total = shown.total = end - first
                     held.batches[batch] = context.tick.now_s
                     self.gate.used = used
                     run.first = end
                     run.records = runs.tail = fresh
                     taken += found
-                    return batch
+                    return True
         except BaseException:
             try:
                 self.claims.give_up(batch)
             finally:  # see `attend`
                 self.claims.give_up(batch)
             raise
-        return None
+        return False
 
     def begin(self, most: int, timeout_s: Duration | None, taker: Noted, *, single: bool = False) -> Getting:
         """Begin a get: a `step` until it is done. `single`: what it gets is its `delivery`, if it is not None."""
@@ -232,12 +239,20 @@ class Gets:
 
     def collect(
         self, most: int, timeout_s: Duration | None, taker: Noted, stopped: Callable[[], bool] | None = None
-    ) -> Deliveries:
+    ) -> HeldBatch:
         """`Queue.get_many` that also ends when `stopped` says so; it is asked each time something wakes the caller."""
         getting = self.begin(most, timeout_s, taker)
         getting.stopped = stopped
         self.attend(getting)
         return getting.collected  # type: ignore[return-value]  # no call: one that is struck would lose what it has
+
+    def fill(self, shown: Deliveries, most: int, timeout_s: Duration | None, taker: Noted) -> None:
+        """`Queue.get_many`; `shown` is to be what is acquired, as its user has it."""
+        config.parse_timeout(timeout_s)
+        if not self.take_open(most, taker, shown):
+            getting = self.begin(most, timeout_s, taker)
+            getting.shown = shown
+            self.attend(getting)
 
     def attend(self, getting: Getting) -> None:
         """Return when a get is done; whatever ends it earlier, it has acquired nothing."""
@@ -252,7 +267,7 @@ class Gets:
                     shelter(getting.give_up)
                 raise
 
-    def _log_attempts(self, batch: Deliveries) -> None:
+    def _log_attempts(self, batch: HeldBatch) -> None:
         """Have it in the log that messages are delivered a second time, before they are: they may kill who has them."""
         joined = self.join_attempts(batch)
         if joined is not None and self.context.log is not None:
@@ -260,7 +275,7 @@ class Gets:
             if joined.error is not None:
                 raise again(joined.error)
 
-    def join_attempts(self, batch: Deliveries) -> Request | None:
+    def join_attempts(self, batch: HeldBatch) -> Request | None:
         """Log that messages are delivered again; return what to wait for before they are, if there is something."""
         if self.context.settings.max_deliveries is None:
             return None

@@ -6,7 +6,9 @@ import enum
 from collections.abc import Callable
 from typing import Protocol
 
-from qflow.delivery import Deliveries, Delivery, Segment
+from qflow.deliveries import Deliveries
+from qflow.delivery import Delivery, Segment
+from qflow.held_batch import HeldBatch
 from qflow.memory.gate import Gate
 from qflow.memory.line import FOREVER, PAUSE_S, WORK, Wake, Watcher
 from qflow.memory.run_list import RunList
@@ -81,8 +83,8 @@ class Getting:
 
     __slots__ = (
         "_deadline", "_done", "_given_up", "_is_over", "_keeps_time", "_looks", "_most", "_passed", "_queue", "_single",
-        "_starved", "_turn", "_turns", "_watcher", "collected", "delivery", "is_short", "stopped",
-        "taker",
+        "_starved", "_turn", "_turns", "_watcher", "collected", "delivery", "is_short", "shown",
+        "stopped",        "taker",
     )  # fmt: skip
 
     def __init__(
@@ -93,13 +95,15 @@ class Getting:
         self._most = most
         self._deadline = deadline
         self._single = single  # it is for one message, which is given out by itself
-        self.collected: Deliveries | None = None  # thousands may wait, and have none
+        self.collected: HeldBatch | None = None  # thousands may wait, and have none
         self.delivery: Delivery | None = None
+        self.shown: Deliveries | None = None
+        """What is to be the batch as its user has it."""
         self.stopped: Callable[[], bool] | None = None
         """Asked, before it waits, whether it is to end."""
         self.is_short = False
         """It got nothing though a message waits: what consumers hold leaves no room in memory for it."""
-        self._passed: Deliveries | None = None  # what it goes past: back in its place at the end of each step
+        self._passed: HeldBatch | None = None  # what it goes past: back in its place at the end of each step
         self._done = False
         self._given_up = False
         self._is_over = False  # all of that was done: a handler that raises may come in its middle
@@ -111,10 +115,10 @@ class Getting:
         self._watcher: Watcher | None = None
 
     @property
-    def batch(self) -> Deliveries:
+    def batch(self) -> HeldBatch:
         """What it gets."""
         if self.collected is None:
-            self.collected = Deliveries(self._queue.claims, [], self.taker)
+            self.collected = HeldBatch(self._queue.claims, [], self.taker)
         return self.collected
 
     def step(self, wake: Wake | None, may_work: bool) -> float | None:
@@ -234,7 +238,7 @@ class Getting:
         if queue.gate.starved and batch.total:
             queue.gate.arrived.notify()  # what is left may be enough for the next one
         if self._single and batch.total:
-            self.delivery = delivery = next(iter(batch))
+            self.delivery = delivery = batch.delivery_at(0)
             delivery.settler = queue.claims
             delivery.taker = self.taker
             queue.held.add_single(delivery, since)
@@ -242,6 +246,8 @@ class Getting:
             queue.held.batches.pop(batch, None)
         else:
             queue.held.add_batch(batch, since)
+        if (shown := self.shown) is not None:
+            shown.held, shown.segments, shown.total = batch, batch.segments, batch.total
         queue.lanes.cover_held()
         queue.lanes.refresh()
 
@@ -357,7 +363,7 @@ class Getting:
         """Leave out messages that cannot leave now; EXIT if there are too many of them."""
         queue, count = self._queue, weigh(segments)[0]
         if self._passed is None:
-            self._passed = Deliveries(queue.claims, [], self.taker)
+            self._passed = HeldBatch(queue.claims, [], self.taker)
             queue.held.batches[self._passed] = None
         if self._passed.total + count > MOST_PASSED:
             queue.source.give_back(segments, gained=False)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, takewhile
 from typing import Any
 
-from qflow.delivery import Deliveries, Delivery, Segment
+from qflow.delivery import Delivery, Segment
+from qflow.held_batch import HeldBatch
 from qflow.memory.gate import Gate
-from qflow.message import BATCH_BYTES, SINGLE_BYTES
+from qflow.message import BATCH_BYTES, SINGLE_BYTES, Record
 from qflow.queues.apart import SOME, Apart, HeldOne, Term
 
 LATE = 1 / 64
@@ -23,7 +24,7 @@ class Held:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self.singles: dict[Delivery, float | None] = {}
-        self.batches: dict[Deliveries, float | None] = {}
+        self.batches: dict[HeldBatch, float | None] = {}
         """What is delivered and not settled, in order, since when (monotonic); see `Leases.since`.
 
         A batch that is being collected is there since None, and not charged for itself.
@@ -44,7 +45,7 @@ class Held:
         return one in self._table(one) or one in self.apart
 
     def _table(self, one: HeldOne) -> dict[Any, float | None]:
-        return self.batches if isinstance(one, Deliveries) else self.singles
+        return self.batches if isinstance(one, HeldBatch) else self.singles
 
     def term(self, one: HeldOne) -> Term:
         """Return since when one is held, and until when if it was extended."""
@@ -60,13 +61,13 @@ class Held:
         self.singles[delivery] = since
         self._gate.used += SINGLE_BYTES
 
-    def add_batch(self, batch: Deliveries, since: float | None) -> None:
+    def add_batch(self, batch: HeldBatch, since: float | None) -> None:
         """Hold a batch that was collected; it is charged for that."""
         self.batches.pop(batch, None)  # its place is that of when it began to be
         self.batches[batch] = since
         self._gate.used += BATCH_BYTES
 
-    def leave_batch(self, delivery: Delivery, batch: Deliveries, stays: bool) -> None:
+    def leave_batch(self, delivery: Delivery, batch: HeldBatch, stays: bool) -> None:
         """Hold one delivery of a batch by itself, as long as the batch; `stays` if not just for now."""
         since, end = self.term(batch)
         delivery.taker = batch.taker
@@ -89,23 +90,23 @@ class Held:
         self.singles[one] = self.apart.pop(one)
         return True
 
-    def rejoin(self, one: Delivery, batch: Deliveries, position: int) -> None:
+    def rejoin(self, one: Delivery, batch: HeldBatch, position: int) -> None:
         """Put a single delivery back into the batch it came in."""
-        self.take_back(batch, [position], len(one.record), self.term(one))
+        self.take_back(batch, [(position, one.record)], self.term(one))
         self.drop([one])
         one.settler = batch
 
-    def take_back(self, batch: Deliveries, positions: Iterable[int], size: int, term: Term) -> None:
-        """Have messages of `size` bytes held by their batch again; `term` for a batch that holds nothing now."""
+    def take_back(self, batch: HeldBatch, records: Iterable[tuple[int, Record]], term: Term) -> None:
+        """Have messages, by position, held by their batch again; `term` for a batch that holds nothing now."""
         if batch not in self:
             self.hold_again({batch: term})
-        batch.take_back(positions, size)
+        batch.take_back(records)
 
     def hold_again(self, held: Mapping[HeldOne, Term]) -> None:
         """Hold what was leaving."""
         self.quiet_until = 0.0
         for one, (since, end) in held.items():
-            if isinstance(one, Deliveries):
+            if isinstance(one, HeldBatch):
                 self.add_batch(one, since)
             else:
                 self.add_single(one, since)
@@ -177,7 +178,7 @@ class Held:
             found += leaving.segments
         return found
 
-    def listed(self) -> tuple[list[Delivery], list[Deliveries], list[Segment]]:
+    def listed(self) -> tuple[list[Delivery], list[HeldBatch], list[Segment]]:
         """Return what there is now: single deliveries, copies of batches, and all else. Cost: 0.01 µs a delivery."""
         others = [*self._kept, *(part for leaving in self.leaving for part in leaving.segments)]
         batches = [batch.now() for batch in (*self.batches, *self.apart.batches)]
@@ -241,7 +242,7 @@ def segments_of(held: Iterable[HeldOne]) -> list[Segment]:
     found: list[Segment] = []
     follows, marks, records = -1, 0, [b""]
     for one in held:
-        if isinstance(one, Deliveries):
+        if isinstance(one, HeldBatch):
             found += one.left()
         elif one.sequence == follows and one.marks == marks:
             records.append(one.record)

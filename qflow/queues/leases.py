@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from itertools import islice
 
 from qflow.config import SlowConsumer
-from qflow.delivery import Deliveries
 from qflow.errors import AlreadySettled
 from qflow.events import EventKind
+from qflow.held_batch import HeldBatch
 from qflow.queues.apart import HeldOne
 from qflow.queues.claims import Claims
 from qflow.queues.held import Held
@@ -102,6 +101,8 @@ class Leases:
         text = f"a message of queue {name!r} was held for longer than {why}: it went back to the queue"
         for one in late:
             one.settler = _Late(name, text)
+            if isinstance(one, HeldBatch):
+                one.late = text
             self.claims.return_if_refused(one)
         if late:
             self._tell_of(late, why)
@@ -109,12 +110,10 @@ class Leases:
 
     def _handed_out(self, held: HeldOne) -> list[HeldOne]:
         """Return what a holder has seen; what was only fetched ahead goes back, not counted as delivered."""
-        in_hand = held.taker.in_hand if isinstance(held, Deliveries) and isinstance(held.taker, Taker) else None
-        if in_hand is None or not isinstance(held, Deliveries):
+        in_hand = held.taker.in_hand if isinstance(held, HeldBatch) and isinstance(held.taker, Taker) else None
+        if in_hand is None or not isinstance(held, HeldBatch):
             return [held]
-        settled = held.settled or ()
-        places = list(islice((place for place in range(held.total) if place not in settled), min(in_hand, held.total)))
-        found = [self.claims.leave_batch(held, place, stays=False) for place in places]
+        found = [self.claims.leave_batch(held, place, stays=False) for place in held.unsettled()[:in_hand]]
         self.claims.returns.give_up(held)
         return [one for one in found if one is not None]
 
@@ -123,7 +122,7 @@ class Leases:
         now_s = self._context.monotonic()
         held: dict[tuple[str, int], tuple[int, float]] = {}
         for one, since in late.items():
-            count = one.left_size()[0] if isinstance(one, Deliveries) else 1
+            count = one.left_size()[0] if isinstance(one, HeldBatch) else 1
             who = named(one.taker)
             known, first = held.get(who, (0, now_s))
             held[who] = known + count, first if since is None else min(first, since)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from qflow.config import parse_count
-from qflow.delivery import Deliveries, Delivery
+from qflow.deliveries import Deliveries
+from qflow.delivery import Delivery
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, NotFound, QueueFull, TransactionTooLarge
 from qflow.message import DELAYED, Message, Record, body_of, expires_of, lane_of
@@ -105,7 +106,7 @@ class Redrive:
             if self._tx.state == "open":
                 self._tx.rollback()
             for batch in looked_at:
-                parts_of(self._dead).claims.give_up(batch)
+                parts_of(self._dead).claims.give_up(batch.held)
         return sum(self.moved.values()) - before
 
     def _tell_of_rest(self, left: int) -> None:

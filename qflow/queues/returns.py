@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Deliveries, Return, Segment
+from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Return, Segment
+from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import is_inside
 from qflow.message import RETURNED
 from qflow.queues.apart import HeldOne
@@ -61,8 +62,8 @@ class Returns:
             left = segments_of([one])
             self.given_up += weigh(left)[0]
             self._held.drop([one])
-            if isinstance(one, Deliveries):
-                one.settled = None
+            if isinstance(one, HeldBatch):
+                one.end()
             self._source.give_back(left)
 
     def _come_back(self, held: Collection[HeldOne]) -> None:
@@ -78,8 +79,8 @@ class Returns:
         self.total += weigh(segments)[0]
         self._held.drop(held)
         for one in held:
-            if isinstance(one, Deliveries):
-                one.settled = None
+            if isinstance(one, HeldBatch):
+                one.end()
         return [Segment(first, records, marks + ONE_ATTEMPT) for first, records, marks in segments]
 
     def takes_disk(self, requeue: bool) -> bool:

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from qflow.delivery import Deliveries, Delivery
+from qflow.deliveries import Deliveries
+from qflow.delivery import Delivery
 from qflow.durations import Duration
 from qflow.message import OVERHEAD_BYTES, Headers
 from qflow.pickling import Unpicklable

@@ -6,110 +6,33 @@ Deliveries and batches call it as their *settler*.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from qflow.delivery import ONE_ATTEMPT, Return
-from qflow.errors import AlreadySettled, BrokerClosed, BrokerFailed, ForkedProcess, QflowError, StreamDeleted, in_doubt
+from qflow.delivery import Return
+from qflow.errors import AlreadySettled, BrokerFailed, ForkedProcess, in_doubt
 from qflow.memory.ledger import Ledger
 from qflow.memory.line import Line
 from qflow.memory.waiting import collecting, is_inside, shelter, sheltered, straight
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.transaction_log import MOST_STANDING, Lane, Request
-from qflow.streams.deliveries import Share, StreamDeliveries, place_of, root_of
+from qflow.streams.batches import NONE, StreamBatch, place_of
+from qflow.streams.deliveries import root_of
+from qflow.streams.holding import Holding
 from qflow.streams.leaving import Held, Leaving, settles_of
-from qflow.streams.part import Part
-from qflow.streams.returned import Returned
 from qflow.streams.shared import Shared
 
 
-class Claims:
+class Claims(Holding):
     """See the module. Thread-safe; the lock and the line of waiting gets are the cursor's."""
 
     def __init__(self, name: str, owner: int, lock: Any, line: Line, shared: Shared) -> None:
-        self.name = name
-        """The stream's name, which deliveries return as `queue`."""
-        self.owner = owner
-        """The cursor's number in the log; 0 if it is not durable, and nothing of it is logged."""
-        self.ack_timeout_s: float | None = None
-        self.members: dict[Any, None] = {}
-        """Subscriptions that have the cursor open."""
-        self.ended: type[QflowError] | None = None
-        self.held: dict[StreamDeliveries, float | None] = {}
-        """Batches that are held, and when their lease ends on the monotonic clock; None = without end."""
-        self.ahead: dict[StreamDeliveries, int] = {}
-        """Batches that an iteration returns one message at a time, with `returned.came` as it got them."""
-        self.unsettled = 0
-        self.returned = Returned(shared.monotonic)
-        self.starved = False
-        """A get found no memory for its messages; it is woken when there is some."""
-        self.delivered_total = self.acked_total = self.redelivered_total = 0
-        self.lock = lock
-        self.line = line
-        """The line of waiting gets, where whoever wakes one has it wake the next if it leaves something."""
+        super().__init__(name, owner, lock, line, shared)
         self._log = shared.log
-        self._room = shared.room
-        self._monotonic = shared.monotonic
-        self._lease_at = math.inf
-        """The earliest time at which a lease may end."""
         self._done: list[tuple[Lane, Settled]] = []
         """Settled, and not handed to the log yet, which fetches it; see `call_log`."""
         self._called = False
         """The log was asked to fetch `_done`."""
-
-    # Who may hold ----------------------------------------------------------------------------------------------------
-
-    def check_open(self) -> None:
-        if self.ended is BrokerClosed:
-            raise BrokerClosed(f"the broker of stream {self.name!r} is closed: open the spool again")
-        if self.ended is not None:
-            raise StreamDeleted(f"stream {self.name!r}, or this subscription of it, was deleted: declare it again")
-
-    # Giving: called with the lock ------------------------------------------------------------------------------------
-
-    def give(self, batch: StreamDeliveries, now: float) -> None:
-        """Note that a member holds a batch from now on."""
-        self._lease(batch, None if self.ack_timeout_s is None else now + self.ack_timeout_s)
-        self.unsettled += batch.total
-        self.delivered_total += batch.total
-
-    def _lease(self, batch: StreamDeliveries, until: float | None) -> None:
-        self.held[batch] = until
-        if until is not None:
-            self._lease_at = min(self._lease_at, until)
-
-    def patience(self, now: float, most: float | None) -> float:
-        """Return the seconds until a lease or a delay ends, which wakes no waiting get; at most `most`."""
-        wait = min(self._lease_at, self.returned.due) - now
-        return max(0.001, wait if most is None else min(wait, most))
-
-    def give_back(self, batch: StreamDeliveries) -> None:
-        """Put back a batch that nobody has seen, if it is still held; it does not count as delivered."""
-        if batch in self.held:
-            self._return(batch, 0.0, repeated=False)
-
-    def give_back_all(self, member: Any) -> None:
-        """Put back all that a member holds which was closed."""
-        for batch in [batch for batch in self.held if batch.member is member]:
-            self._when_stays(batch, partial(self._return, batch, 0.0, repeated=True))
-
-    def give_back_unshown(self, taker: object) -> None:
-        """Put back what an iteration has acquired and not returned, before another get of the same thread or task."""
-        for batch in [batch for batch in self.ahead if root_of(batch.taker) == taker]:
-            assert batch.shown is not None
-            shares = batch.left_shares(batch.shown)
-            if shares:
-                self._put_back(batch, shares, 0.0, repeated=False)
-                batch.note_settled(range(batch.shown, batch.total))
-                if not batch.unsettled:
-                    self._drop(batch, 0)
-
-    def settle_previous(self, taker: object) -> None:
-        """Settle what a thread or task got before: without a name, asking for more does that, and nothing is logged."""
-        for batch in [batch for batch in self.held if root_of(batch.taker) == taker and not batch.bound]:
-            self._drop(batch, len(batch) - len(batch.settled or ()))
 
     @sheltered
     def abandon(self, taker: object) -> None:
@@ -118,31 +41,6 @@ class Claims:
             self.give_back_unshown(taker)
             for batch in [batch for batch in self.ahead if self.owner and root_of(batch.taker) == taker]:
                 self._when_stays(batch, partial(self._return, batch, 0.0, repeated=True))
-
-    def unshown(self) -> list[Share]:
-        """Return what iterations have acquired and not returned yet."""
-        return [share for batch in self.ahead for share in batch.left_shares(batch.shown or 0)]
-
-    def not_shown(self) -> list[Share]:
-        """Return all that left the buffers and is still to be got: what came back, and `unshown`."""
-        return self.returned.shares() + self.unshown()
-
-    def forget(self) -> int:
-        """Forget everything; return the bytes that were charged for it."""
-        charged = sum(batch.charged for batch in self.held) + self.returned.drop()
-        for batch in self.held:
-            batch.settled = None
-        self.held, self.ahead, self.unsettled = {}, {}, 0
-        return charged
-
-    def leave_part(self, part: Part) -> int:
-        """Take back what is held of one partition; return the bytes charged for what had come back from it."""
-        charged = self.returned.drop(part)
-        for batch in list(self.held):
-            self.unsettled -= len(batch.take_part(part))
-            if batch.settled is not None and not batch.unsettled:
-                self._drop(batch, 0)
-        return charged
 
     # Settling: what a delivery calls ---------------------------------------------------------------------------------
 
@@ -168,10 +66,16 @@ class Claims:
     @straight
     def settle_part(self, batch: Any, index: int, wait: bool) -> None:
         """Settle one message of a batch. Cost: 1 µs, as long as others of it are left."""
-        if not wait and index not in batch.taken and "a" not in collecting:
+        kept = batch.kept
+        if (
+            not wait
+            and index not in batch.taken
+            and "a" not in collecting
+            and not (kept.is_cut and batch.is_settled(index, kept))
+        ):
             done: tuple[tuple[Lane, Settled], ...] = ()
             if self.owner:  # without a name nothing is logged
-                part, start, end = batch.span_at(index)
+                part, start, end = batch.span_at(index, kept)
                 done = ((part.lane, Settled(start, end, 0, 0)),)
                 self._log.check_usable()
             one = {index}
@@ -179,7 +83,7 @@ class Claims:
                 with self.lock:  # straight lines; see `waiting`
                     settled = batch.settled
                     passes = batch.unsettled > 1 and settled is not None and index not in settled
-                    passes = passes and not (self.starved or batch.bound)
+                    passes = passes and batch.kept is kept and not (self.starved or batch.bound)
                     if passes:
                         batch.settled = settled = settled or one
                         settled |= one
@@ -188,6 +92,8 @@ class Claims:
                         self.acked_total += 1
                         self._done += done
                 if passes:
+                    if batch.unsettled <= batch.lets_go_at:
+                        self._let_go(batch)
                     if done and not self._called:
                         self.call_log()
                     if len(self._done) > MOST_STANDING:
@@ -201,6 +107,20 @@ class Claims:
             self._log.commit(logged)
         elif not wait and self.is_crowded:
             self._hold_up()
+
+    @straight
+    def _let_go(self, batch: StreamBatch) -> None:
+        """Refer no more to settled messages of a batch, which is interrupted not done; `freed` grows."""
+        unsettled, settled, kept = batch.unsettled, batch.settled, batch.kept
+        batch.lets_go_at = unsettled // 3
+        cut, freed = batch.cut()
+        with self.lock:  # a straight line; see `waiting`
+            is_same = batch.unsettled == unsettled and batch.settled is settled and batch.kept is kept
+            if is_same and freed and settled is not None and not (batch.bound or batch.leaving or batch.taken):
+                batch.kept = cut
+                batch.settled = NONE
+                batch.charged -= freed
+                self.freed += freed
 
     @property
     def is_crowded(self) -> bool:
@@ -282,8 +202,8 @@ class Claims:
             batch.check_unsettled(index)
             self._when_stays(batch, partial(self._return_index, batch, index, delay_s))
 
-    def _return_index(self, batch: StreamDeliveries, index: int, delay_s: float) -> None:
-        if batch.settled is None or index in batch.settled:
+    def _return_index(self, batch: StreamBatch, index: int, delay_s: float) -> None:
+        if batch.is_settled(index):
             return
         self._put_back(batch, [batch.share_at(index)], delay_s, repeated=True)
         batch.note_settled([index])
@@ -300,7 +220,7 @@ class Claims:
                 self._lease(batch, max(until, self._monotonic() + seconds))
 
     @sheltered
-    def release(self, batch: StreamDeliveries) -> None:
+    def release(self, batch: StreamBatch) -> None:
         """Put back what an iteration has not returned, and what it returned and did not settle."""
         with self.lock:
             self._when_stays(batch, partial(self.give_back, batch))
@@ -355,13 +275,6 @@ class Claims:
                     self._lease(batch, None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s)
             self.line.notify_all()
 
-    def _when_stays(self, batch: StreamDeliveries, put_back: Callable[[], object]) -> None:
-        """Put messages of a batch back; once it has ended, if a commit is under way that settles some of the batch."""
-        if batch.leaving:
-            batch.later.append(put_back)
-        else:
-            put_back()
-
     def shares(self, ledger: Ledger) -> bool:
         """Tell whether the cursor belongs to the broker with this ledger."""
         return self._room.ledger is ledger
@@ -370,81 +283,3 @@ class Claims:
         """In a forked child: refuse everything. Takes no lock: another thread may have held it."""
         self.ended = ForkedProcess
         self.lock = lock
-
-    # Under the lock --------------------------------------------------------------------------------------------------
-
-    def _check_held(self, batch: StreamDeliveries, *, whole: bool = True) -> bool:
-        """Tell whether a batch can be settled; False if settling it does nothing any more, after a seek.
-
-        Raises:
-            AlreadySettled: it was settled, or taken back. BrokerClosed, StreamDeleted.
-        """
-        if batch in self.held:
-            return True
-        if not batch.total or (whole and batch.taken):
-            return False
-        if self.ended is StreamDeleted:
-            return False
-        self.check_open()
-        raise AlreadySettled(f"this batch of stream {self.name!r} was settled, or went back, before")
-
-    def _settled(self, batch: StreamDeliveries, indexes: list[int] | None) -> None:
-        """Count what is settled of a batch, but for what was before; None = all that was left."""
-        if indexes is None:
-            self._drop(batch, len(batch) - len(batch.settled or ()))
-            return
-        fresh = set(indexes).difference(batch.settled or ())
-        batch.note_settled(fresh)
-        if not batch.unsettled:
-            self._drop(batch, len(fresh))
-            return
-        self.unsettled -= len(fresh)
-        self.acked_total += len(fresh)
-        self._feed()
-
-    def _drop(self, batch: StreamDeliveries, acked: int) -> None:
-        """Forget a batch of which nothing is left, and give back its memory."""
-        del self.held[batch]
-        self.ahead.pop(batch, None)
-        batch.settled = None
-        self.unsettled -= acked
-        self.acked_total += acked
-        self._room.let_go(batch.charged)
-        self._feed()
-
-    def _feed(self) -> None:
-        """Wake the gets that found no memory: there is more than before."""
-        if self.starved:
-            self.starved = False
-            self.line.notify_all()
-
-    def _return(self, batch: StreamDeliveries, delay_s: float, *, repeated: bool) -> None:
-        """Put all that is left of a batch back in its place."""
-        shown = batch.left_shares(0, batch.shown) if repeated or batch.shown is not None else []
-        ahead = batch.left_shares(batch.shown or 0) if not repeated or batch.shown is not None else []
-        self._put_back(batch, shown, delay_s, repeated=True)
-        self._put_back(batch, ahead, 0.0, repeated=False)
-        self._drop(batch, 0)
-        self.line.notify()
-
-    def _put_back(self, batch: StreamDeliveries, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
-        """Put a part of a batch back in its place; with `repeated`, its delivery counts."""
-        for part, piece, marks in shares:
-            share = Share(part, piece, marks + ONE_ATTEMPT if repeated else marks)
-            count = len(piece.records)
-            self.unsettled -= count
-            batch.charged -= share.charged
-            if repeated:
-                self.redelivered_total += count
-            else:
-                self.delivered_total -= count
-            self.returned.add(share, self._monotonic() + delay_s if delay_s else None)
-            self.returned.came += repeated and not delay_s
-
-    def expire(self, now: float) -> None:
-        """Put back messages whose lease has ended, and make those available whose delay has ended."""
-        self.returned.ripen(now)
-        if now >= self._lease_at:
-            for batch in [batch for batch, until in self.held.items() if until is not None and until <= now]:
-                self._return(batch, 0.0, repeated=True)
-            self._lease_at = min((until for until in self.held.values() if until is not None), default=math.inf)

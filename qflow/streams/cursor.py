@@ -22,8 +22,9 @@ from qflow.memory.waiting import StraightLock, attend, sheltered
 from qflow.message import offset_of
 from qflow.named_tuples import NamedTuple
 from qflow.storage.log.transaction_log import Lane
+from qflow.streams.batches import StreamBatch
 from qflow.streams.claims import Claims
-from qflow.streams.deliveries import StreamDeliveries, root_of
+from qflow.streams.deliveries import root_of
 from qflow.streams.feeds import Feed, Feeds
 from qflow.streams.history import History
 from qflow.streams.interest import Interest
@@ -70,7 +71,7 @@ class Getting:
         skip_gaps: bool,
         ahead: bool,
     ) -> None:
-        self.batch: StreamDeliveries | None = None
+        self.batch: StreamBatch | None = None
         """The messages it got; None at the time-out, or at the end of the stream with `follow=False`."""
         self.member = member
         self.most = most
@@ -196,7 +197,7 @@ class Cursor:
         """Return when a get that begins now times out, on the monotonic clock."""
         return None if timeout is None else self._monotonic() + timeout
 
-    def get(self, getting: Getting) -> StreamDeliveries | None:
+    def get(self, getting: Getting) -> StreamBatch | None:
         """Return messages as soon as there are any; None at the time-out, or at the end with `follow=False`."""
         attend(lambda wake: self.try_get(getting, wake, may_work=True), lambda: self.give_up_get(getting))
         return getting.batch
@@ -268,12 +269,13 @@ class Cursor:
         """Tell whether the next waiting get may find something, or a time to wait for. Under the lock."""
         return bool(self.claims.returned) or self._ahead.is_worth_a_look
 
-    def _step(self, getting: Getting, *, may_work: bool) -> StreamDeliveries | float | None:
+    def _step(self, getting: Getting, *, may_work: bool) -> StreamBatch | float | None:
         """Return a batch; None at the end; or the most seconds to wait. Under the lock, which a read lets go."""
         claims, ahead = self.claims, self._ahead
         returned = claims.returned
         taker = root_of(getting.taker)
         claims.give_back_unshown(taker)
+        claims.give_memory_back()
         while True:
             claims.check_open()
             if getting.member not in claims.members:
@@ -313,15 +315,15 @@ class Cursor:
             claims.starved |= is_short
             return claims.patience(now, LOOK_S if lacks_memory else None)
 
-    def _take(self, getting: Getting, most: int, now: float) -> StreamDeliveries:
+    def _take(self, getting: Getting, most: int, now: float) -> StreamBatch:
         """Return a batch of what is ready: first what came back, then what was read ahead. Under the lock."""
         claims = self.claims
         shares = claims.returned.take(most) if claims.returned.messages else []
         shares += self._ahead.take(most - sum([len(share.piece.records) for share in shares]))
         charged = sum([share.charged for share in shares]) + HELD_BYTES
-        batch = StreamDeliveries(claims, shares, getting.member, charged, getting.taker)
+        batch = StreamBatch(claims, shares, getting.member, charged, getting.taker)
         if getting.ahead:
-            batch.shown = 0
+            batch.shown, batch.lets_go_at = 0, 0
             claims.ahead[batch] = claims.returned.came
         claims.give(batch, now)
         return batch
@@ -349,6 +351,7 @@ class Cursor:
         with self._lock:
             if claims.ended is not None or not claims.members:
                 return
+            claims.give_memory_back()
             before = claims.returned.messages
             claims.expire(self._monotonic())
             if claims.returned.messages > before:

@@ -7,9 +7,10 @@ from typing import Protocol
 
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.transaction_log import Lane, Unit
-from qflow.streams.deliveries import Share, StreamDeliveries
+from qflow.streams.batches import StreamBatch
+from qflow.streams.deliveries import Share
 
-Held = list[tuple[StreamDeliveries, list[int] | None]]
+Held = list[tuple[StreamBatch, list[int] | None]]
 """Batches, with the indexes of their messages; None = all that are left."""
 
 

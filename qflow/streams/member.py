@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from qflow.config import parse_timeout
 from qflow.durations import Duration
+from qflow.streams.batches import StreamBatch
 from qflow.streams.cursor import Cursor, Getting
-from qflow.streams.deliveries import StreamDeliveries
 
 READ_AHEAD = 256
 """Messages an iteration acquires at once, if its cursor has no other members."""
@@ -31,11 +31,11 @@ class Member:
         deadline = self.cursor.deadline(parse_timeout(timeout_s))
         return Getting(self, most, deadline, taker, follow=self._follow, skip_gaps=self._skip_gaps, ahead=ahead)
 
-    def get(self, most: int, timeout_s: Duration | None, taker: object) -> StreamDeliveries | None:
+    def get(self, most: int, timeout_s: Duration | None, taker: object) -> StreamBatch | None:
         """Return available messages, waiting for the first; None at the time-out, or at the end."""
         return self.cursor.get(self.begin_get(most, timeout_s, taker))
 
-    def get_ahead(self, taker: object) -> StreamDeliveries | None:
+    def get_ahead(self, taker: object) -> StreamBatch | None:
         """Return a batch for an iteration, which returns one message after the other; None at the end."""
         return self.cursor.get(self.begin_get(self.ahead_at_once, None, taker, ahead=True))
 
@@ -44,9 +44,9 @@ class Member:
         """Messages an iteration acquires at once; 1 if members share the cursor, or if leases end."""
         return 1 if self.cursor.is_group or self.cursor.claims.ack_timeout_s is not None else READ_AHEAD
 
-    def empty_batch(self) -> StreamDeliveries:
+    def empty_batch(self) -> StreamBatch:
         """Return an empty batch: the result of `get_many` at the time-out."""
-        return StreamDeliveries(self.cursor.claims, [], self, 0)
+        return StreamBatch(self.cursor.claims, [], self, 0)
 
     def close(self) -> None:
         """Give back what it holds. Twice is fine."""

@@ -14,6 +14,7 @@ from qflow.durations import Duration
 from qflow.errors import ForkedProcess, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import sheltered
 from qflow.pickling import Made
+from qflow.streams.batches import StreamBatch
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 from qflow.streams.member import Member
 from qflow.streams.stream import Stream
@@ -86,8 +87,11 @@ class Subscription(Made, by="Broker.subscribe"):
             QflowError: as `get`, but for `QueueEmpty`.
         Cost: 0.3 µs a message in a replay.
         """
+        shown, nothing = StreamDeliveries(), self._member.empty_batch()
         batch = self._member.get(parse_count(max_messages, "max_messages"), timeout_s, threading.get_ident())
-        return self._member.empty_batch() if batch is None else batch
+        shown.held = batch = nothing if batch is None else batch
+        shown.kept, shown.total = batch.kept, batch.total
+        return shown  # no call before: an interrupt comes earlier, and gives it back, or later
 
     def __iter__(self) -> Iteration:
         """Return an iteration over the messages; asking it for the next acks the previous one.
@@ -212,7 +216,7 @@ class Iteration(Iterator[StreamDelivery]):
         self._member = member
         self._claims = member.cursor.claims
         self._taker = (threading.get_ident(), object())
-        self._batch: StreamDeliveries | None = None
+        self._batch: StreamBatch | None = None
         self._came: int | None = 0
         """What had come back when it got the batch; see `Returned.came`."""
         self._index = -1

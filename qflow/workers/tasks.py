@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from qflow.aio.delivery import AsyncDelivery
-from qflow.delivery import Deliveries, Delivery, Return
+from qflow.aio.delivery import AnyDeliveries, AsyncDelivery
+from qflow.delivery import Delivery, Return
 from qflow.workers.targets import Function
 
 T = TypeVar("T")
@@ -21,15 +21,15 @@ class FunctionCancelled(Exception):
 class _InPlace:
     """Settles for tasks by a request to the owner, for whose answer the loop waits."""
 
-    async def settle(self, held: Delivery | Deliveries, wait: bool) -> None:
+    async def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> None:
         """Ack."""
         held.ack(wait)
 
-    async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
+    async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None:
         """Nack."""
         held.nack(*how)
 
-    async def extend(self, held: Delivery | Deliveries, seconds: float) -> None:
+    async def extend(self, held: Delivery | AnyDeliveries, seconds: float) -> None:
         """Hold it longer."""
         held.extend(seconds)
 

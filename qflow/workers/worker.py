@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from qflow import inspect
 from qflow.callbacks import check_ran, is_async
 from qflow.config import is_url, parse_span
-from qflow.delivery import Deliveries, Delivery, Settler, reason_of
+from qflow.deliveries import Deliveries
+from qflow.delivery import Delivery, Settler, reason_of
 from qflow.descriptors import occupy_standard
 from qflow.durations import Duration
 from qflow.errors import (
@@ -66,8 +67,9 @@ class Held(Delivery):
 
     def __init__(self, batch: Deliveries, slot: Slot) -> None:
         """Of a batch of one."""
-        self.settler: Settler = batch
-        self.sequence, self.record, self.marks = batch.at(0)
+        one = batch[0]
+        self.settler: Settler = one.settler
+        self.sequence, self.record, self.marks = one.sequence, one.record, one.marks
         self._slot = slot
 
     def extend(self, seconds: Duration) -> None:

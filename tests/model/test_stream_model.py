@@ -850,12 +850,7 @@ class StreamMachine(SpoolMachine):
         room = self.broker.engine.streams.room
         assert room._incoming == 0
         cursors = {inside.cursor(reader.members[0]) for reader in self.readers if reader.members}
-        assert room._held == sum(
-            sum(part.charged for part in cursor.parts)
-            + sum(batch.charged for batch in cursor.claims.held)
-            + sum(share.charged for share in cursor.claims.returned.shares())
-            for cursor in cursors
-        )
+        assert room._held == sum(map(inside.charged_to, cursors))
         assert room._slack <= room._held
         for reader in self.readers:
             if reader.members:

@@ -159,8 +159,8 @@ def test_a_batch_whose_lease_has_ended_is_settled(owner: qflow.Broker, clock: Cl
         batch[1].ack()
         clock.advance(11)
         inside.tick(owner.queue("jobs"))
-        assert batch.left_count == 3
+        assert batch.held.left_count == 3
         with pytest.raises(qflow.AlreadySettled):
             batch[2].ack()
-        assert batch.left_count == 0
+        assert batch.held.left_count == 0
         assert len(owner.queue("jobs")) == MESSAGES - 2

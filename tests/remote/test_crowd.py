@@ -19,6 +19,7 @@ from crash.door_client import STREAM, lane_of, own
 from crash.door_crowd import Crowd
 from crash.door_history import History, Place, look
 from doors.event_loop import until
+from qflow.aio.delivery import held_of
 from qflow.remote.server.grants import Grant
 from qflow.remote.server.session import Session
 from thorough import TORTURE
@@ -30,9 +31,10 @@ TOLD = 1_000_000 if TORTURE else 60_000
 
 def left_of(grant: Grant) -> Iterator[Place]:
     """Yield where the messages are that are held by a grant."""
-    settled = grant.batch.deliveries.settled
-    for place, one in enumerate(grant.batch if settled is not None else ()):
-        if place not in settled:
+    held = held_of(grant.batch)
+    for place in range(held.total):
+        if not held.is_settled(place):
+            one = held.delivery_at(place)
             yield (lane_of(one.partition), one.offset) if one.queue == STREAM else (one.queue, one.sequence)
 
 

@@ -12,10 +12,10 @@ import pytest
 
 import qflow
 import qflow.aio
-from qflow.remote.client.stream_holding import RemoteStreamDeliveries
+from qflow.remote.client.stream_holding import RemoteStreamBatch
 from qflow.remote.server import pages
 from qflow.stats import Rates
-from qflow.streams.deliveries import StreamDeliveries
+from qflow.streams.batches import StreamBatch
 from unit.clocks import until
 
 Connect = Callable[[], qflow.RemoteBroker]
@@ -190,16 +190,16 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     looked: list[str] = []
 
     def counted(name: str) -> property:
-        slot: Any = getattr(StreamDeliveries, name)
+        slot: Any = getattr(StreamBatch, name)
 
-        def look(batch: RemoteStreamDeliveries) -> Any:
+        def look(batch: RemoteStreamBatch) -> Any:
             looked.append(name)
             return slot.__get__(batch)
 
         return property(look, slot.__set__)
 
     for name in ("taker", "shown"):
-        monkeypatch.setattr(RemoteStreamDeliveries, name, counted(name), raising=False)
+        monkeypatch.setattr(RemoteStreamBatch, name, counted(name), raising=False)
     return looked
 
 

@@ -14,6 +14,7 @@ import pytest
 import inside
 import qflow
 from faults.seams import bodies_of
+from qflow.deliveries import deliveries_of
 from qflow.memory.waiting import shelter
 from qflow.queues import getting
 from qflow.queues.queue import parts_of
@@ -244,7 +245,7 @@ def test_a_get_that_is_overtaken_while_a_late_lease_ends_takes_nothing(
 
     parts.exits.bury = overtake  # type: ignore[assignment]
     shelter(partial(getter.step, None, may_work=True))
-    found = [] if getter.collected is None or what == "give up" else getter.collected.bodies
+    found = [] if getter.collected is None or what == "give up" else deliveries_of(getter.collected).bodies
     assert [*found, *queue.get_many(9, timeout_s=0).bodies] == [b"2", b"3"]
     broker.engine.log.drain()
     assert broker.check() == []

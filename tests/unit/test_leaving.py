@@ -10,6 +10,7 @@ import pytest
 
 import inside
 import qflow
+from qflow import held_batch
 from qflow.delivery import Delivery
 from qflow.queues.exits import Leaving
 from qflow.queues.queue import parts_of
@@ -53,7 +54,7 @@ class Chance:
         for batch, members in zip(self.batches, self.members, strict=True):
             there = [number for number in members if number in self.held]
             if self.chance.random() < 0.4 and there:
-                wanted.append(batch)
+                wanted.append(batch.held)
                 takes += there
             elif there:
                 some = self.chance.sample(there, self.chance.randint(0, len(there)))
@@ -105,7 +106,7 @@ class Chance:
             return
         which = self.chance.randrange(2)
         there = self.held.intersection(self.members[which])
-        self.chance.choice([self.claims.abandon, self.claims.give_up])(self.batches[which])
+        self.chance.choice([self.claims.abandon, self.claims.give_up])(self.batches[which].held)
         self.leave(which)
         self.held -= there
         self.back |= there
@@ -131,12 +132,16 @@ class Chance:
         assert (stats.acquired_messages, stats.acked_total) == (len(self.held) + leaving, len(self.acked))
         assert [entry.sequence for entry in self.queue.browse()] == sorted(self.back)
         for batch, members in zip(self.batches, self.members, strict=True):
-            assert bool(batch.leaving) == any(set(members).intersection(commit.takes) for commit in self.commits)
+            assert bool(batch.held.leaving) == any(set(members).intersection(commit.takes) for commit in self.commits)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_every_message_is_held_or_leaves_or_is_back(open_spool: Callable[..., qflow.Broker], seed: int) -> None:
-    """Once, whatever overlaps."""
+def test_every_message_is_held_or_leaves_or_is_back(
+    open_spool: Callable[..., qflow.Broker], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, whatever overlaps; and batches let go of what is settled at once, or not."""
+    monkeypatch.setattr(held_batch, "SPARSE", 1 + seed % 2)
+    monkeypatch.setattr(held_batch, "FEW_PLACES", 4 * (seed % 3))
     broker = open_spool()
     chance = Chance(broker.declare_queue("q"), seed)
     for _ in range(25):
@@ -164,7 +169,7 @@ def test_what_is_leaving_with_a_lease_that_ended_goes_back_when_it_is_refused(
     claims = parts_of(queue).claims
     one = claims.begin_leaving([batch[0]])
     batch.extend(1000)
-    rest = claims.begin_leaving([batch])
+    rest = claims.begin_leaving([batch.held])
     one.refused(None)
     clock.advance(11)
     assert queue.get(0).body == b"0"
@@ -198,7 +203,7 @@ def test_a_commit_settles_nothing_of_a_stream_that_was_given_back_before_it_was_
     broker.publish_many([("a", b"0"), ("a", b"1")])
     subscription = broker.subscribe("s", name="n", start="earliest")
     batch = subscription.get_many(2, 0)
-    leaving = inside.cursor(subscription).claims.begin_leaving([batch])
+    leaving = inside.cursor(subscription).claims.begin_leaving([batch.held])
     batch[0].nack()
     assert [(settled.first, settled.end) for _, settles in leaving.settles() for settled in settles] == [(1, 2)]
     leaving.committed(None)

@@ -99,7 +99,7 @@ class Chance:
             return
         free = batch.held - self.bound(batch)
         if self.chance.random() < 0.4:
-            wanted: list[Any] = [batch.deliveries]
+            wanted: list[Any] = [batch.deliveries.held]
             takes, may, whole = free, bool(free), [] if self.bound(batch) else [batch]
         else:
             wanted = self.chance.sample(list(batch.deliveries), self.chance.randint(1, len(batch.deliveries)))

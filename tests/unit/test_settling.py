@@ -93,7 +93,7 @@ def test_what_settling_a_part_of_a_batch_looks_at_does_not_grow_with_its_segment
         else:
             delivery.nack()
     batch = queue.get_many(600)
-    batch.segments = segments = inside.Counted(batch.segments)
+    batch.held.segments = segments = inside.Counted(batch.held.segments)
     assert len(segments) == len(batch) == 300
     for delivery in reversed(list(batch)):
         settle(delivery)
@@ -112,11 +112,11 @@ def test_a_batch_knows_where_each_message_is_whatever_order_they_came_in(open_sp
         delivery.nack()
     batch = queue.get_many(60)
     assert list(batch.sequences) != sorted(batch.sequences)
-    assert [batch.position(sequence) for sequence in batch.sequences] == list(range(len(batch)))
+    assert [batch.held.position(sequence) for sequence in batch.sequences] == list(range(len(batch)))
     assert [batch[index].body for index in range(len(batch))] == batch.bodies
     for missing in (max(batch.sequences) + 1, 2**63):
         with pytest.raises(IndexError):
-            batch.position(missing)
+            batch.held.position(missing)
     with pytest.raises(IndexError):
         batch[-len(batch) - 1]
 

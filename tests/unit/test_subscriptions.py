@@ -237,7 +237,8 @@ def test_what_acking_a_part_of_a_batch_looks_at_does_not_grow_with_its_shares(
         else:
             delivery.nack()
     batch = subscription.get_many(300)
-    batch.shares = shares = inside.Counted(batch.shares)
+    shares = inside.Counted(batch.held.shares)
+    batch.held.kept = batch.held.kept._replace(shares=shares)
     assert len(shares) == len(batch) == 300
     for delivery in reversed(list(batch)):
         delivery.ack()
@@ -296,7 +297,9 @@ def test_a_transaction_settles_and_publishes_together(broker: qflow.Broker, cloc
     assert tx.result[0].offsets == {"s": 10}
     with pytest.raises(qflow.AlreadySettled):
         batch[0].ack()
-    leaving = inside.cursor(subscription).claims.begin_leaving([batch])  # as a commit does that waits for room then
+    leaving = inside.cursor(subscription).claims.begin_leaving(
+        [batch.held]
+    )  # as a commit does that waits for room then
     clock.advance(100)
     assert subscription.get_many(100, 0).offsets == [4, 5, 6, 7, 8, 9, 10]
     leaving.refused(None)
@@ -311,7 +314,7 @@ def test_what_a_commit_settled_goes_to_no_other_member(broker: qflow.Broker) -> 
     """The member closes while its transaction is committed: the rest of what it held is for others, that is not."""
     one, two = (broker.subscribe("s", group="g", start="earliest") for _ in range(2))
     batch, other = one.get_many(4, 0), one.get_many(2, 0)
-    leaving = inside.cursor(one).claims.begin_leaving([batch[1], other])
+    leaving = inside.cursor(one).claims.begin_leaving([batch[1], other.held])
     leaving.settles()  # it joins a commit
     one.close()
     assert two.get(0).offset == 6

@@ -20,7 +20,8 @@ import qflow
 import qflow.aio
 from drivers import beside
 from faults.seams import in_thread
-from qflow.delivery import Deliveries, Delivery
+from qflow.delivery import Delivery
+from qflow.held_batch import HeldBatch
 from qflow.memory.run import Place
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from qflow.queues import expiry, tending
@@ -122,7 +123,7 @@ def test_a_task_that_waits_passes_more_expired_messages_than_go_at_once(
 def full_beside_a_transaction(open_at: Open) -> tuple[qflow.Broker, threading.Thread]:
     """Fill the memory of a queue with deliveries, its head in the log; one of them leaves with what waits at a limit."""
     broker = open_at()
-    queue = broker.declare_queue("q", capacity_bytes=20 * COST, priorities=2, dead_letter="dead")
+    queue = broker.declare_queue("q", capacity_bytes=20 * COST + 300, priorities=2, dead_letter="dead")
     queue.put_many([b"small"] * 5)
     queue.put_many([body(0)] * 60)
     broker.close()
@@ -685,7 +686,7 @@ def test_leases_end_in_the_order_they_began_whoever_holds_them(open_at: Open, cl
     early = queue.get(0)
     clock.advance(5)
     later = queue.get(0)
-    parts_of(queue).claims.leave_batch(batch, 0)  # as a consumer does before it hands a message out
+    parts_of(queue).claims.leave_batch(batch.held, 0)  # as a consumer does before it hands a message out
     tx = broker.transaction(timeout_s=0)
     tx.ack(early)
     tx.put(full, b"x")
@@ -1541,7 +1542,7 @@ def test_maintenance_spills_only_what_nobody_spilled_for_a_round(open_at: Open) 
 def test_batches_are_held_in_the_order_in_which_they_were_complete() -> None:
     """One that others overtook while it was collected hides no end of theirs."""
     held = Held(SimpleNamespace(used=0))  # type: ignore[arg-type]
-    slow, fast = (Deliveries(None, []) for _ in range(2))  # type: ignore[arg-type]
+    slow, fast = (HeldBatch(None, []) for _ in range(2))  # type: ignore[arg-type]
     held.timeout_s = 5
     held.batches[slow] = None
     held.add_batch(fast, 1.0)
@@ -1555,7 +1556,7 @@ def test_what_consumers_take_by_turns_is_not_held_apart(since: float, is_apart: 
     """A little out of order is no matter: an ack of what is apart costs more."""
     held = Held(SimpleNamespace(used=0))  # type: ignore[arg-type]
     held.timeout_s, held.is_watched = 64, True
-    batch, newer, older = Deliveries(None, []), Delivery(), Delivery()  # type: ignore[arg-type]
+    batch, newer, older = HeldBatch(None, []), Delivery(), Delivery()  # type: ignore[arg-type]
     held.add_batch(batch, 1.0)
     held.add_single(newer, since)
     held.leave_batch(older, batch, True)

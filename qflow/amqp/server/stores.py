@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
-from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, AsyncStreamDelivery
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, AsyncStreamDelivery, held_of
 from qflow.aio.queue import check_put, nack_all, submit_many, work_of
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import seconds_of
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from qflow.amqp.model.queues import Queue
     from qflow.amqp.server.parcels import Parcel
     from qflow.amqp.wire.frames import Content
-    from qflow.delivery import Deliveries, Delivery
+    from qflow.delivery import Delivery
+    from qflow.held_batch import HeldBatch
 
 DEAD_LETTERS = "amqp:dead-letters"
 """The queue of qflow in which they are on their way."""
@@ -238,11 +239,11 @@ class _QueueSource:
             parts_of(self._queue.queue).claims.leave_batch(batch, batch.position(delivery.sequence), delivery)
 
     def give_up(self, batch: AsyncDeliveries, first: int) -> None:
-        in_place(partial(self._give_up, batch.deliveries, first))
+        in_place(partial(self._give_up, held_of(batch), first))
 
-    def _give_up(self, batch: Deliveries, first: int) -> None:
+    def _give_up(self, batch: HeldBatch, first: int) -> None:
         claims = parts_of(self._queue.queue).claims
-        for index in range(first, len(batch)):
+        for index in batch.unsettled(first):
             with suppress(AlreadySettled, QueueDeleted, BrokerClosed):  # there is nothing to go back to, or it is there
                 left = claims.leave_batch(batch, index)
                 if left is not None:

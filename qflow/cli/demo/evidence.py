@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 
 from qflow.cli.demo import flights
-from qflow.delivery import Deliveries
+from qflow.deliveries import Deliveries
 
 _RECORD = struct.Struct(">Q32s")
 _READ_RECORDS = 10_000

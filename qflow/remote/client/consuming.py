@@ -8,12 +8,13 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from qflow.delivery import Deliveries, Delivery
+from qflow.delivery import Delivery
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError, QueueDeleted
+from qflow.held_batch import HeldBatch
 from qflow.loggers import get_logger
 from qflow.queues.consumer import Listed
 from qflow.remote.client import requests
-from qflow.remote.client.deliveries import Settler, deliveries_of
+from qflow.remote.client.deliveries import Settler, batch_of
 from qflow.remote.client.grants import Grant
 from qflow.remote.client.link import Request
 from qflow.remote.client.threads import Connection
@@ -55,9 +56,9 @@ class AnyConsumed:
         self.name = name
         self.tell_end = ending.tell
 
-    def leave_batch(self, batch: Deliveries, index: int) -> Delivery | None:
+    def leave_batch(self, batch: HeldBatch, index: int) -> Delivery | None:
         """Return a delivery of a batch; None if it is settled, or the owner has taken the batch back."""
-        return None if batch.settled is None or index in batch.settled else batch[index]
+        return None if batch.is_settled(index) else batch.delivery_at(index)
 
     def list_consumer(self, consumer: Listed) -> None:
         """The owner is told when it gets first."""
@@ -82,10 +83,10 @@ class RemoteConsumed(AnyConsumed):
 
     def collect(
         self, most: int, timeout_s: float | None, taker: Noted, stopped: Callable[[], bool] | None = None
-    ) -> Deliveries:
+    ) -> HeldBatch:
         """Acquire messages, waiting for the first; an empty batch when the consumer stops."""
         self._stopped = stopped or self._stopped
-        then = partial(deliveries_of, self._connection, self.name)
+        then = partial(batch_of, self._connection, self.name)
         try:
             if not self._consumer:
                 self._consumer = self._connection.call(requests.consume(self.name, named(taker)[0]))
@@ -93,7 +94,7 @@ class RemoteConsumed(AnyConsumed):
             return self._connection.call(request, then, begun=self._begun)
         except InvalidArgument:
             if self._stopped():
-                return Deliveries(Settler(self._connection, self.name, Grant(0, False)), [])
+                return HeldBatch(Settler(self._connection, self.name, Grant(0, False)), [])
             raise
         except NotFound as error:
             raise QueueDeleted(f"queue {self.name!r} was deleted: declare it again") from error
@@ -110,11 +111,11 @@ class RemoteConsumed(AnyConsumed):
         if not self._connection.closed:
             self._connection.tell(lambda: requests.cancel(self._number) if self._number else None)
 
-    def give_up_batch(self, batch: Deliveries) -> None:
+    def give_up_batch(self, batch: HeldBatch) -> None:
         """Give back what was not handed out, not counted."""
         settler = batch.settler
         assert isinstance(settler, Settler)
-        if batch.settled is None or not settler.grant.number:
+        if batch.is_over or not settler.grant.number:
             return
 
         def make() -> Request | None:

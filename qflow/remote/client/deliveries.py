@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from qflow.delivery import Deliveries, Delivery, Return
+from qflow.deliveries import Deliveries, deliveries_of
+from qflow.delivery import Delivery, Return
 from qflow.errors import AlreadySettled
+from qflow.held_batch import HeldBatch
 from qflow.remote.client import grants
 from qflow.remote.client.grants import AnyGrant, grant_of
 from qflow.remote.client.link import Request
@@ -23,22 +25,22 @@ class Settler:
         """Of the queue."""
         self.grant = grant
 
-    def settle_batch(self, batch: Deliveries, wait: bool) -> None:
+    def settle_batch(self, batch: HeldBatch, wait: bool) -> None:
         self._ask(batch, partial(grants.ack, self.grant, batch, None, wait), wait)
 
-    def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
+    def settle_part(self, batch: HeldBatch, index: int, wait: bool) -> None:
         self._ask(batch, partial(grants.ack, self.grant, batch, index, wait), wait)
 
-    def return_batch(self, batch: Deliveries, how: Return) -> None:
+    def return_batch(self, batch: HeldBatch, how: Return) -> None:
         self._ask(batch, partial(grants.nack, self.grant, batch, None, how), True)
 
-    def return_part(self, batch: Deliveries, index: int, how: Return) -> None:
+    def return_part(self, batch: HeldBatch, index: int, how: Return) -> None:
         self._ask(batch, partial(grants.nack, self.grant, batch, index, how), True)
 
-    def extend_batch(self, batch: Deliveries, seconds: float) -> None:
+    def extend_batch(self, batch: HeldBatch, seconds: float) -> None:
         self._ask(batch, partial(grants.extend, self.grant, batch, seconds), True)
 
-    def _ask(self, batch: Deliveries, make: Callable[[], Request | None], wait: bool) -> None:
+    def _ask(self, batch: HeldBatch, make: Callable[[], Request | None], wait: bool) -> None:
         if not self.grant.leased:
             self.connection.settle(make, wait)
             return
@@ -51,11 +53,16 @@ class Settler:
             raise
 
 
-def deliveries_of(connection: Connection, name: str, granted: Granted) -> Deliveries:
+def batch_of(connection: Connection, name: str, granted: Granted) -> HeldBatch:
     """Return the batch that was granted."""
-    return Deliveries(Settler(connection, name, grant_of(granted)), granted.segments)
+    return HeldBatch(Settler(connection, name, grant_of(granted)), granted.segments)
+
+
+def shown_of(connection: Connection, name: str, granted: Granted) -> Deliveries:
+    """Return the same as its user has it."""
+    return deliveries_of(batch_of(connection, name, granted))
 
 
 def first_of(connection: Connection, name: str, granted: Granted) -> Delivery | None:
     """Return the message that was granted; None if there was none in time."""
-    return deliveries_of(connection, name, granted)[0] if granted.segments else None
+    return batch_of(connection, name, granted)[0] if granted.segments else None

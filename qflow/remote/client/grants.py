@@ -1,6 +1,6 @@
 """Which deliveries of a batch are settled, as the client knows it: for threads and for tasks.
 
-A batch is a `qflow.Deliveries`; what it calls its settler is made of this.
+A batch is a `HeldBatch`; what it calls its settler is made of this.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from qflow.delivery import Deliveries, Return
+from qflow.delivery import Return
 from qflow.errors import AlreadySettled
+from qflow.held_batch import HeldBatch
 from qflow.named_tuples import NamedTuple
 from qflow.remote.client import requests
 from qflow.remote.client.link import Request
@@ -43,7 +44,7 @@ class Grant(NamedTuple):
     is_whole: bool = True
     """It is taken back as a whole."""
 
-    def returned(self, batch: Deliveries) -> None:
+    def returned(self, batch: HeldBatch) -> None:
         """Some of a batch goes back: no matter for the rest of it."""
 
     def shared(self) -> Grant:
@@ -54,37 +55,33 @@ class Grant(NamedTuple):
         """Return the same, of which somebody else may have settled some."""
         return self._replace(leased=True, is_whole=False)
 
-    def lost(self, batch: Deliveries) -> None:
+    def lost(self, batch: HeldBatch) -> None:
         """The owner says that it has taken some of a batch back: nothing of it is held any more."""
         if self.is_whole:
-            batch.settled = None
+            batch.end()
 
-    def take(self, batch: Deliveries) -> Places:
+    def take(self, batch: HeldBatch) -> Places:
         """Mark what is left of a batch as settled; return it. Raises AlreadySettled: nothing is."""
         places = self.left(batch)
         if batch.total:  # an empty one may be settled again
-            batch.settled = None
+            batch.end()
         return places
 
-    def take_part(self, batch: Deliveries, place: int) -> Places:
+    def take_part(self, batch: HeldBatch, place: int) -> Places:
         """Mark one delivery of a batch as settled. Raises AlreadySettled: it is."""
         batch.check_unsettled(place)
-        assert batch.settled is not None
-        batch.note_settled((place,))
-        batch.settled_bytes += len(batch.at(place)[1])
-        if len(batch.settled) == batch.total:
-            batch.settled = None
+        batch.note_settled(place)
+        if not batch.left_count:
+            batch.end()
         return [[place, place + 1]]
 
-    def left(self, batch: Deliveries) -> Places:
+    def left(self, batch: HeldBatch) -> Places:
         """Return what is left of a batch. Raises AlreadySettled: nothing is."""
         if not batch.total:
             return []
-        if batch.settled is None:
+        if batch.is_over:
             raise AlreadySettled(f"this batch of {batch.name!r} was settled before")
-        if not batch.settled:
-            return None
-        return ranges([place for place in range(batch.total) if place not in batch.settled])
+        return None if batch.kept is None else ranges(batch.unsettled())
 
 
 def grant_of(granted: Granted) -> Grant:

@@ -9,7 +9,8 @@ from threading import current_thread
 from typing import Unpack
 
 from qflow.config import QueueSettings, SlowConsumer
-from qflow.delivery import Deliveries, Delivery, Entry
+from qflow.deliveries import Deliveries
+from qflow.delivery import Delivery, Entry
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
 from qflow.options import Body, ConsumeOptions, PutOnceOptions, PutOptions
@@ -18,7 +19,7 @@ from qflow.queues.consumer import Consumer, Consuming, begin_consumer
 from qflow.remote.client import requests
 from qflow.remote.client.browsing import entries
 from qflow.remote.client.consuming import Ending, RemoteConsumed
-from qflow.remote.client.deliveries import deliveries_of, first_of
+from qflow.remote.client.deliveries import first_of, shown_of
 from qflow.remote.client.threads import Connection
 from qflow.stats import QueueStats
 from qflow.takers import cut_name, parse_name
@@ -109,7 +110,7 @@ class RemoteQueue(Unpicklable):
 
         Returns at most 1,000 messages, or about 8 MiB of them.
         """
-        batch = partial(deliveries_of, self._connection, self._name)
+        batch = partial(shown_of, self._connection, self._name)
         who = cut_name(current_thread().name) if consumer is None else parse_name(consumer)
         return self._connection.call(requests.get(self._name, max_messages, timeout_s, who), batch)
 

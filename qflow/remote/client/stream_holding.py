@@ -17,11 +17,13 @@ from qflow.remote.client.link import Request
 from qflow.remote.client.requests import Places
 from qflow.remote.client.stream_replies import Granted, Opened
 from qflow.remote.wire.values import ranges
-from qflow.streams.deliveries import Share, StreamDeliveries, StreamDelivery
+from qflow.streams.batches import StreamBatch
+from qflow.streams.deliveries import Share, StreamDelivery
+from qflow.streams.room import HELD_BYTES
 
 
-class RemoteStreamDeliveries(StreamDeliveries):
-    """A batch of messages of a stream that came through a door; see `StreamDeliveries`."""
+class RemoteStreamBatch(StreamBatch):
+    """A batch of messages of a stream that came through a door; see `StreamBatch`."""
 
     __slots__ = ("__weakref__", "grant")
     grant: int
@@ -42,17 +44,18 @@ class Holding:
         self.closed = False
         self._is_named = opened.name is not None
         self._parts = [object() for _ in range(opened.settings.partitions)]
-        self._held: weakref.WeakSet[RemoteStreamDeliveries] = weakref.WeakSet()
-        self._of: defaultdict[object, weakref.WeakSet[RemoteStreamDeliveries]] = defaultdict(weakref.WeakSet)
+        self._held: weakref.WeakSet[RemoteStreamBatch] = weakref.WeakSet()
+        self._of: defaultdict[object, weakref.WeakSet[RemoteStreamBatch]] = defaultdict(weakref.WeakSet)
         """Of each taker, what a get or loop of its may change: what loops asked for; without a name, all.
 
         A task or thread that comes has the number of one that has ended, so there are as many as were at once.
         """
 
-    def add(self, granted: Granted, settler: Any, taker: int, *, ahead: bool = False) -> RemoteStreamDeliveries:
+    def add(self, granted: Granted, settler: Any, taker: int, *, ahead: bool = False) -> RemoteStreamBatch:
         """Return what came as a batch that `settler` settles."""
         shares = [Share(self._parts[partition], piece, marks) for partition, piece, marks in granted.shares]
-        batch = RemoteStreamDeliveries(settler, shares, self, 0, taker)
+        charged = HELD_BYTES + sum([share.charged for share in shares])  # so it knows when to let go of what is settled
+        batch = RemoteStreamBatch(settler, shares, self, charged, taker)
         batch.grant = granted.number
         if ahead:
             batch.shown = 0
@@ -83,11 +86,11 @@ class Holding:
             self._drop(taker)
         return stream_requests.loop_begins(self.number, taker)
 
-    def held(self) -> list[RemoteStreamDeliveries]:
+    def held(self) -> list[RemoteStreamBatch]:
         """Return what is held now."""
         return list(self._held)
 
-    def seek(self, partition: int | None, before: list[RemoteStreamDeliveries]) -> None:
+    def seek(self, partition: int | None, before: list[RemoteStreamBatch]) -> None:
         """All that was held before is taken back, or what is of one partition."""
         for part in self._parts if partition is None else self._parts[partition : partition + 1]:
             for batch in before:
@@ -127,6 +130,7 @@ class StreamGrant:
         places = self.left(batch)
         if places != []:
             batch.settled = None
+            batch.let_go()
         return places
 
     def take_part(self, batch: Any, place: int) -> Places:
@@ -137,6 +141,8 @@ class StreamGrant:
         batch.note_settled([place])
         if not batch.unsettled:
             batch.settled = None
+        if batch.unsettled <= batch.lets_go_at:
+            batch.let_go()
         return [[place, place + 1]]
 
     def left(self, batch: Any) -> Places:
@@ -145,9 +151,9 @@ class StreamGrant:
             return []
         if batch.settled is None:
             raise AlreadySettled(f"this batch of stream {batch.name!r} was settled, or went back, before")
-        if batch.shown is None and not batch.settled:
+        if batch.shown is None and batch.unsettled == batch.total:
             return None
-        return ranges([place for place in range(batch.total) if place not in batch.settled])
+        return ranges(list(batch.indexes()))
 
     def lost(self, batch: Any) -> None:
         """Some of a batch was taken back; of other partitions it may be held on."""
@@ -175,7 +181,7 @@ class Loop:
         self.number = next(holding.loops)
         self.delivery: StreamDelivery | None = None
         """What is to be returned now, and forgotten by whoever does that; None: another batch is to be asked for."""
-        self.batch: RemoteStreamDeliveries | None = None
+        self.batch: RemoteStreamBatch | None = None
         """What it goes through, given by whoever asked for it."""
         self._index = -1
         """In the batch, of the message that was returned last; -1 = none."""
@@ -201,7 +207,7 @@ class Loop:
                 batch.settled = None
             self.batch, self._index = None, -1
             return None if done is None else stream_requests.shown(batch.grant, batch.shown or 0, done)
-        self._index, batch.shown, self.delivery = index, index + 1, batch[index]
+        self._index, batch.shown, self.delivery = index, index + 1, batch.delivery_at(index)
         return stream_requests.shown(batch.grant, index + 1, done)
 
     def get_begins(self) -> None:

@@ -17,11 +17,11 @@ from qflow.pickling import Unpicklable
 from qflow.remote.client import stream_requests
 from qflow.remote.client.deliveries import Settler
 from qflow.remote.client.link import Request
-from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamDeliveries, StreamGrant
+from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamBatch, StreamGrant
 from qflow.remote.client.stream_replies import Granted, Opened, Page
 from qflow.remote.client.threads import Connection
 from qflow.stats import StreamStats, SubscriptionStats
-from qflow.streams.deliveries import StreamDeliveries, StreamDelivery, StreamMessage
+from qflow.streams.deliveries import StreamDeliveries, StreamDelivery, StreamMessage, stream_deliveries_of
 from qflow.streams.history import Bound
 from qflow.streams.stream import Stream
 
@@ -133,7 +133,7 @@ class RemoteSubscription(Unpicklable):
 
         See `qflow.Subscription.get_many`. Cost: a round trip.
         """
-        return self._get(max_messages, timeout_s, self._take)
+        return self._get(max_messages, timeout_s, self._shown)
 
     def _get(self, most: int, timeout_s: Duration | None, take: Callable[[int, bool, Granted], T]) -> T:
         taker = threading.get_ident()
@@ -143,9 +143,12 @@ class RemoteSubscription(Unpicklable):
 
     def _first(self, taker: int, ahead: bool, granted: Granted) -> StreamDelivery | None:
         batch = self._take(taker, ahead, granted)
-        return batch[0] if batch.total else None
+        return batch.delivery_at(0) if batch.total else None
 
-    def _take(self, taker: int, ahead: bool, granted: Granted) -> RemoteStreamDeliveries:
+    def _shown(self, taker: int, ahead: bool, granted: Granted) -> StreamDeliveries:
+        return stream_deliveries_of(self._take(taker, ahead, granted))
+
+    def _take(self, taker: int, ahead: bool, granted: Granted) -> RemoteStreamBatch:
         settler = Settler(self._connection, self._opened.stream, StreamGrant(granted.number, self._holding))
         return self._holding.add(granted, settler, taker, ahead=ahead)
 

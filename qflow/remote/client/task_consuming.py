@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 
-from qflow.delivery import Deliveries
 from qflow.errors import NotFound, QueueDeleted
+from qflow.held_batch import HeldBatch
 from qflow.queues.consumer import Listed
 from qflow.remote.client import requests
 from qflow.remote.client.consuming import AnyConsumed, Ending
@@ -21,7 +21,7 @@ class TaskConsumed(AnyConsumed, Settles):
         self,
         connection: TaskConnection,
         name: str,
-        collect: Callable[[int, float | None, str | int], Awaitable[Deliveries]] | None = None,
+        collect: Callable[[int, float | None, str | int], Awaitable[HeldBatch]] | None = None,
         at_once: int = 1,
     ) -> None:
         AnyConsumed.__init__(self, name, Ending(connection, name))
@@ -31,7 +31,7 @@ class TaskConsumed(AnyConsumed, Settles):
         self._consumer = 0
         """What the owner calls it."""
 
-    async def collect(self, most: int, timeout_s: float | None, taker: Taker) -> Deliveries:
+    async def collect(self, most: int, timeout_s: float | None, taker: Taker) -> HeldBatch:
         """Acquire messages, waiting for the first."""
         assert self._collect is not None
         try:
@@ -46,19 +46,20 @@ class TaskConsumed(AnyConsumed, Settles):
         """It knows its consumers itself."""
         return self
 
-    def give_up_batch(self, batch: Deliveries) -> None:
+    def give_up_batch(self, batch: HeldBatch) -> None:
         """Give back what was not handed out, not counted: all that is not settled."""
         self.give_back_from(batch, 0)
 
-    def give_back_from(self, batch: Deliveries, index: int) -> None:
+    def give_back_from(self, batch: HeldBatch, index: int) -> None:
         """Give back what is left of a batch from a place on, not counted."""
         settler = batch.settler
         assert isinstance(settler, TaskSettler)
-        if batch.settled is None or not batch.total or self._connection.closed:
+        if batch.is_over or not batch.total or self._connection.closed:
             return
-        places = [place for place in range(index, batch.total) if place not in batch.settled]
+        places = batch.unsettled(index)
         if places:
-            batch.note_settled(places)
+            for place in places:
+                batch.note_settled(place)
             self._connection.tell(requests.give_back(settler.grant.number, index))
 
     def forget_consumer(self, consumer: Listed) -> None:

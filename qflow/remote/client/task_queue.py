@@ -14,9 +14,11 @@ from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback
 from qflow.config import QueueSettings, SlowConsumer
-from qflow.delivery import Deliveries, Entry
+from qflow.deliveries import deliveries_of
+from qflow.delivery import Entry
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, QueueEmpty
+from qflow.held_batch import HeldBatch
 from qflow.options import Body, PutOnceOptions
 from qflow.pickling import Unpicklable
 from qflow.remote.client import browsing, requests
@@ -107,14 +109,16 @@ class AsyncRemoteQueue(Unpicklable):
         self, max_messages: int, timeout_s: Duration | None = None, *, consumer: str | None = None
     ) -> AsyncDeliveries:
         """Acquire what is available, at most 1,000 messages, or about 8 MiB: waits for the first, never to fill."""
-        return AsyncDeliveries(await self._collect(max_messages, timeout_s, _who(consumer)), self._settles)
+        return AsyncDeliveries(
+            deliveries_of(await self._collect(max_messages, timeout_s, _who(consumer))), self._settles
+        )
 
-    async def _collect(self, most: int, timeout_s: Duration | None, who: str | int) -> Deliveries:
+    async def _collect(self, most: int, timeout_s: Duration | None, who: str | int) -> HeldBatch:
         """`get_many` that returns the batch as threads have it; it is settled by what `AsyncDeliveries` calls."""
         return await self._connection.call(requests.get(self._name, most, timeout_s, who), self._batch)
 
-    def _batch(self, granted: Granted) -> Deliveries:
-        return Deliveries(TaskSettler(self._connection, self._name, grant_of(granted)), granted.segments)
+    def _batch(self, granted: Granted) -> HeldBatch:
+        return HeldBatch(TaskSettler(self._connection, self._name, grant_of(granted)), granted.segments)
 
     def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
         return self.iterate()

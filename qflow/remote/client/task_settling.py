@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from qflow.aio.delivery import AsyncDelivery
-from qflow.delivery import Deliveries, Delivery, Return
+from qflow.aio.delivery import AnyDeliveries, AsyncDelivery
+from qflow.deliveries import Deliveries
+from qflow.delivery import Delivery, Return
 from qflow.errors import AlreadySettled, InvalidArgument
+from qflow.held_batch import AnyBatch, HeldBatch
 from qflow.remote.client import grants
 from qflow.remote.client.grants import AnyGrant
 from qflow.remote.client.link import Request
@@ -23,19 +25,19 @@ class TaskSettler:
         self.name = name
         self.grant = grant
 
-    def settle_batch(self, batch: Deliveries, wait: bool) -> None:
+    def settle_batch(self, batch: HeldBatch, wait: bool) -> None:
         raise InvalidArgument("a delivery of tasks is settled by `await delivery.ack()`")
 
-    def return_batch(self, batch: Deliveries, how: Return) -> None:
+    def return_batch(self, batch: HeldBatch, how: Return) -> None:
         raise InvalidArgument("a delivery of tasks is given back by `await delivery.nack()`")
 
-    def extend_batch(self, batch: Deliveries, seconds: float) -> None:
+    def extend_batch(self, batch: HeldBatch, seconds: float) -> None:
         raise InvalidArgument("a delivery of tasks is held longer by `await delivery.extend()`")
 
-    def settle_part(self, batch: Deliveries, index: int, wait: bool) -> None:
+    def settle_part(self, batch: HeldBatch, index: int, wait: bool) -> None:
         self.settle_batch(batch, wait)
 
-    def return_part(self, batch: Deliveries, index: int, how: Return) -> None:
+    def return_part(self, batch: HeldBatch, index: int, how: Return) -> None:
         self.return_batch(batch, how)
 
 
@@ -45,17 +47,17 @@ class Settles:
     def __init__(self, connection: TaskConnection) -> None:
         self._connection = connection
 
-    async def settle(self, held: Delivery | Deliveries, wait: bool) -> None:
+    async def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> None:
         """Ack; it is on its way when this returns, and nobody waits for it but with `wait`, or where leases end."""
         grant, batch, index = _held(held)
         await self._ask(grant, batch, partial(grants.ack, grant, batch, index, wait), wait)
 
-    async def give_back(self, held: Delivery | Deliveries, how: Return) -> None:
+    async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None:
         """Nack."""
         grant, batch, index = _held(held)
         await self._ask(grant, batch, partial(grants.nack, grant, batch, index, how), True)
 
-    async def extend(self, held: Delivery | Deliveries, seconds: float) -> None:
+    async def extend(self, held: Delivery | AnyDeliveries, seconds: float) -> None:
         """Hold it longer."""
         grant, batch, _ = _held(held)
         await self._ask(grant, batch, partial(grants.extend, grant, batch, seconds), True)
@@ -88,10 +90,10 @@ class Settles:
             raise problem
 
 
-def _held(held: Delivery | Deliveries) -> tuple[AnyGrant, Any, int | None]:
+def _held(held: Delivery | AnyDeliveries) -> tuple[AnyGrant, Any, int | None]:
     """Return the grant, the batch, and the place in it, None for all that is left."""
-    if isinstance(held, Deliveries):
-        batch: Any = held
+    if isinstance(held, Deliveries | AnyBatch):
+        batch: Any = held.held if isinstance(held, Deliveries) else held
         return batch.settler.grant, batch, None
     batch = held.settler
     return batch.settler.grant, batch, batch.position(held.sequence)

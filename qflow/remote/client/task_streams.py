@@ -15,12 +15,12 @@ from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, QueueEmpty
 from qflow.pickling import Unpicklable
 from qflow.remote.client import stream_requests
-from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamDeliveries, StreamGrant
+from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamBatch, StreamGrant
 from qflow.remote.client.stream_replies import Granted, Opened, Page
 from qflow.remote.client.task_settling import Settles, TaskSettler
 from qflow.remote.client.tasks import TaskConnection
 from qflow.stats import StreamStats, SubscriptionStats
-from qflow.streams.deliveries import StreamMessage
+from qflow.streams.deliveries import StreamMessage, stream_deliveries_of
 from qflow.streams.history import Bound
 from qflow.streams.task_numbers import TaskNumbers
 
@@ -156,9 +156,9 @@ class AsyncRemoteSubscription(Unpicklable):
         request = stream_requests.get(self._opened.number, max_messages, timeout_s, mine)
         self._holding.get_begins(mine)
         batch = await self._connection.call(request, partial(self._take, mine, False))
-        return AsyncStreamDeliveries(batch, self._settles)
+        return AsyncStreamDeliveries(stream_deliveries_of(batch), self._settles)
 
-    def _take(self, taker: int, ahead: bool, granted: Granted) -> RemoteStreamDeliveries:
+    def _take(self, taker: int, ahead: bool, granted: Granted) -> RemoteStreamBatch:
         settler = TaskSettler(self._connection, self.stream, StreamGrant(granted.number, self._holding))
         return self._holding.add(granted, settler, taker, ahead=ahead)
 

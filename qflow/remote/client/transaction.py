@@ -8,7 +8,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
-from qflow.delivery import Deliveries, Delivery
+from qflow.deliveries import Deliveries
+from qflow.delivery import Delivery
 from qflow.errors import BrokerClosed, InDoubt, InvalidArgument
 from qflow.message import Headers, bodies_bytes
 from qflow.options import Body, Key, PutOptions

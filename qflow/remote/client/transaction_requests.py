@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qflow.delivery import Deliveries, Delivery
+from qflow.deliveries import Deliveries
+from qflow.delivery import Delivery
 from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
+from qflow.held_batch import AnyBatch
 from qflow.message import OVERHEAD_BYTES, Headers, body_bytes, charge, decode_headers, encode_headers
 from qflow.options import Key
 from qflow.remote.client import publish_requests, requests
@@ -81,7 +83,7 @@ class Draft:
         held: list[tuple[Any, int | None]] = []
         if isinstance(deliveries, Deliveries):
             if deliveries.total:
-                held.append((deliveries, None))
+                held.append((deliveries.held, None))
         else:
             held += map(_place, deliveries)
         steps = []
@@ -116,8 +118,8 @@ class Draft:
         """It is committed."""
         for batch, index in self._held:
             if index is None:
-                batch.settled = None
-            elif batch.settled is not None and index not in batch.settled:
+                batch.end()
+            elif not batch.is_settled(index):
                 batch.settler.grant.take_part(batch, index)
         for place in self._empty:
             result.insert(place, range(0))
@@ -159,7 +161,7 @@ def _place(delivery: object) -> tuple[Any, int | None]:
     if not isinstance(delivery, Delivery):
         raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
     batch = delivery.settler
-    if not isinstance(batch, Deliveries):
+    if not isinstance(batch, AnyBatch):
         raise InvalidArgument(f"{delivery!r} is of another broker: a transaction is of one")
     return batch, batch.position(delivery.sequence)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from qflow.aio.delivery import AsyncDeliveries
+from qflow.aio.delivery import AsyncDeliveries, held_of
 from qflow.errors import AlreadySettled
 
 SWEPT_AT = 1000
@@ -54,7 +54,8 @@ class Grant:
     @property
     def is_held(self) -> bool:
         """Something of it is not settled, or is settled by a commit that is under way, and may be refused."""
-        return bool(self.batch.deliveries.leaving or self.batch.deliveries.left_count)
+        held = held_of(self.batch)
+        return bool(held.leaving or held.left_count)
 
 
 class Grants:

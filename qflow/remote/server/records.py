@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from qflow.delivery import Deliveries, Segment
+from qflow.delivery import Segment
 from qflow.errors import InvalidArgument
+from qflow.held_batch import HeldBatch
 from qflow.message import Message, decode_headers, expires_of, is_plain
 from qflow.remote.server.arguments import Columns, Head, column
 from qflow.restoring import Item
@@ -55,7 +56,7 @@ def _is_item(one: object) -> bool:
     return one[0] in ("queue", "stream") and all(0 <= value < 2**64 for value in one if isinstance(value, int))
 
 
-def fitting(deliveries: Deliveries) -> int:
+def fitting(deliveries: HeldBatch) -> int:
     """Return how many of these fit in one answer. Cost: 0.02 µs each."""
     messages, size = deliveries.left_size()
     if size <= MOST_BYTES:
@@ -70,7 +71,7 @@ def fitting(deliveries: Deliveries) -> int:
     return count
 
 
-def describe(deliveries: Deliveries, most: int) -> tuple[dict[str, Any], list[Any]]:
+def describe(deliveries: HeldBatch, most: int) -> tuple[dict[str, Any], list[Any]]:
     """Return what the head of an answer says of the first deliveries, and the columns: bodies, headers, topics.
 
     The columns but the first are empty where no message has any. Cost: 0.01 µs a plain message, 1 µs another one.

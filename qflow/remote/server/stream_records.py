@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qflow.message import LANE_SHIFT, Message, Record, body_of, offset_of
-from qflow.streams.deliveries import StreamDeliveries, StreamMessage, key_of, record_of
+from qflow.streams.batches import StreamBatch
+from qflow.streams.deliveries import StreamMessage, key_of, record_of
 
 
-def describe_batch(batch: StreamDeliveries) -> tuple[dict[str, Any], list[Any]]:
+def describe_batch(batch: StreamBatch) -> tuple[dict[str, Any], list[Any]]:
     """Return what the head of an answer says of a batch, and the columns. Cost: 1 µs a message."""
     shares = batch.shares
     sequences = [sequence for share in shares for sequence in share.piece.sequences]

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from qflow.aio.delivery import AsyncDeliveries
+from qflow.aio.delivery import AsyncDeliveries, held_of
 from qflow.aio.queue import AsyncQueue, work_of
 from qflow.amqp.letters import reviving
 from qflow.config import parse_count, parse_timeout
@@ -150,8 +150,8 @@ async def get(session: Session, head: dict[str, Any], columns: Columns) -> Reply
     if batch is None:
         return {"result": {"sequences": []}}, []
     try:
-        count = fitting(batch.deliveries)
-        told, answer = describe(batch.deliveries, count)
+        count = fitting(held_of(batch))
+        told, answer = describe(held_of(batch), count)
         if count < len(batch):
             work.give_up_from(batch, count)
             session.pace[queue.name] = count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from qflow.aio.delivery import held_of
 from qflow.aio.subscription import AsyncSubscription, Taker, abandon, acquire, is_leased, release, settled, show
 from qflow.config import parse_count, parse_timeout
 from qflow.errors import InvalidArgument
@@ -62,7 +63,7 @@ async def subscription_get(session: Session, head: dict[str, Any], columns: Colu
     if batch is None:
         return {"result": {"offsets": []}}, []
     try:
-        told, answer = describe_batch(batch.deliveries)
+        told, answer = describe_batch(held_of(batch))
     except BaseException:
         lender.give_up(batch)
         raise
