@@ -150,6 +150,11 @@ class StreamBatch(AnyBatch):
         self.charged -= freed
         return freed
 
+    def end(self) -> None:
+        """Hold nothing of it any more."""
+        self.settled = None
+        self.let_go()
+
     def cut(self) -> tuple[KeptShares, int]:
         """Return what would be kept without what is settled, and what is charged for that; also without the lock."""
         left = list(self._left(0, self.total))

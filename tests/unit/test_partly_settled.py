@@ -1,54 +1,25 @@
-"""Batches of which some messages are settled by themselves: what is settled is kept by nobody but its user."""
+"""Batches of queues of which some messages are settled by themselves: what is settled is kept by nobody but its user."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
-import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-import inside
 import qflow
 import qflow.aio
 from qflow import held_batch
 from qflow.deliveries import deliveries_of
 from qflow.delivery import Segment
 from qflow.held_batch import HeldBatch
+from unit.allocated import BATCHES, COUNT, MIB, bodies, kept
 
 pytestmark = pytest.mark.two_drivers
 
 Open = Callable[..., qflow.Broker]
-MIB = 2**20
-BATCHES, COUNT, SIZE = 25, 100, 10_000
-
-
-class Kept:
-    """How much more is allocated at the end, in bytes."""
-
-    bytes = 0
-
-
-@contextmanager
-def kept() -> Iterator[Kept]:
-    found = Kept()
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        yield found
-        gc.collect()
-        found.bytes = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-
-
-def bodies() -> list[bytes]:
-    return [b"%d" % number * (SIZE // 4) for number in range(1_000, 1_000 + COUNT)]
 
 
 def one_by_one(queue: Any, some: Iterable[qflow.Delivery]) -> None:
@@ -295,121 +266,3 @@ def test_what_is_left_is_found_whatever_was_settled_in_whatever_order(
     assert (batch.segments, batch.kept) == ([], None)
     assert shown.bodies == everything
     assert shown[0].body == everything[0]
-
-
-# Streams -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_subscription_that_acks_most_of_what_it_gets_does_not_stall(open_spool: Open) -> None:
-    """One of each 100 is held on: what is settled gives its memory back."""
-    broker = open_spool(capacity_bytes="4MiB")
-    broker.declare_stream("s", topics=["s"])
-    subscription = broker.subscribe("s", start="earliest", name="n", follow=False)
-    for _ in range(BATCHES):
-        broker.publish_many([("s", body) for body in bodies()])
-    slow: list[qflow.Delivery] = []
-    got = 0
-    with kept() as found:
-        while got < BATCHES * COUNT:
-            batch = subscription.get_many(COUNT, timeout_s=0)
-            got += len(batch)
-            for delivery in batch[1:]:
-                delivery.ack()
-            slow.append(batch[0])
-            del batch, delivery
-        subscription.stats()
-    assert found.bytes < 3 * MIB  # some of it is what lies ready for others
-    assert subscription.stats().unsettled_messages == len(slow)
-    assert broker.check() == []
-    for one in slow:
-        one.ack()
-    with pytest.raises(qflow.AlreadySettled):
-        slow[0].ack()
-    assert subscription.stats().unsettled_messages == 0
-
-
-@pytest.mark.parametrize("order", ["first", "last", "shuffled"])
-def test_who_keeps_a_batch_of_a_stream_has_all_bodies(open_spool: Open, order: str) -> None:
-    """And what is left of it is found: acked, or given back, and then delivered again."""
-    broker = open_spool()
-    broker.declare_stream("s", topics=["s"], partitions=2)
-    subscription = broker.subscribe("s", start="earliest", name="n")
-    broker.publish_many([("s", b"%d" % number * 500) for number in range(1_000, 1_100)])
-    batch = subscription.get_many(100)
-    while len(batch) < 100:
-        batch.nack()
-        batch = subscription.get_many(100)
-    everything = sorted(batch.bodies)
-    listed = list(batch)
-    if order == "last":
-        listed.reverse()
-    elif order == "shuffled":
-        random.Random(1).shuffle(listed)
-    kept_bodies, kept_offsets = batch.bodies, batch.offsets
-    for number, delivery in enumerate(listed[:-3]):
-        if number % 10:
-            delivery.ack()
-        else:
-            delivery.nack(delay_s=3600)
-        with pytest.raises(qflow.AlreadySettled):
-            delivery.ack()
-        assert (batch.bodies, batch.offsets) == (kept_bodies, kept_offsets)
-        assert sorted(one.body for one in batch) == everything
-    assert subscription.stats().unsettled_messages == 3
-    assert broker.check() == []
-    batch.nack()
-    assert batch.bodies == kept_bodies
-    again = subscription.get_many(100)
-    assert sorted(again.bodies) == sorted(one.body for one in listed[-3:])
-    again.ack()
-    assert again.bodies
-    assert subscription.stats().unsettled_messages == 0
-
-
-@pytest.mark.owner_only
-@pytest.mark.parametrize("seed", range(10))
-def test_what_is_left_of_a_batch_of_a_stream_is_charged(open_spool: Open, seed: int) -> None:
-    """Each of its messages once, wherever it is: held, let go of, or given back."""
-    broker = open_spool()
-    broker.declare_stream("s", topics=["s"], partitions=1 + seed % 3)
-    subscription = broker.subscribe("s", start="earliest", name="n")
-    broker.publish_many([("s", b"x" * number * (seed % 4)) for number in range(200)])
-    cursor, room = inside.cursor(subscription), broker.engine.streams.room
-    chance = random.Random(seed)
-    got: list[qflow.StreamDelivery] = []
-    while len(got) < 200:
-        got += subscription.get_many(90)
-    chance.shuffle(got)
-    for number, delivery in enumerate(got):
-        if chance.random() < 0.1 * (seed % 3):
-            delivery.nack(delay_s=3600)
-        else:
-            delivery.ack()
-        if number % 7 == 0:
-            assert room._held == inside.charged_to(cursor)
-    assert not cursor.claims.held
-    assert room._held == inside.charged_to(cursor)
-
-
-def test_a_subscription_for_tasks_does_not_stall(spool: Any) -> None:
-    """As for threads."""
-    asyncio.run(_tasks_do_not_stall(spool))
-
-
-async def _tasks_do_not_stall(spool: Any) -> None:
-    async with await qflow.aio.open(spool, capacity_bytes="4MiB") as broker:
-        await broker.declare_stream("s", topics=["s"])
-        subscription = await broker.subscribe("s", start="earliest", name="n", follow=False)
-        for _ in range(BATCHES):
-            await broker.publish_many([("s", body) for body in bodies()])
-        slow: list[qflow.aio.AsyncStreamDelivery] = []
-        got = 0
-        while got < BATCHES * COUNT:
-            batch = await subscription.get_many(COUNT, timeout_s=0)
-            got += len(batch)
-            for delivery in batch[1:]:
-                await delivery.ack()
-            slow.append(batch[0])
-            assert len(batch.bodies) == len(batch)
-        for one in slow:
-            await one.ack()

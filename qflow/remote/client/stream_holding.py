@@ -129,8 +129,7 @@ class StreamGrant:
         """Mark what is left of a batch as settled; return it. Raises AlreadySettled: nothing is."""
         places = self.left(batch)
         if places != []:
-            batch.settled = None
-            batch.let_go()
+            batch.end()
         return places
 
     def take_part(self, batch: Any, place: int) -> Places:
