@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from qflow.aio.delivery import AsyncDelivery
 from qflow.config import parse_span
 from qflow.delivery import Raised, parse_return
 from qflow.errors import AlreadySettled
@@ -23,12 +24,12 @@ def _asked(session: Session, head: dict[str, Any]) -> tuple[int, Grant, list[int
     return number, grant, arguments.places(head, len(grant.batch))
 
 
-async def _each(settles: Iterable[Awaitable[None]]) -> None:
+async def _each(grant: Grant, places: list[int], settle: Callable[[AsyncDelivery], Awaitable[None]]) -> None:
     """Settle one after the other. Raises AlreadySettled: the last of those that were; the others are done."""
     problem: AlreadySettled | None = None
-    for settle in settles:
+    for place in places:
         try:
-            await settle
+            await settle(grant.batch[place])
         except AlreadySettled as error:
             problem = error
     if problem is not None:
@@ -42,7 +43,7 @@ async def ack(session: Session, head: dict[str, Any], columns: Columns) -> Reply
         if places is None:
             await grant.batch.ack(wait)
         else:
-            await _each(grant.batch[place].ack() for place in places)
+            await _each(grant, places, AsyncDelivery.ack)
             if wait:
                 await grant.settled()
     finally:
@@ -60,18 +61,17 @@ async def nack(session: Session, head: dict[str, Any], columns: Columns) -> Repl
         if places is None:
             await grant.batch.nack(*how)
         else:
-            await _each(grant.batch[place].nack(*how) for place in places)
+            await _each(grant, places, lambda delivery: delivery.nack(*how))
     finally:
         session.grants.drop(number)
     return _NOTHING
 
 
 async def extend(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    number, grant, places = _asked(session, head)
+    number, grant, _ = _asked(session, head)
     seconds = parse_span(head.get("seconds"), "seconds")
     try:
-        for held in [grant.batch] if places is None else [grant.batch[place] for place in places]:
-            await held.extend(seconds)
+        await grant.batch.extend(seconds)  # a lease is of a batch
     finally:
         session.grants.drop(number)
     return _NOTHING

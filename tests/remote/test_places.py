@@ -1,0 +1,61 @@
+"""What a client settles of batches of which the owner has settled some already, unknown to the client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow.remote.client.transaction_requests import Draft
+
+COUNT = 10
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+def interrupted(draft: Draft, result: list[Any]) -> list[Any]:
+    """Come as the answer of a commit is there and nothing is noted of it."""
+    raise Interrupted
+
+
+def got(owner: qflow.Broker, remote: qflow.RemoteBroker, kind: str) -> tuple[Any, Any]:
+    """Return a batch of a queue or a stream, and whose it is."""
+    if kind == "queue":
+        owner.declare_queue("q").put_many([b"%d" % number for number in range(COUNT)])
+        queue = remote.queue("q")
+        return queue.get_many(COUNT), queue
+    owner.declare_stream("s", topics=["s"])
+    owner.publish_many([("s", b"%d" % number) for number in range(COUNT)])
+    subscription = remote.subscribe("s", start="earliest", name="n")
+    return subscription.get_many(COUNT), subscription
+
+
+def held(whose: Any) -> int:
+    stats = whose.stats()
+    return int(getattr(stats, "acquired_messages", 0) + getattr(stats, "unsettled_messages", 0))
+
+
+@pytest.mark.parametrize("kind", ["queue", "stream"])
+@pytest.mark.parametrize("how", ["ack", "reject", "extend"])
+def test_the_others_are_settled_where_some_were_before(
+    owner: qflow.Broker, remote: qflow.RemoteBroker, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
+) -> None:
+    """Those that a commit has settled, of which the client does not know that it was made."""
+    batch, whose = got(owner, remote, kind)
+    with monkeypatch.context() as patch:
+        patch.setattr(Draft, "committed", interrupted)
+        with pytest.raises(Interrupted), remote.transaction() as tx:
+            tx.ack_many(batch[:3])
+    for delivery in batch[4:9]:
+        delivery.ack(wait=True)
+    assert held(whose) == 2
+    if how == "extend":
+        batch.extend(60)
+        assert held(whose) == 2
+        return
+    with pytest.raises(qflow.AlreadySettled):
+        batch.ack(wait=True) if how == "ack" else batch.nack(requeue=False)
+    assert held(whose) == 0
