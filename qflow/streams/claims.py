@@ -111,16 +111,19 @@ class Claims(Holding):
     @straight
     def _let_go(self, batch: StreamBatch) -> None:
         """Refer no more to settled messages of a batch, which is interrupted not done; `freed` grows."""
+        if batch.bound or batch.leaving or batch.taken:
+            return  # what is bound is let go of as its commit ends
         unsettled, settled, kept = batch.unsettled, batch.settled, batch.kept
-        batch.lets_go_at = unsettled // 3
         cut, freed = batch.cut()
-        with self.lock:  # a straight line; see `waiting`
+        with self.lock:  # straight lines; see `waiting`
             is_same = batch.unsettled == unsettled and batch.settled is settled and batch.kept is kept
-            if is_same and freed and settled is not None and not (batch.bound or batch.leaving or batch.taken):
-                batch.kept = cut
-                batch.settled = NONE
-                batch.charged -= freed
-                self.freed += freed
+            if is_same and settled is not None and not (batch.bound or batch.leaving or batch.taken):
+                batch.lets_go_at = unsettled // 3
+                if freed:
+                    batch.kept = cut
+                    batch.settled = NONE
+                    batch.charged -= freed
+                    self.freed += freed
 
     @property
     def is_crowded(self) -> bool:
@@ -271,8 +274,11 @@ class Claims(Holding):
                 batch.leaving -= checked
                 while batch.later and batch in self.held and not batch.leaving:
                     batch.later.pop(0)()
+                if batch.settled is None or batch.unsettled <= batch.lets_go_at:
+                    self.freed += batch.let_go()
                 if batch in self.held and not batch.bound:
                     self._lease(batch, None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s)
+            self.give_memory_back()
             self.line.notify_all()
 
     def shares(self, ledger: Ledger) -> bool:
