@@ -138,16 +138,20 @@ class StreamBatch(AnyBatch):
                 end += 1
 
     def let_go(self) -> int:
-        """Refer no more to what is settled; return the bytes that were charged for that. Cost: 0.2 µs a message."""
+        """Refer no more to what is settled; return the bytes that were charged for that. Cost: 0.2 µs a message.
+
+        What went back is charged where it is: if that is most of it, what is left takes more than was charged here.
+        """
         if self.leaving or self.bound or self.taken or self.shown is not None:
             return 0
         self.lets_go_at = max(1, self.unsettled // 3)
         if self.settled is None:
             self.kept = _NOTHING
             return 0
-        self.kept, freed = self.cut()
-        self.settled = NONE if freed else self.settled
-        self.charged -= freed
+        kept, freed = self.cut()
+        if kept is not self.kept:
+            self.kept, self.settled = kept, NONE
+            self.charged -= freed
         return freed
 
     def end(self) -> None:
@@ -156,12 +160,16 @@ class StreamBatch(AnyBatch):
         self.let_go()
 
     def cut(self) -> tuple[KeptShares, int]:
-        """Return what would be kept without what is settled, and what is charged for that; also without the lock."""
+        """Return what would be kept without what is settled, and what is charged for that; also without the lock.
+
+        It is what is kept now where letting go would gain nothing.
+        """
         left = list(self._left(0, self.total))
-        charged = HELD_BYTES + PIECE_BYTES * max(0, len(left) - 1) + sum([share.charged for _, share in left])
-        freed = self.charged - charged
-        if freed <= 0:
-            return self.kept, 0  # pieces take memory, too
+        there, kept = sum([share.charged for _, share in left]), self.kept
+        pieces = PIECE_BYTES * (len(left) - len(kept.shares))
+        if sum([share.charged for share in kept.shares]) <= there + max(0, pieces):
+            return kept, 0  # pieces take memory, too
+        freed = self.charged - (HELD_BYTES + PIECE_BYTES * max(0, len(left) - 1) + there)
         return kept_of([share for _, share in left], [start for start, _ in left]), freed
 
     def free(self) -> list[int]:

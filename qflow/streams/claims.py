@@ -119,7 +119,7 @@ class Claims(Holding):
             is_same = batch.unsettled == unsettled and batch.settled is settled and batch.kept is kept
             if is_same and settled is not None and not (batch.bound or batch.leaving or batch.taken):
                 batch.lets_go_at = unsettled // 3
-                if freed:
+                if cut is not kept:
                     batch.kept = cut
                     batch.settled = NONE
                     batch.charged -= freed
@@ -212,6 +212,9 @@ class Claims(Holding):
         batch.note_settled([index])
         if not batch.unsettled:
             self._drop(batch, 0)
+        elif batch.unsettled <= batch.lets_go_at:
+            self.freed += batch.let_go()
+            self.give_memory_back()
         self.line.notify()
 
     @sheltered

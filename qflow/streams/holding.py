@@ -183,8 +183,10 @@ class Holding:
     def give_memory_back(self) -> None:
         """Give back what was charged for messages of batches that are settled."""
         freed, self.freed = self.freed, 0
-        if freed:
+        if freed > 0:
             self._room.let_go(freed)
+        elif freed:  # pieces that are left of batches of which the rest went back
+            self._room.hold(-freed, least=True)
 
     def _feed(self) -> None:
         """Wake the gets that found no memory: there is more than before."""

@@ -190,3 +190,27 @@ async def _tasks_settle_a_batch(opening: Any) -> None:
         with pytest.raises(qflow.AlreadySettled):
             await batch.ack()
         assert (await subscription.stats()).unsettled_messages == 0
+
+
+def test_what_is_given_back_one_by_one_is_let_go_of(open_spool: Open) -> None:
+    """One of each 100 is held on; the others are delivered again, and settled then."""
+    broker = open_spool(capacity_bytes="4MiB")
+    broker.declare_stream("s", topics=["s"])
+    subscription = broker.subscribe("s", start="earliest", name="n")
+    slow: list[qflow.Delivery] = []
+    with kept() as found:
+        for _ in range(BATCHES):
+            broker.publish_many([("s", body) for body in bodies()])
+            batch = subscription.get_many(COUNT)
+            slow.append(batch[50])
+            for index, delivery in enumerate(batch):
+                if index != 50:
+                    delivery.nack()
+            subscription.get_many(COUNT).ack()
+            del batch, delivery
+        assert subscription.stats().unsettled_messages == len(slow)
+    assert found.bytes < 3 * MIB  # some of it is what lies ready for others
+    assert broker.check() == []
+    for one in slow:
+        one.ack()
+    assert subscription.stats().unsettled_messages == 0
