@@ -142,12 +142,14 @@ class StreamBatch(AnyBatch):
 
         What went back is charged where it is: if that is most of it, what is left takes more than was charged here.
         """
-        if self.leaving or self.bound or self.taken or self.shown is not None:
+        if self.leaving or self.bound or self.taken:
             return 0
-        self.lets_go_at = max(1, self.unsettled // 3)
         if self.settled is None:
             self.kept = _NOTHING
             return 0
+        if self.shown is not None:
+            return 0
+        self.lets_go_at = max(1, self.unsettled // 3)
         kept, freed = self.cut()
         if kept is not self.kept:
             self.kept, self.settled = kept, NONE

@@ -190,6 +190,8 @@ class Claims(Holding):
         with self.lock:
             if self._check_held(batch):
                 self._when_stays(batch, partial(self._return, batch, delay_s, repeated=True))
+                if batch.settled is None:
+                    batch.let_go()
 
     def return_part(self, batch: Any, index: int, how: Return) -> None:
         """Put one message of a batch back, as `return_batch` does."""
@@ -212,6 +214,7 @@ class Claims(Holding):
         batch.note_settled([index])
         if not batch.unsettled:
             self._drop(batch, 0)
+            batch.let_go()
         elif batch.unsettled <= batch.lets_go_at:
             self.freed += batch.let_go()
             self.give_memory_back()

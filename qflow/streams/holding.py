@@ -172,7 +172,7 @@ class Holding:
         del self.held[batch]
         self.ahead.pop(batch, None)
         batch.settled = None
-        if acked:
+        if acked:  # else a get may be about to return it: whoever settles what it has lets go of it
             batch.let_go()
         self.unsettled -= acked
         self.acked_total += acked

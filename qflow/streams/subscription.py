@@ -238,8 +238,9 @@ class Iteration(Iterator[StreamDelivery]):
                 returned, came = self._claims.returned, self._came
                 if (returned.later or returned.came != came) and returned.overtakes(came):
                     index = batch.total  # the next get gives back what is not shown, and begins with what came back
+                shares = batch.shares  # before a look at what is settled: nothing is kept of what is over
                 while index < batch.total and (settled := batch.settled) is not None:
-                    _, piece, marks = batch.shares[share]
+                    _, piece, marks = shares[share]
                     if index - passed >= len(piece.records):
                         share, passed = share + 1, passed + len(piece.records)
                         continue

@@ -214,3 +214,34 @@ def test_what_is_given_back_one_by_one_is_let_go_of(open_spool: Open) -> None:
     for one in slow:
         one.ack()
     assert subscription.stats().unsettled_messages == 0
+
+
+@pytest.mark.parametrize("how", ["ack", "nack", "transaction", "list", "loop"])
+def test_a_kept_delivery_keeps_no_others_once_its_batch_is_over(open_spool: Open, how: str) -> None:
+    """However it ended; whoever had the batch has dropped it."""
+    broker = open_spool(capacity_bytes="4MiB")
+    broker.declare_stream("s", topics=["s"])
+    subscription = broker.subscribe("s", start="earliest", name="n", follow=False)
+    mine: list[qflow.Delivery] = []
+    with kept() as found:
+        for _ in range(BATCHES):
+            broker.publish_many([("s", body) for body in bodies()])
+            if how == "loop":
+                mine.append([*subscription][50])
+                continue
+            batch = subscription.get_many(COUNT)
+            mine.append(batch[50])
+            if how in ("ack", "nack"):
+                getattr(batch, how)()
+            else:
+                with broker.transaction() as tx:
+                    tx.ack_many(batch if how == "transaction" else list(batch))
+                del tx
+            del batch
+            if how == "nack":
+                subscription.get_many(COUNT).ack()
+        assert subscription.stats().unsettled_messages == 0
+    assert found.bytes < 3 * MIB  # some of it is what lies ready for others
+    for one in mine:
+        with pytest.raises(qflow.AlreadySettled):
+            one.ack()

@@ -96,13 +96,13 @@ class Holding:
             for batch in before:
                 batch.take_part(part)
                 if not batch.unsettled:
-                    batch.settled = None
+                    batch.end()
 
     def close(self) -> None:
         """All that is held goes back."""
         self.closed = True
         for batch in list(self._held):
-            batch.settled = None
+            batch.settled = None  # a get may be about to return it: it is not let go of
 
     def drop_unshown(self, taker: object) -> None:
         """What loops of a thread or task have not returned goes back."""
@@ -110,11 +110,11 @@ class Holding:
             if batch.shown is not None and batch.settled is not None:
                 batch.note_settled(range(batch.shown, batch.total))
                 if not batch.unsettled:
-                    batch.settled = None
+                    batch.end()
 
     def _drop(self, taker: object) -> None:
         for batch in list(self._of.pop(taker, ())):
-            batch.settled = None
+            batch.end()
 
 
 class StreamGrant:
@@ -139,8 +139,8 @@ class StreamGrant:
         batch.check_unsettled(place)
         batch.note_settled([place])
         if not batch.unsettled:
-            batch.settled = None
-        if batch.unsettled <= batch.lets_go_at:
+            batch.end()
+        elif batch.unsettled <= batch.lets_go_at:
             batch.let_go()
         return [[place, place + 1]]
 
@@ -203,7 +203,7 @@ class Loop:
             index += 1
         if settled is None or index >= batch.total:
             if settled is not None and not batch.unsettled:
-                batch.settled = None
+                batch.end()
             self.batch, self._index = None, -1
             return None if done is None else stream_requests.shown(batch.grant, batch.shown or 0, done)
         self._index, batch.shown, self.delivery = index, index + 1, batch.delivery_at(index)
@@ -222,5 +222,5 @@ class Loop:
         batch, self.batch = self.batch, None
         if batch is None or batch.settled is None:
             return None
-        batch.settled = None
+        batch.end()
         return stream_requests.loop_ends(batch.grant)
