@@ -5,7 +5,7 @@ Whoever wants all messages of one, settled or not, has `StreamDeliveries`, which
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -106,9 +106,9 @@ class StreamBatch(AnyBatch):
         for start, share in self._indexed() if settled is not None else ():
             yield from (index for index in range(start, start + len(share.piece.records)) if index not in settled)
 
-    def is_settled(self, position: int, kept: KeptShares | None = None) -> bool:
+    def is_settled(self, position: int) -> bool:
         """Tell whether a message was settled, or went back; or is not of what was kept. Also without the lock."""
-        kept, settled = kept or self.kept, self.settled
+        kept, settled = self.kept, self.settled
         if settled is None or position in settled:
             return True
         try:
@@ -216,10 +216,20 @@ class StreamBatch(AnyBatch):
         settled.update(positions)
         self.unsettled -= len(settled) - before
 
-    def span_at(self, position: int, kept: KeptShares | None = None) -> tuple[Any, int, int]:
-        """Return (part, start, end) of the sequences that one message covers, of what is kept; see `Piece.part`."""
-        (part, piece, _), index = (kept or self.kept).find(position)
+    def span_at(self, position: int, kept: KeptShares | None = None) -> tuple[Any, int, int] | None:
+        """Return (part, start, end) of the sequences that one message covers, of what is kept; None: it is not there.
+
+        See `Piece.part`. One call, as it is made for each ack.
+        """
+        shares, places, _ = kept or self.kept
+        starts = places.starts()
+        number = bisect_right(starts, position, 0, len(shares)) - 1
+        if number < 0:
+            return None
+        (part, piece, _), index = shares[number], position - starts[number]
         sequences = piece.sequences
+        if index >= len(sequences):
+            return None
         start = sequences[index - 1] + 1 if index else piece.start
         return part, start, sequences[index] + 1 if index + 1 < len(sequences) else piece.end
 

@@ -71,11 +71,11 @@ class Claims(Holding):
             not wait
             and index not in batch.taken
             and "a" not in collecting
-            and not (kept.is_cut and batch.is_settled(index, kept))
+            and (span := batch.span_at(index, kept)) is not None
         ):
             done: tuple[tuple[Lane, Settled], ...] = ()
             if self.owner:  # without a name nothing is logged
-                part, start, end = batch.span_at(index, kept)
+                part, start, end = span
                 done = ((part.lane, Settled(start, end, 0, 0)),)
                 self._log.check_usable()
             one = {index}
@@ -142,7 +142,9 @@ class Claims(Holding):
             batch.check_free(index)
             logged = None
             if self.owner:
-                part, start, end = batch.span_at(index)
+                span = batch.span_at(index)
+                assert span is not None
+                part, start, end = span
                 logged = self._log.settle(part.lane, [Settled(start, end, 0, 0)])
             self._settled(batch, [index])
         return logged
