@@ -64,8 +64,8 @@ class AnyBatch(Sequence[Delivery]):
         """Tell whether a message was settled, or is held by itself. Also without the lock."""
 
     @abstractmethod
-    def check_unsettled(self, position: int) -> None:
-        """Refuse a message that was settled on its own, or with all others."""
+    def check_unsettled(self, position: int, sequence: int | None = None) -> None:
+        """Refuse a message that was settled on its own, or with all others; with its sequence, the error names it."""
 
     @abstractmethod
     def delivery_at(self, position: int) -> Delivery:
@@ -98,7 +98,7 @@ class AnyBatch(Sequence[Delivery]):
     def unsettled_place(self, delivery: Delivery) -> tuple[BatchSettler, int]:
         """Return who settles a delivery of it, and where in it that is. Raises as `check_unsettled`."""
         position = self.position(delivery.sequence)
-        self.check_unsettled(position)
+        self.check_unsettled(position, delivery.sequence)
         return self.settler, position
 
     def __len__(self) -> int:
@@ -228,10 +228,11 @@ class HeldBatch(AnyBatch):
         except IndexError as error:
             raise AlreadySettled(f"message {sequence} of queue {self.name!r} was settled before") from error
 
-    def check_unsettled(self, position: int) -> None:
+    def check_unsettled(self, position: int, sequence: int | None = None) -> None:
         """See `AnyBatch`."""
         if self.is_settled(position):
-            raise AlreadySettled(self.late or f"{self._what(position)} of queue {self.name!r} was settled before")
+            what = self._what(position) if sequence is None else f"message {sequence}"
+            raise AlreadySettled(self.late or f"{what} of queue {self.name!r} was settled before")
 
     def is_settled(self, position: int) -> bool:
         """Tell whether a message of it was settled, or is held by itself."""

@@ -242,11 +242,12 @@ class StreamBatch(AnyBatch):
         """Return messages as shares; None = all that is not settled."""
         return self.left_shares() if positions is None else list(map(self.share_at, positions))
 
-    def check_unsettled(self, position: int) -> None:
-        """Refuse a message that was settled, or went back."""
+    def check_unsettled(self, position: int, sequence: int | None = None) -> None:
+        """Refuse a message that was settled, or went back; see `AnyBatch`."""
         if self.is_settled(position):
+            what = self._what(position) if sequence is None else f"message {offset_of(sequence)}"
             raise AlreadySettled(
-                f"{self._what(position)} of stream {self.name!r} was settled, or went back, before; or its stream or "
+                f"{what} of stream {self.name!r} was settled, or went back, before; or its stream or "
                 "subscription was deleted"
             )
 

@@ -59,3 +59,23 @@ def test_the_others_are_settled_where_some_were_before(
     with pytest.raises(qflow.AlreadySettled):
         batch.ack(wait=True) if how == "ack" else batch.nack(requeue=False)
     assert held(whose) == 0
+
+
+@pytest.mark.parametrize("kind", ["queue", "stream"])
+@pytest.mark.parametrize("side", ["owner", "client"])
+def test_what_was_settled_before_is_named_though_nothing_is_kept_of_it(
+    owner: qflow.Broker, remote: qflow.RemoteBroker, kind: str, side: str
+) -> None:
+    """By one ack after the other, with its batch, and by a transaction."""
+    broker: Any = owner if side == "owner" else remote
+    batch, _ = got(owner, broker, kind)
+    third = f"message {batch[3].sequence} of {kind}"
+    for delivery in batch[:9]:
+        delivery.ack()
+    with pytest.raises(qflow.AlreadySettled, match=third):
+        batch[3].ack()
+    batch.ack()
+    with pytest.raises(qflow.AlreadySettled, match=third), broker.transaction() as tx:
+        tx.ack(batch[3])
+    with pytest.raises(qflow.AlreadySettled, match=third if side == "client" else "this batch of"):
+        batch[3].ack()

@@ -10,7 +10,7 @@ from qflow.delivery import Delivery, Return
 from qflow.errors import AlreadySettled
 from qflow.held_batch import HeldBatch
 from qflow.remote.client import grants
-from qflow.remote.client.grants import AnyGrant, grant_of
+from qflow.remote.client.grants import AnyGrant, RemoteBatch, grant_of
 from qflow.remote.client.link import Request
 from qflow.remote.client.replies import Granted
 from qflow.remote.client.threads import Connection
@@ -55,7 +55,7 @@ class Settler:
 
 def batch_of(connection: Connection, name: str, granted: Granted) -> HeldBatch:
     """Return the batch that was granted."""
-    return HeldBatch(Settler(connection, name, grant_of(granted)), granted.segments)
+    return RemoteBatch(Settler(connection, name, grant_of(granted)), granted.segments)
 
 
 def shown_of(connection: Connection, name: str, granted: Granted) -> Deliveries:

@@ -1,6 +1,6 @@
 """Which deliveries of a batch are settled, as the client knows it: for threads and for tasks.
 
-A batch is a `HeldBatch`; what it calls its settler is made of this.
+A batch is a `RemoteBatch`; what it calls its settler is made of this.
 """
 
 from __future__ import annotations
@@ -17,6 +17,18 @@ from qflow.remote.client.link import Request
 from qflow.remote.client.replies import Granted
 from qflow.remote.client.requests import Places
 from qflow.remote.wire.values import ranges
+
+
+class RemoteBatch(HeldBatch):
+    """A batch of a queue that came through a door."""
+
+    __slots__ = ()
+
+    def position(self, sequence: int) -> int:
+        """See `AnyBatch`. Raises AlreadySettled: nothing of it is left, which the owner need not be asked for."""
+        if self.is_over:
+            self.check_unsettled(0, sequence)
+        return super().position(sequence)
 
 
 class AnyGrant(Protocol):

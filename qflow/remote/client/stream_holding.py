@@ -29,6 +29,12 @@ class RemoteStreamBatch(StreamBatch):
     grant: int
     """The owner's number of it."""
 
+    def position(self, sequence: int) -> int:
+        """See `AnyBatch`. Raises AlreadySettled: nothing of it is left, which the owner need not be asked for."""
+        if self.settled is None and not self.taken:
+            self.check_unsettled(0, sequence)
+        return super().position(sequence)
+
 
 class Holding:
     """See the module; of one subscription. Its methods are called under one lock of the connection.

@@ -22,7 +22,7 @@ from qflow.held_batch import HeldBatch
 from qflow.options import Body, PutOnceOptions
 from qflow.pickling import Unpicklable
 from qflow.remote.client import browsing, requests
-from qflow.remote.client.grants import grant_of
+from qflow.remote.client.grants import RemoteBatch, grant_of
 from qflow.remote.client.queue import TimedOnceOptions, TimedOptions
 from qflow.remote.client.replies import Granted
 from qflow.remote.client.task_consuming import TaskConsumed
@@ -118,7 +118,7 @@ class AsyncRemoteQueue(Unpicklable):
         return await self._connection.call(requests.get(self._name, most, timeout_s, who), self._batch)
 
     def _batch(self, granted: Granted) -> HeldBatch:
-        return HeldBatch(TaskSettler(self._connection, self._name, grant_of(granted)), granted.segments)
+        return RemoteBatch(TaskSettler(self._connection, self._name, grant_of(granted)), granted.segments)
 
     def __aiter__(self) -> AsyncIterator[AsyncDelivery]:
         return self.iterate()
