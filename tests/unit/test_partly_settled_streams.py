@@ -54,7 +54,7 @@ def test_a_subscription_that_acks_most_of_what_it_gets_does_not_stall(open_spool
             slow.append(batch[0])
             del batch
         subscription.stats()
-    assert found.bytes < 3 * MIB  # some of it is what lies ready for others
+    assert found.bytes < 8 * MIB  # some of it is what lies ready for others
     assert subscription.stats().unsettled_messages == len(slow)
     assert broker.check() == []
     for one in slow:
@@ -209,7 +209,7 @@ def test_what_is_given_back_one_by_one_is_let_go_of(open_spool: Open) -> None:
             subscription.get_many(COUNT).ack()
             del batch, delivery
         assert subscription.stats().unsettled_messages == len(slow)
-    assert found.bytes < 3 * MIB  # some of it is what lies ready for others
+    assert found.bytes < 8 * MIB  # some of it is what lies ready for others
     assert broker.check() == []
     for one in slow:
         one.ack()
@@ -241,7 +241,7 @@ def test_a_kept_delivery_keeps_no_others_once_its_batch_is_over(open_spool: Open
             if how == "nack":
                 subscription.get_many(COUNT).ack()
         assert subscription.stats().unsettled_messages == 0
-    assert found.bytes < 3 * MIB  # some of it is what lies ready for others
+    assert found.bytes < 8 * MIB  # some of it is what lies ready for others
     for one in mine:
         with pytest.raises(qflow.AlreadySettled):
             one.ack()
