@@ -116,8 +116,13 @@ class AnyBatch(Sequence[Delivery]):
     def __iter__(self) -> Iterator[Delivery]:
         """Yield deliveries of what is not settled."""
         for position in range(self.total):
-            if not self.is_settled(position):
-                yield self.delivery_at(position)
+            if self.is_settled(position):
+                continue
+            try:
+                delivery = self.delivery_at(position)
+            except AlreadySettled:
+                continue  # by another thread
+            yield delivery
 
     def __repr__(self) -> str:
         return f"<Deliveries {self.total} of {self.name!r}>"
@@ -150,7 +155,7 @@ class Kept(NamedTuple):
 class HeldBatch(AnyBatch):
     """A batch of a queue; see the module. Under the lock of the queue, where a description says nothing else."""
 
-    __slots__ = ("_index", "_left", "is_over", "kept", "late", "segments")
+    __slots__ = ("_index", "_left", "_measured", "is_over", "kept", "late", "segments")
 
     def __init__(self, settler: BatchSettler, segments: list[Segment], taker: Any = None) -> None:
         self.settler = settler
@@ -165,7 +170,8 @@ class HeldBatch(AnyBatch):
         """What whoever settles it is told, where it was held for too long."""
         self.total = sum([len(segment.records) for segment in segments]) if segments else 0
         self.leaving = 0
-        self._left = (0, 0)  # messages and bytes; of `segments` once somebody has asked
+        self._measured = (0, 0)  # messages and bytes of `segments`, once somebody has asked
+        self._left = (0, 0)  # of `kept`, counted under the lock alone
         self._index: BatchIndex | None = None  # of `segments`, made when somebody looks for one message
 
     # What is left ----------------------------------------------------------------------------------------------------
@@ -181,12 +187,14 @@ class HeldBatch(AnyBatch):
 
         Without the queue's lock, too: it is then about what it was at some moment.
         """
-        segments, left = self.segments, self._left
+        segments, measured = self.segments, self._measured
         if self.is_over:
             return 0, 0
-        if self.kept is None and left[0] != self.total:
-            left = self._left = self.total, sum(sum(map(len, part.records)) for part in segments)
-        return left
+        if self.kept is not None:
+            return self._left
+        if measured[0] != self.total:
+            measured = self._measured = self.total, sum(sum(map(len, part.records)) for part in segments)
+        return measured
 
     @property
     def left_count(self) -> int:
@@ -208,8 +216,8 @@ class HeldBatch(AnyBatch):
     def now(self) -> HeldBatch:
         """Return a copy that has what is left now, and counts it as this does. Cost: O(messages left)."""
         copy = HeldBatch(self.settler, self.left().copy(), self.taker)
-        copy._left = self.left_size()
-        copy.total = copy._left[0]
+        copy._measured = self.left_size()
+        copy.total = copy._measured[0]
         return copy
 
     # Where messages are; also without the lock ------------------------------------------------------------------------
@@ -331,7 +339,7 @@ class HeldBatch(AnyBatch):
     def _keep(self) -> Kept:
         """Refer to what is left message by message."""
         if self.kept is None:
-            self.left_size()
+            self._left = self.left_size()
             parts, places = self.segments, self._places(self.segments)
         else:
             pieces = list(self.kept.pieces())

@@ -362,9 +362,11 @@ class Claims:
                 return None
             delivery = delivery or batch.delivery_at(index)
             delivery.settler = self
-            batch.note_settled(index)
+            is_last = batch.left_count == 1
+            if not is_last:
+                batch.note_settled(index)
             self._held.leave_batch(delivery, batch, stays)
-            if not batch.left_count:
+            if is_last:
                 batch.end()
                 self._held.drop([batch])
             self._lanes.cover_held()

@@ -8,7 +8,6 @@ from typing import Any
 
 from qflow.delivery import Segment
 from qflow.errors import InvalidArgument
-from qflow.held_batch import HeldBatch
 from qflow.message import Message, decode_headers, expires_of, is_plain
 from qflow.remote.server.arguments import Columns, Head, column
 from qflow.restoring import Item
@@ -56,13 +55,12 @@ def _is_item(one: object) -> bool:
     return one[0] in ("queue", "stream") and all(0 <= value < 2**64 for value in one if isinstance(value, int))
 
 
-def fitting(deliveries: HeldBatch) -> int:
-    """Return how many of these fit in one answer. Cost: 0.02 µs each."""
-    messages, size = deliveries.left_size()
-    if size <= MOST_BYTES:
-        return messages
+def fitting(segments: list[Segment]) -> int:
+    """Return how many of these messages fit in one answer. Cost: 0.02 µs each."""
+    if sum(sum(map(len, part.records)) for part in segments) <= MOST_BYTES:
+        return sum(len(part.records) for part in segments)
     room, count = MOST_BYTES, 0
-    for segment in deliveries.segments:
+    for segment in segments:
         for record in segment.records:
             room -= len(record)
             if room < 0 and count:
@@ -71,12 +69,12 @@ def fitting(deliveries: HeldBatch) -> int:
     return count
 
 
-def describe(deliveries: HeldBatch, most: int) -> tuple[dict[str, Any], list[Any]]:
-    """Return what the head of an answer says of the first deliveries, and the columns: bodies, headers, topics.
+def describe(segments: list[Segment], most: int) -> tuple[dict[str, Any], list[Any]]:
+    """Return what the head of an answer says of the first messages, and the columns: bodies, headers, topics.
 
     The columns but the first are empty where no message has any. Cost: 0.01 µs a plain message, 1 µs another one.
     """
-    segments = list(_first(deliveries.segments, most))
+    segments = list(_first(segments, most))
     records = segments[0].records if len(segments) == 1 else [one for part in segments for one in part.records]
     told: dict[str, Any] = {
         "sequences": [[part.first, len(part.records)] for part in segments],

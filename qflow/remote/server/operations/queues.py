@@ -150,8 +150,10 @@ async def get(session: Session, head: dict[str, Any], columns: Columns) -> Reply
     if batch is None:
         return {"result": {"sequences": []}}, []
     try:
-        count = fitting(held_of(batch))
-        told, answer = describe(held_of(batch), count)
+        segments = held_of(batch).segments
+        held_of(batch).check_unsettled(0)  # it may have been held for too long
+        count = fitting(segments)
+        told, answer = describe(segments, count)
         if count < len(batch):
             work.give_up_from(batch, count)
             session.pace[queue.name] = count
