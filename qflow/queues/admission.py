@@ -116,7 +116,7 @@ class Admission:
     def take_back(self, put: Put) -> None:
         """Give back the room of a put that is on its way in; twice is fine."""
         gate, messages, charged = self._gate, len(put.records), put.charged
-        if not put.refused:
+        if not (put.refused or put.visible):
             put.refused = True  # no calls from here on: a handler that raises finds all of it done, or none
             self.pending -= 1
             self.pending_messages -= messages

@@ -374,7 +374,7 @@ class Puts:
         with self.context.lock:
             first = self.lanes.lists[put.lane.lane].next
             self._publish(first, put.records, put.size, put.charged, 1)
-            put.first = first
+            put.first, put.visible = first, True
 
     def purged(self, ends: dict[int, int]) -> None:
         """Drop everything below these ends, by lane: their settling is committed, and nothing after that visible."""

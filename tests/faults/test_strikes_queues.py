@@ -383,6 +383,20 @@ def _ack_many(here: Round) -> None:
     here.queue.ack_many(here.held, wait=True)
 
 
+@call("transaction that acks and puts", hold_one)
+def _transaction(here: Round) -> None:
+    here.acked = [here.held[0].body]
+    with here.broker.transaction() as tx:
+        tx.ack(here.held[0])
+        tx.put(here.queue, here.new(1)[0])
+
+
+@call("transaction that puts", kinds=("transient", "durable", "limited"))
+def _transaction_put(here: Round) -> None:
+    with here.broker.transaction() as tx:
+        tx.put(here.queue, here.new(1)[0])
+
+
 @call("nack", hold_one)
 def _nack(here: Round) -> None:
     here.held[0].nack()

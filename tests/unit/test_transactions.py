@@ -16,6 +16,7 @@ from qflow import Overflow
 from qflow.message import BATCH_BYTES, OVERHEAD_BYTES, SINGLE_BYTES
 from qflow.queues.admission import Admission
 from qflow.queues.queue import parts_of
+from qflow.queues.together import Together
 from qflow.queues.transaction import gathering_of
 from unit.clocks import LONG_S, Clock, open_still, until
 
@@ -815,3 +816,27 @@ def test_bodies_are_charged_while_a_commit_waits_for_room(
     assert min(charged) >= (40_000 if capacity == "1MiB" else 20_000)
     assert broker.stats().resident_bytes == OVERHEAD_BYTES
     assert broker.check() == []
+
+
+def test_an_interrupt_behind_a_commit_that_is_not_logged_gives_no_room_back(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler may raise in the main thread when another one has done all of it."""
+
+    class Interrupt(Exception):
+        pass
+
+    enter = Together.enter
+
+    def interrupted(together: Together, *arguments: Any, **named: Any) -> None:
+        enter(together, *arguments, **named)
+        raise Interrupt
+
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("transient", durable=False)
+        monkeypatch.setattr(Together, "enter", interrupted)
+        with pytest.raises(Interrupt), broker.transaction() as tx:
+            tx.put(queue, b"x")
+        assert (len(queue), broker.check()) == (1, [])
+        queue.get(0).ack()
+        assert (queue.stats().resident_bytes, broker.check()) == (0, [])

@@ -146,7 +146,7 @@ class Put(Request):
         self.refused = False
         """Its room was given back. By its publisher: callers who are interrupted at that do it again."""
         self.visible = False
-        """It was shown by its own thread; see `direct`."""
+        """It was shown by its own thread, see `direct`, or is not logged and was published: its room stays taken."""
 
     @property
     def lanes(self) -> Sequence[Lane]:
