@@ -332,7 +332,7 @@ def test_long_topics_are_charged_for_what_they_take(open_spool: Open, letter: st
         with pytest.raises(qflow.TooManyUnsettled):
             while batch := subscription.get_many(1_000, timeout_s=0):
                 held.append(batch)
-    assert found.peak < 2 * MIB
+    assert found.peak < 2.2 * MIB
     assert 100 < sum(map(len, held)) < 600
     for batch in held:
         batch.ack()
