@@ -186,7 +186,7 @@ def test_what_is_left_of_batches_takes_what_it_is_charged(open_spool: Open, size
                     delivery.ack()
             del delivery
     charged = queue.stats().resident_bytes
-    assert found.bytes < 1.15 * charged
+    assert found.bytes < 1.15 * charged + 2**16  # what maintenance and the collector have meanwhile
 
 
 class Model:
