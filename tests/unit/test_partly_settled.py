@@ -179,7 +179,7 @@ def test_what_is_left_of_batches_takes_what_it_is_charged(open_spool: Open, size
     broker = open_spool()
     queue = broker.declare_queue("q", durable=False)
     with kept() as found:
-        for _ in range(60):
+        for _ in range(20):
             queue.put_many([b"%d" % number + b"x" * 20 for number in range(10_000, 10_000 + size)])
             for index, delivery in enumerate(queue.get_many(size)):
                 if index % (size // left):
