@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -93,7 +94,12 @@ def _line(process: Process, known: dict[int, Process]) -> list[Process]:
 
 
 def free_port() -> int:
-    """Return a port for a server that is started on it again and again."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Return a port for a server that is started on it again and again.
+
+    The system gives it to no client: one that tries while there is no server might connect to itself.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", port))
+            return port
