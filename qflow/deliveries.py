@@ -8,7 +8,7 @@ from typing import Any, overload
 from qflow.batch_index import BatchIndex
 from qflow.delivery import Delivery, Segment
 from qflow.durations import Duration
-from qflow.held_batch import HeldBatch
+from qflow.held_batch import HeldBatch, index_of
 from qflow.inherited import shows
 from qflow.message import is_plain
 from qflow.pickling import Unpicklable
@@ -96,11 +96,8 @@ class Deliveries(Unpicklable, Sequence[Delivery]):
         try:
             return self._index
         except AttributeError:
-            self._index: BatchIndex = self._made_index()
+            self._index: BatchIndex = index_of(self.segments)
             return self._index
-
-    def _made_index(self) -> BatchIndex:
-        return BatchIndex([part.first for part in self.segments], [len(part.records) for part in self.segments])
 
     def __repr__(self) -> str:
         return f"<Deliveries {self.total} of {self.held.name!r}>"

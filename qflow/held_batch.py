@@ -128,6 +128,11 @@ class AnyBatch(Sequence[Delivery]):
         return f"<Deliveries {self.total} of {self.name!r}>"
 
 
+def index_of(segments: list[Segment], positions: list[int] | None = None) -> BatchIndex:
+    """Return where the messages of segments lie, one behind the other, or at these positions."""
+    return BatchIndex([part.first for part in segments], [len(part.records) for part in segments], positions)
+
+
 class Kept(NamedTuple):
     """What is left of a batch of which messages were settled one by one. It is read without the lock."""
 
@@ -239,8 +244,7 @@ class HeldBatch(AnyBatch):
     def check_unsettled(self, position: int, sequence: int | None = None) -> None:
         """See `AnyBatch`."""
         if self.is_settled(position):
-            what = self._what(position) if sequence is None else f"message {sequence}"
-            raise AlreadySettled(self.late or f"{what} of queue {self.name!r} was settled before")
+            raise self._settled(self._what(position) if sequence is None else f"message {sequence}")
 
     def is_settled(self, position: int) -> bool:
         """Tell whether a message of it was settled, or is held by itself."""
@@ -256,11 +260,15 @@ class HeldBatch(AnyBatch):
         """See `AnyBatch`. Raises AlreadySettled: it is."""
         found = self._find(position)
         if found is None:
-            raise AlreadySettled(self.late or f"{self._what(position)} of queue {self.name!r} was settled before")
+            raise self._settled(self._what(position))
         delivery = Delivery()
         delivery.settler = self
         delivery.sequence, delivery.record, delivery.marks = found
         return delivery
+
+    def _settled(self, what: str) -> AlreadySettled:
+        """Return what whoever settles a message again is told."""
+        return AlreadySettled(self.late or f"{what} of queue {self.name!r} was settled before")
 
     def _what(self, position: int) -> str:
         """Return what a message is called in errors, as far as that is known."""
@@ -291,7 +299,7 @@ class HeldBatch(AnyBatch):
     def _places(self, segments: list[Segment]) -> BatchIndex:
         """Return where its messages lie, while none was settled by itself."""
         if self._index is None:
-            self._index = BatchIndex([part.first for part in segments], [len(part.records) for part in segments])
+            self._index = index_of(segments)
         return self._index
 
     # Settled one by one ----------------------------------------------------------------------------------------------
@@ -344,8 +352,7 @@ class HeldBatch(AnyBatch):
         else:
             pieces = list(self.kept.pieces())
             parts = [part for _, part in pieces]
-            firsts, lengths = [part.first for part in parts], [len(part.records) for part in parts]
-            places = BatchIndex(firsts, lengths, [position for position, _ in pieces])
+            places = index_of(parts, [position for position, _ in pieces])
         records: list[Record | None] = list(chain.from_iterable([part.records for part in parts]))
         self.kept = kept = Kept(records, places, [part.marks for part in parts])
         self.segments, self._index = NOTHING, None  # behind that: see `position`

@@ -15,6 +15,7 @@ import qflow
 import qflow.aio
 from doors import event_loop
 from drivers import opening_tasks
+from faults.raising import Raising
 from faults.seams import in_thread
 from qflow.remote.server.serving import _Serving
 from qflow.storage.log import confirming
@@ -23,17 +24,6 @@ from unit.clocks import until
 Open = Callable[..., qflow.Broker]
 KINDS = [ValueError, qflow.BrokerClosed, qflow.InDoubt, SystemExit, KeyboardInterrupt]
 pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-
-
-class Raising(logging.Handler):
-    """Raises for each record."""
-
-    def __init__(self, kind: type[BaseException]) -> None:
-        super().__init__()
-        self._kind = kind
-
-    def emit(self, record: logging.LogRecord) -> None:
-        raise self._kind("the handler")
 
 
 class IntoAQueue(logging.Handler):

@@ -10,22 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
+from faults.raising import Raising
 from faults.seams import in_thread
 from qflow.loggers import get_logger
 
 LOGGER = logging.getLogger("qflow.test")
 KINDS = [ValueError, OSError, RecursionError, SystemExit, KeyboardInterrupt, GeneratorExit]
-
-
-class Raising(logging.Handler):
-    """Raises in `emit`, as many a handler does that sends lines elsewhere."""
-
-    def __init__(self, kind: type[BaseException]) -> None:
-        super().__init__()
-        self._kind = kind
-
-    def emit(self, record: logging.LogRecord) -> None:
-        raise self._kind("the handler")
 
 
 class RaisingFilter(logging.Filter):
