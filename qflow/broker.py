@@ -15,17 +15,6 @@ from qflow.events import Event
 from qflow.inherited import called_after
 from qflow.memory.waiting import shelter, shelter_made, sheltered
 from qflow.message import Headers
-from qflow.options import (
-    Admits,
-    Body,
-    Key,
-    Publication,
-    QueueChanges,
-    QueueOptions,
-    StreamChanges,
-    StreamOptions,
-    SubscriptionOptions,
-)
 from qflow.periodic import Scheduling
 from qflow.pickling import Made
 from qflow.queues.queue import Queue
@@ -40,6 +29,17 @@ from qflow.streams.stream import Stream
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from qflow.options import (
+        Admits,
+        Body,
+        Key,
+        Publication,
+        QueueChanges,
+        QueueOptions,
+        StreamChanges,
+        StreamOptions,
+        SubscriptionOptions,
+    )
     from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
     from qflow.streams.subscription import Subscription
 

@@ -6,14 +6,16 @@ import os
 import sys
 from functools import partial
 from importlib import import_module
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from qflow.broker import Broker, make_broker
 from qflow.config import BrokerSettings
 from qflow.door import Door, open_door
 from qflow.errors import QflowError
 from qflow.memory.waiting import shelter_made
-from qflow.options import BrokerOptions
+
+if TYPE_CHECKING:
+    from qflow.options import BrokerOptions
 
 
 def open(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Broker:

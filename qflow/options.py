@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
     Policy = TypeVar("Policy", default=Overflow)
     """The overflow policies that a queue may be given."""
-    Placed = TypeVar("Placed", covariant=True, default=int | None)  # noqa: PLC0105 - `help` shows it
-    """What a put returns: int where the overflow policy appends every message it takes, else int or None."""
 else:
     from typing import TypeVar
 
-    Policy, Placed = TypeVar("Policy"), TypeVar("Placed", covariant=True)
+    Policy = TypeVar("Policy")
 
 Size: TypeAlias = int | str
 """Bytes: an int, or a text with a unit such as `"64MiB"` (1024) or `"1.5GB"` (1000)."""

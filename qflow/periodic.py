@@ -16,7 +16,7 @@ from binascii import a2b_base64, b2a_base64
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, tzinfo
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qflow.config import check_name, parse_span
 from qflow.durations import Duration
@@ -25,13 +25,15 @@ from qflow.loggers import get_logger
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Headers, body_bytes, decode_headers, encode_headers
 from qflow.named_tuples import NamedTuple
-from qflow.options import Body
 from qflow.publishing import Kept
 from qflow.queues.overflow import Decision, when_full
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
 from qflow.queues.together import Insert, Together
 from qflow.spool import Spool
+
+if TYPE_CHECKING:
+    from qflow.options import Body
 
 ROOM = "periodic"
 LARGEST_BYTES = 2**20 - 100

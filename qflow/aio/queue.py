@@ -23,12 +23,12 @@ from qflow.durations import Duration
 from qflow.errors import AlreadySettled, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.message import Headers, Record
-from qflow.options import Body, Moment, Placed, PutOnceOptions, PutOptions
+from qflow.options import Body, Moment, PutOnceOptions, PutOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.claims import Claims
 from qflow.queues.envelope import Envelope
 from qflow.queues.gets import Gets
-from qflow.queues.overflow import Decision
+from qflow.queues.overflow import Decision, Placed
 from qflow.queues.puts import Puts
 from qflow.queues.putting import Putting, TurnedAway, putting_of
 from qflow.queues.queue import Queue, parts_of

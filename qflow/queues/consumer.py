@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.backoff import retried
 from qflow.callbacks import check_callback, check_ran
@@ -21,11 +21,13 @@ from qflow.held_batch import HeldBatch
 from qflow.loggers import get_logger
 from qflow.memory.line import Alarm
 from qflow.memory.waiting import shelter, sheltered
-from qflow.options import ConsumeOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.claims import Claims
 from qflow.queues.gets import Gets
 from qflow.takers import Noted, Taker, cut_name, parse_name
+
+if TYPE_CHECKING:
+    from qflow.options import ConsumeOptions
 
 _logger = get_logger("qflow")
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import InvalidArgument
 from qflow.memory.gate import ALWAYS
 from qflow.named_tuples import NamedTuple
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    Placed = TypeVar("Placed", covariant=True, default=int | None)  # noqa: PLC0105 - `help` shows it
+    """What a put returns: int where the overflow policy appends every message it takes, else int or None."""
+else:
+    from typing import TypeVar
+
+    Placed = TypeVar("Placed", covariant=True)  # noqa: PLC0105
 
 
 class Decision(enum.Enum):

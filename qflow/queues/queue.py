@@ -16,7 +16,6 @@ from qflow.memory.gate import Gate
 from qflow.memory.run_list import RunList
 from qflow.memory.waiting import collecting, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES, Headers
-from qflow.options import ConsumeOptions, Placed, PutOnceOptions
 from qflow.pickling import Made
 from qflow.queues import looking, tending
 from qflow.queues.claims import Claims
@@ -26,10 +25,12 @@ from qflow.queues.deleting import delete
 from qflow.queues.entries import Entries
 from qflow.queues.envelope import Moment
 from qflow.queues.lanes import Lanes
+from qflow.queues.overflow import Placed
 from qflow.queues.parts import Parts
 from qflow.takers import here, parse_name
 
 if TYPE_CHECKING:
+    from qflow.options import ConsumeOptions, PutOnceOptions
     from qflow.stats import QueueStats
 
 
