@@ -16,19 +16,30 @@ _WIDTH = 3
 _NAMES = [(window_s, [f"{name}_{window_s:.0f}s" for name in ("put", "delivered", "acked")]) for window_s in WINDOWS_S]
 NO_RATES: dict[str, float] = {name: 0.0 for _, names in _NAMES for name in names}
 """Never changed."""
+_NOTHING_YET = array("d")
+"""Of all queues to which nothing has happened. Never changed."""
 
 
 class Meter:
-    """See the module. Not thread-safe. Memory: 200 bytes, and 5 KB while something happens each second."""
+    """See the module. Not thread-safe. Memory: 100 bytes, and 5 KB while something happens each second."""
 
-    __slots__ = ("_moments", "_totals")
+    __slots__ = ("_began_s", "_moments", "_totals")
 
     def __init__(self, now_s: float) -> None:
-        self._moments = array("d", (now_s,))
-        self._totals = array("d", (0, 0, 0))  # as many as `_WIDTH` for each moment
+        self._began_s = now_s
+        self._moments = self._totals = _NOTHING_YET
+
+    def _begin(self) -> None:
+        """Make the lists, once something has happened."""
+        if self._moments is _NOTHING_YET:
+            self._totals = array("d", (0,) * _WIDTH)  # as many as `_WIDTH` for each moment
+            self._moments = array("d", (self._began_s,))
 
     def note(self, now_s: float, totals: Totals, before_s: float) -> None:
         """Keep what the totals are, if they have changed; the last time that somebody looked was `before_s`."""
+        if self._moments is _NOTHING_YET and not any(totals):
+            return
+        self._begin()
         last_s, last = self._moments[-1], self._totals[-_WIDTH:]
         if now_s - last_s < APART_S or last == array("d", totals):
             return
@@ -47,6 +58,9 @@ class Meter:
 
     def rates(self, now_s: float, totals: Totals) -> dict[str, float]:
         """Return how many a second there were, given the totals of now: the fields of `Rates`. Cost: 4 µs."""
+        if self._moments is _NOTHING_YET and not any(totals):
+            return NO_RATES.copy()
+        self._begin()
         self._forget(now_s)
         moments, kept = self._moments, self._totals
         found, last = NO_RATES.copy(), len(moments) - 1

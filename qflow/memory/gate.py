@@ -21,13 +21,17 @@ from qflow.memory.line import Line
 NEVER = -1
 ALWAYS = 2**62
 
-ENDED = "it was deleted, or its broker closed"
-LIMITED = "it has a limit, so its depth is looked at"
-LINE = "others wait in line at the limit"
-LOGGED = "messages take their way through the log"
-EXPIRES = "messages carry when they expire"
-ONLY_LIMITED = frozenset({LIMITED})
-FOR_PLAIN = frozenset({LOGGED, EXPIRES})
+ENDED = 1
+"""Why a put may not pass, as bits: the queue was deleted, or its broker closed;"""
+LIMITED = 2
+"""it has a limit, so its depth is looked at;"""
+LINE = 4
+"""others wait in line at the limit;"""
+LOGGED = 8
+"""messages take their way through the log;"""
+EXPIRES = 16
+"""messages carry when they expire."""
+FOR_PLAIN = LOGGED | EXPIRES
 """Reasons that hold back only what is put as a body and nothing else."""
 
 
@@ -43,7 +47,7 @@ class Gate:
     def __init__(self, account: Account, ledger: Ledger) -> None:
         self.account = account
         self.ledger = ledger
-        self.shut: set[str] = set()
+        self.shut = 0
         """Why a put that finds memory may not pass at once."""
         self.largest = 0
         """What one message may be charged."""
@@ -99,9 +103,9 @@ class Gate:
         """What is charged for messages that wait in memory or are acquired."""
         return self.used - self.incoming - self.restoring
 
-    def bar(self, reason: str, bars: bool) -> None:
+    def bar(self, reason: int, bars: bool) -> None:
         """Have a reason why puts may not pass at once, or have it no more."""
-        (self.shut.add if bars else self.shut.discard)(reason)
+        self.shut = self.shut | reason if bars else self.shut & ~reason
 
     def refresh(self) -> None:
         """Compute what the hot path compares with."""
@@ -110,8 +114,8 @@ class Gate:
         putters = self.room.watching
         self.changes += 1
         self.ceiling = NEVER if self.shut or putters else borrowed
-        self.passing = NEVER if self.shut - FOR_PLAIN or putters else borrowed
-        self.limited = borrowed if self.shut == ONLY_LIMITED and not putters else NEVER
+        self.passing = NEVER if self.shut & ~FOR_PLAIN or putters else borrowed
+        self.limited = borrowed if self.shut == LIMITED and not putters else NEVER
         self.quiet_until, self.quiet_bytes = 0, ALWAYS
         looks = putters or self.put_slack or self.get_slack or self.starved or borrowed > account.capacity
         if looks or not account.may_have_spare:

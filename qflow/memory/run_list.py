@@ -51,6 +51,10 @@ def _key(run: Run) -> int:
     return run.key
 
 
+_NO_RUNS: SortedKeyList[Run, int] = SortedKeyList(key=_key)
+"""Of all lists that have had an open run only. Never changed."""
+
+
 class RunList:
     """See the module. Cost: O(1) a message at both ends, O(log runs) for all else."""
 
@@ -65,7 +69,7 @@ class RunList:
         self.head = self.open
         self.number = lane_of(first)
         """Of its lane."""
-        self._runs: SortedKeyList[Run, int] = SortedKeyList(key=_key)  # all but `open`
+        self._runs = _NO_RUNS  # all but `open`
 
     # Filling -----------------------------------------------------------------------------------------------------
 
@@ -303,7 +307,7 @@ class RunList:
     def drop_all(self, end: int) -> list[Run]:
         """Empty the list (purge); return the runs it had. Sequences below `end` do not come back."""
         dropped = list(self)
-        self._runs.clear()
+        self._runs = _NO_RUNS
         self.next = max(self.next, end)
         self.open = self.head = fresh = Run(self.next)
         self.tail = fresh.records
@@ -353,7 +357,7 @@ class RunList:
         tail = self.open
         if tail.records:
             tail.key = tail.first
-            self._runs.add(tail)
+            self._add(tail)
         elif self.head is tail:
             self.head = fresh
         self.open, self.tail = fresh, fresh.records
@@ -388,6 +392,11 @@ class RunList:
     def _put_in(self, run: Run) -> None:
         """Put a run in by where it begins: behind it, no key may be out of date that is not behind its own."""
         self._rank(run.first)
+        self._add(run)
+
+    def _add(self, run: Run) -> None:
+        if self._runs is _NO_RUNS:
+            self._runs = SortedKeyList(key=_key)
         self._runs.add(run)
 
     def _index(self, run: Run) -> int:

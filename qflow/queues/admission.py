@@ -26,6 +26,7 @@ RETRY_S = 0.5
 """A spill that failed is tried again after so long, while somebody waits for it."""
 TURN = 16
 """Messages that a thread puts in a row while others wait for their turn, though they have their places."""
+_NOBODY: OrderedDict[Putter, None] = OrderedDict()  # where nobody has waited at a limit so far; never changed
 
 
 class Putter(Protocol):
@@ -74,15 +75,15 @@ class Admission:
         """Puts that are on their way through the log."""
         self.pending_messages = self.pending_bytes = 0
         """Their depth."""
-        self.line: OrderedDict[Putter, None] = OrderedDict()
+        self.line = _NOBODY
         """Putters that wait at a limit."""
         self.blocked: dict[Putter, float] = {}
         """Putters that wait for room, at a limit or for memory, in the order they came, and since when (monotonic)."""
-        self.admitted: OrderedDict[Putter, None] = OrderedDict()
+        self.admitted = _NOBODY
         """Putters that were in line, and have their place by now: nobody passes them before they have gone on."""
-        self.ready: OrderedDict[Putter, None] = OrderedDict()
+        self.ready = _NOBODY
         """Of them, those to be published by whoever comes first."""
-        self._woken_next: OrderedDict[Putter, None] = OrderedDict()  # threads that have their place, or are published
+        self._woken_next = _NOBODY  # threads that have their place, or are published
         self._coming_in: deque[Putter] | None = None  # admitted, and to be woken now; an empty one takes 0.7 KiB
         self._waker: Putter | None = None  # the one that was woken last; it wakes the next
         self._left = 0  # what may be put in this turn beside the places
@@ -198,10 +199,11 @@ class Admission:
 
     def join_line(self, putter: Putter) -> None:
         """Wait at a limit."""
-        line = self.line
-        if putter not in line:
-            line[putter] = None
-            if len(line) == 1:
+        if self.line is _NOBODY:
+            self.admitted, self.ready, self._woken_next, self.line = [OrderedDict() for _ in range(4)]
+        if putter not in self.line:
+            self.line[putter] = None
+            if len(self.line) == 1:
                 self._gate.bar(LINE, True)
                 self._lanes.refresh()
 

@@ -64,7 +64,7 @@ def _look(queue: Parts) -> dict[str, str]:
     held = _Held(*moment.held)
     texts = [*_charge_problems(moment, held), *_count_problems(moment, held), *_row_problems(moment, held)]
     found = {_digits.sub("#", text): text for text in texts + moment.problems}
-    return found | {text: text for text in queue.spiller.area.problems(_slots_in_use(queue))}
+    return found | {text: text for text in queue.spiller.problems(_slots_in_use(queue))}
 
 
 def _wait_for_what_is_under_way(queue: Parts) -> None:

@@ -273,13 +273,25 @@ class Consumers:
     def __init__(self, gets: Gets, claims: Claims) -> None:
         self._context = gets.context
         self._gets = gets
+        self._claims = claims
         self.name = claims.name
-        self.collect = gets.collect
-        self.leave_batch = claims.leave_batch
-        self.give_up_batch = claims.give_up
         self.listed: dict[Listed, None] = {}
         self.guests: dict[Taker, None] = {}
         """Consumers of protocols, and of other processes: they are told of, and end by themselves."""
+
+    def collect(
+        self, most: int, timeout_s: float | None, taker: Noted, stopped: Callable[[], bool] | None = None
+    ) -> HeldBatch:
+        """See `Gets.collect`."""
+        return self._gets.collect(most, timeout_s, taker, stopped)
+
+    def leave_batch(self, batch: HeldBatch, index: int) -> Delivery | None:
+        """See `Claims.leave_batch`."""
+        return self._claims.leave_batch(batch, index)
+
+    def give_up_batch(self, batch: HeldBatch) -> None:
+        """See `Claims.give_up`."""
+        self._claims.give_up(batch)
 
     @sheltered
     def list_consumer(self, consumer: Listed) -> None:

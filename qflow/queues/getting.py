@@ -321,7 +321,7 @@ class Getting:
         where it may not be done, all is back in its place.
         """
         queue = self._queue
-        settings, timed = queue.context.settings, TIMED in queue.lanes.closed
+        settings, timed = queue.context.settings, bool(queue.lanes.closed & TIMED)
         most, now_ms = settings.max_deliveries, queue.context.now_ms()
         kept: list[Segment] = []
         expired: list[Segment] = []

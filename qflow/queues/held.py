@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any
 
@@ -39,7 +39,7 @@ class Held:
         """No ack timeout ends before that; it is looked again then."""
         self.leaving: dict[Any, None] = {}
         """On its way out with a commit: see `Leaving`."""
-        self._kept: list[Segment] = []  # what was held when the broker was closed: it is counted as delivered
+        self._kept: Sequence[Segment] = ()  # what was held when the broker was closed: it is counted as delivered
 
     def __contains__(self, one: HeldOne) -> bool:
         return one in self._table(one) or one in self.apart
@@ -148,11 +148,11 @@ class Held:
         for leaving in self.leaving:
             leaving.end()
         self.leaving.clear()
-        self._kept.clear()
+        self._kept = ()
 
     def keep_all(self) -> None:
         """Let nobody settle what is held any more: the broker is being closed."""
-        self._kept += segments_of(self.all())
+        self._kept = [*self._kept, *segments_of(self.all())]
         self.singles.clear()
         self.batches.clear()
         self.apart.clear()

@@ -43,10 +43,14 @@ from qflow.storage.log.transaction_log import Lane, Request
 NOWHERE = RunList(-1)
 """Where a fast get finds nothing, and goes the long way."""
 
-TIMED = "some message may expire"
-LEASED = "somebody wants to know since when messages are held"
-COUNTED = "messages may have been delivered too often"
-PAUSED = "nothing is to be delivered"
+TIMED = 2
+"""Why a message is looked at before it goes out, as bits beside `ENDED`: some message may expire;"""
+LEASED = 4
+"""somebody wants to know since when messages are held;"""
+COUNTED = 8
+"""messages may have been delivered too often;"""
+PAUSED = 16
+"""nothing is to be delivered."""
 
 
 class Lanes:
@@ -77,7 +81,7 @@ class Lanes:
         self.message_bytes = 0
         """Of all of them; kept where there is a limit in bytes."""
         self.purged_below: dict[int, int] = {}
-        self.closed: set[str] = set()
+        self.closed = 0
         """Why a message may not be handed out before it was looked at: it may be late, or early."""
         self.looked = NOWHERE
         """The lane the next message comes from, if there is nothing but that message to look at."""
@@ -180,14 +184,14 @@ class Lanes:
 
     # The front -------------------------------------------------------------------------------------------------------
 
-    def close_front(self, reason: str, closes: bool) -> None:
+    def close_front(self, reason: int, closes: bool) -> None:
         """Have a reason why messages are looked at before they go out, or have it no more."""
-        (self.closed.add if closes else self.closed.discard)(reason)
+        self.closed = self.closed | reason if closes else self.closed & ~reason
 
     @property
     def paused(self) -> bool:
         """Nothing is delivered for now."""
-        return PAUSED in self.closed
+        return bool(self.closed & PAUSED)
 
     def pause(self, pauses: bool) -> None:
         """Deliver nothing, or deliver again: then those who wait are to be woken."""
@@ -221,7 +225,7 @@ class Lanes:
     def refresh(self) -> None:
         """After a change of what may pass at once: compute the gate's numbers and the front."""
         self.gate.refresh()
-        if self.gate.slack or ENDED in self.closed or PAUSED in self.closed or self._has_scheduled():
+        if self.gate.slack or self.closed & (ENDED | PAUSED) or self._has_scheduled():
             self.front, self.looked, self.front_number = NOWHERE, NOWHERE, 0  # getters go the long way
         else:
             self._choose_front()
@@ -242,8 +246,8 @@ class Lanes:
 
     def note_times(self, records: list[Record]) -> None:
         """Remember that messages may expire, if one of these does."""
-        if TIMED not in self.closed and any(type(record) is Message and record.expires_ms for record in records):
-            self.closed.add(TIMED)
+        if not self.closed & TIMED and any(type(record) is Message and record.expires_ms for record in records):
+            self.closed |= TIMED
             self.refresh()
 
     # Coming back -----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def figures(queue: Parts) -> dict[str, Any]:
     Cost: 15 µs, and O(runs + deliveries and batches held); under the queue's lock these are only listed.
     """
     lanes, held, settings = queue.lanes, queue.held, queue.context.settings
-    counters = queue.spiller.area.counters()
+    counters = queue.spiller.counters()
     with queue.context.lock:
         leaving = [part for one in held.leaving for part in one.segments]
         undelivered = sum([weigh(one.segments)[0] for one in held.leaving if not one.is_delivered])

@@ -89,7 +89,7 @@ class Puts:
         expires_ms = due_ms = 0
         if not (ttl_s is delay_s is not_before is settings.ttl_s is None):
             expires_ms, due_ms = times(settings, self.context.clock(), ttl_s, delay_s, not_before)
-        if expires_ms and TIMED not in lanes.closed:
+        if expires_ms and not lanes.closed & TIMED:
             self._begin_times()
         if due_ms:
             number += DELAYED

@@ -201,7 +201,7 @@ class Queues:
         account = self._ledger.open(owner, name, settings.capacity_bytes)
         context = Context(name, owner, settings, self._shared, spool.log if rows is not None else None)
         gate = Gate(account, self._ledger)
-        queue = queue_of(Parts(context, gate, spool.store.area(name, owner, incarnation ^ self._opening), rows))
+        queue = queue_of(Parts(context, gate, spool.store, incarnation ^ self._opening, rows))
         account.give_way = parts_of(queue).spiller.give_way
         with self._lock:
             self._queues[name] = queue

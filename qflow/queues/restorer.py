@@ -7,7 +7,7 @@ what reads lets go of it meanwhile.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from qflow.memory.chunk import CHUNK_BYTES, Chunk
@@ -45,7 +45,7 @@ class Restorer:
         self._held = held
         self._spiller = spiller
         self.lost = self.quarantined = self.repaired = 0
-        self.lost_ranges: list[tuple[int, int]] = []
+        self.lost_ranges: Sequence[tuple[int, int]] = ()
         self.refilling = False
         """The capacity was raised: what is on disk may come back."""
         self.waiting: dict[object, Wake] = {}
@@ -297,12 +297,13 @@ class Restorer:
 
     def _note_lost(self, ranges: list[tuple[int, int]]) -> None:
         """Remember where messages were lost, as [first, end) of sequences; neighbours are one."""
-        known = self.lost_ranges
+        known = list(self.lost_ranges)
         for first, end in ranges:
             if known and known[-1][1] == first - 1:
                 known[-1] = known[-1][0], end - 1
             elif len(known) < PROBLEMS_KEPT:
                 known.append((first, end - 1))
+        self.lost_ranges = known
 
     # Delayed ---------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from qflow.message import DELAYED, LANE_SHIFT
 from qflow.queues.admission import Admission
 from qflow.queues.context import Unlocked
 from qflow.queues.lanes import Lanes
-from qflow.storage.spill.store import Slots, SpillArea
+from qflow.storage.spill.store import NO_COUNTERS, Ranges, Slots, SpillArea, SpillCounters, SpillStore
 
 STEP_BYTES = 4 * 2**20
 """Of large messages, so much is spilled in one step, or a single one: others may wait for it."""
@@ -27,12 +27,14 @@ STEP_BYTES = 4 * 2**20
 class Spiller:
     """See the module."""
 
-    def __init__(self, lanes: Lanes, admission: Admission, area: SpillArea) -> None:
+    def __init__(self, lanes: Lanes, admission: Admission, store: SpillStore, incarnation: int) -> None:
         self._context = lanes.context
         self._gate = lanes.gate
         self._lanes = lanes
         self._admission = admission
-        self.area = area
+        self._store = store
+        self._incarnation = incarnation
+        self._area: SpillArea | None = None  # most queues never spill
         self.spilling = False
         self.error: StorageError | None = None
         """Why the disk did not take what was spilled last."""
@@ -43,6 +45,23 @@ class Spiller:
         self.has_spilled = False
         """Something was, and since then not everything has been found in memory."""
         self._was_over = False  # the bounds, when maintenance looked
+
+    @property
+    def area(self) -> SpillArea:
+        """Where it spills; made when it is first asked for."""
+        if self._area is None:
+            with self._context.lock:
+                if self._area is None:
+                    self._area = self._store.area(self._context.name, self._context.owner, self._incarnation)
+        return self._area
+
+    def counters(self) -> SpillCounters:
+        """See `SpillArea.counters`."""
+        return NO_COUNTERS if self._area is None else self._area.counters()
+
+    def problems(self, used: Ranges) -> list[str]:
+        """See `SpillArea.problems`."""
+        return [] if self._area is None and not used.ranges else self.area.problems(used)
 
     def spill_tail(self, wanted: int) -> bool:
         """Move about `wanted` bytes from the tail to the spill store, or less: no more than is quickly done.

@@ -125,7 +125,7 @@ def is_at_rest(queue: Parts) -> bool:
         or held.leaving
         or held.apart
         or lanes.schedules
-        or TIMED in lanes.closed
+        or bool(lanes.closed & TIMED)
         or queue.context.settings.ttl_s is not None
         or queue.gate.at_limit
         or queue.admission.line
@@ -153,7 +153,7 @@ def _take_back_late(queue: Parts) -> bool:
 
 def _expire(queue: Parts) -> bool:
     """Let some of what has expired go; return whether there may be more. Under the lock."""
-    if TIMED not in queue.lanes.closed and queue.context.settings.ttl_s is None:
+    if not queue.lanes.closed & TIMED and queue.context.settings.ttl_s is None:
         return False
     return _expire_heads(queue) or (not queue.expiry.is_under_way and queue.expiry.expire_behind())
 
@@ -196,7 +196,7 @@ def has_something_to_do(queue: Parts) -> bool:
         return (
             bool(gate.at_limit or gate.slack or gate.over > 0)
             or (held.is_any() and held.is_watched)
-            or ((TIMED in lanes.closed or context.settings.ttl_s is not None) and lanes.messages() > 0)
+            or ((lanes.closed & TIMED or context.settings.ttl_s is not None) and lanes.messages() > 0)
             or bool(gate.getters and lanes.next_due_in_ms() < FOREVER)
             or queue.spiller.is_busy
             or queue.restorer.refilling

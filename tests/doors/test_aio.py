@@ -783,7 +783,7 @@ def test_putters_at_a_limit_pass_in_the_order_they_came_tasks_and_threads_alike(
     async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=1, resume_ratio=0)
         await queue.put(b"0")
-        line: Any = parts_of(plain(broker)).admission.line
+        admission: Any = parts_of(plain(broker)).admission
         putters: list[Any] = []
         for number in range(1, 7):
             body = b"%d" % number
@@ -792,7 +792,7 @@ def test_putters_at_a_limit_pass_in_the_order_they_came_tasks_and_threads_alike(
                 if number % 2
                 else asyncio.get_running_loop().run_in_executor(None, plain(broker).put, body)
             )
-            await until(lambda number=number: len(line) == number)
+            await until(lambda number=number: len(admission.line) == number)
         got = []
         for _ in range(7):
             async with await queue.get() as delivery:
@@ -811,7 +811,7 @@ def test_tasks_that_wait_and_can_never_fit_any_more_are_refused(on: On, durable:
         queue = await broker.declare_queue("q", durable=durable, limit_bytes=10)
         await broker.bind(queue, "t")
         await queue.put_many([b"12345", b"6789"])
-        line: Any = parts_of(plain(broker)).admission.line
+        admission: Any = parts_of(plain(broker)).admission
 
         async def transact() -> None:
             async with broker.transaction() as transaction:
@@ -828,7 +828,7 @@ def test_tasks_that_wait_and_can_never_fit_any_more_are_refused(on: On, durable:
         waiting = []
         for number, put in enumerate(puts, 1):
             waiting.append(asyncio.ensure_future(put()))
-            await until(lambda number=number: len(line) == number)
+            await until(lambda number=number: len(admission.line) == number)
         await broker.alter_queue("q", limit_bytes=4)
         await until(lambda: sum(one.done() for one in waiting) == 4)
         await (await queue.get_many(2)).ack()

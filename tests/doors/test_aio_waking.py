@@ -64,9 +64,9 @@ def test_what_leaves_wakes_as_many_tasks_as_there_is_room_for(on: On, woken: Cou
     async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=10)
         await queue.put_many([b"old"] * 10)
-        line = parts_of(plain(broker)).admission.line
+        admission = parts_of(plain(broker)).admission
         putters = [asyncio.create_task(queue.put(b"%d" % number)) for number in range(2_000)]
-        await until(lambda: len(line) == 2_000)
+        await until(lambda: len(admission.line) == 2_000)
         woken.clear()
         await (await queue.get()).ack()
         assert not woken["tasks"]
@@ -90,11 +90,11 @@ def test_a_task_that_was_admitted_and_is_cancelled_hands_its_place_on(on: On) ->
     async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False, limit_messages=2, resume_ratio=1)
         await queue.put_many([b"old"] * 2)
-        line = parts_of(plain(broker)).admission.line
+        admission = parts_of(plain(broker)).admission
         putters = [asyncio.create_task(queue.put(b"%d" % number)) for number in range(6)]
-        await until(lambda: len(line) == 6)
+        await until(lambda: len(admission.line) == 6)
         await (await queue.get_many(2)).ack()
-        assert len(line) == 4
+        assert len(admission.line) == 4
         putters[0].cancel()
         putters[4].cancel()
         await turns()
@@ -200,7 +200,7 @@ def test_a_wait_is_two_tries_or_none_and_a_wake_up_without_a_timer(
             await (await queue.get(0)).ack()
             await putter
         assert (woken["puts"], woken["tasks"], woken["timers"]) == (2, tasks, 0)  # of the first, with nobody before it
-        assert LINE not in parts_of(queue.queue).gate.shut
+        assert not parts_of(queue.queue).gate.shut & LINE
         await (await queue.get_many(10)).ack()
 
     on(scenario)

@@ -276,15 +276,15 @@ def test_a_task_fans_out_as_a_thread_does(spool: Path, access: str) -> None:
             queues = bound(owner, 8)
             owner.alter_queue("q5", limit_messages=1)
             await broker.publish("t", b"0")
-            line = parts_of(queues[5]).admission.line
+            admission = parts_of(queues[5]).admission
             waiting = asyncio.ensure_future(broker.publish("t", b"1"))
-            await event_loop.until(lambda: len(line) == 1)
+            await event_loop.until(lambda: len(admission.line) == 1)
             cancelled = asyncio.ensure_future(broker.publish("t", b"lost"))
-            await event_loop.until(lambda: len(line) == 2)
+            await event_loop.until(lambda: len(admission.line) == 2)
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
-            await event_loop.until(lambda: len(line) == 1)
+            await event_loop.until(lambda: len(admission.line) == 1)
             queues[5].get(0).ack(wait=True)
             result = await waiting
             assert list(result.sequences.items()) == [(queue.name, 1) for queue in queues]

@@ -272,11 +272,11 @@ def test_who_waits_and_can_never_fit_any_more_is_refused(
         except qflow.QflowError as error:
             outcome[number] = type(error)
 
-    line = parts_of(queue).admission.line
+    admission = parts_of(queue).admission
     threads = [threading.Thread(target=attempt, args=(number,)) for number in range(len(puts))]
     for number, thread in enumerate(threads, 1):
         thread.start()
-        until(lambda number=number: len(line) == number)
+        until(lambda number=number: len(admission.line) == number)
     broker.alter_queue("q", **changes)
     until(lambda: len(outcome) >= 3)
     taken = queue.get_many(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -292,6 +293,21 @@ def test_a_queue_that_maintenance_failed_at_is_looked_at_again(
         clock.advance(1)
         steps.tick(steps.attempt)
     assert asked == ["q"] * 5
+
+
+@pytest.mark.owner_only(reason="it counts objects of the owner")
+@pytest.mark.parametrize("spill", ["files", "segments"])
+def test_an_idle_queue_is_few_objects_to_the_garbage_collector(
+    open_at: Callable[..., qflow.Broker], spill: str
+) -> None:
+    """What it goes through holds up everybody: what a queue may never need is made when it does."""
+    broker = open_at(spill=spill)
+    broker.declare_queue("first")
+    gc.collect()
+    before = len(gc.get_objects())
+    broker.declare_queues([f"q{n}" for n in range(MANY)])
+    gc.collect()
+    assert (len(gc.get_objects()) - before) / MANY < 42
 
 
 def test_many_queues_are_declared_in_one_commit(open_at: Callable[..., qflow.Broker]) -> None:

@@ -29,8 +29,8 @@ from qflow.storage.lock import Place
 from qflow.storage.spill.slots import Ranges, Slots
 
 __all__ = [
-    "FILE", "SPILL", "SPILL_LANE", "SPILL_TABLE", "WIPING", "AreaDirectory", "Ranges", "Slots", "SpillArea",
-    "SpillCounters", "SpillStore", "directory_name", "set_aside",
+    "FILE", "NO_COUNTERS", "SPILL", "SPILL_LANE", "SPILL_TABLE", "WIPING", "AreaDirectory", "Ranges", "Slots",
+    "SpillArea", "SpillCounters", "SpillStore", "directory_name", "set_aside",
 ]  # fmt: skip
 
 SPILL_TABLE = 0xFF
@@ -56,6 +56,9 @@ class SpillCounters(NamedTuple):
     unlink_failures: int
     kept: int
     """Freed and kept for overwriting at this moment."""
+
+
+NO_COUNTERS = SpillCounters(0, 0, 0, 0, 0, 0)
 
 
 class SpillArea(Protocol):
