@@ -25,6 +25,8 @@ MOST_PATH_BYTES = 107
 """Of the address of a Unix socket."""
 WAITING = 128
 """Callers that wait to be let in."""
+NO_POLL = "`select.poll` was taken away, as eventlet does: only gevent's `patch_all` goes with a door"
+"""Of both of its sides."""
 PAUSE_S = 1.0
 """Until callers are let in again, where the system has been short of something."""
 
@@ -44,7 +46,7 @@ class Door:
             OSError: there can be no socket.
         """
         if not hasattr(select, "poll"):
-            raise OSError("`select.poll` was taken away, as eventlet does: only gevent's `patch_all` goes with a door")
+            raise OSError(NO_POLL)
         self.path = path
         self._serve = serve
         self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -48,6 +48,11 @@ _REENTERED = (
     "this thread is in a call of a broker, which a finalizer or a signal handler has interrupted: have another thread "
     "do what that asks for; in an event loop, use `loop.add_signal_handler`"
 )
+_PATCHED_LATE = (
+    "threads became greenlets after qflow had begun to work: a call of the main thread would wait for good. Call "
+    "`monkey.patch_all()` of gevent before anything else is imported. Gunicorn's workers call it after the fork: under "
+    "those, have a process of its own own the spool, not the master"
+)
 _WRITER = "qflow.storage.log.writer"
 """What its thread runs waits for nobody, and calls nothing of a user's."""
 _GUARDS = {"call", "in_place", "serve"}
@@ -104,6 +109,8 @@ class _Shelter:
 
     def call(self, work: Callable[[], T]) -> T:
         """Have a thread do some work for the main thread; an interrupt is raised when it is done."""
+        if threading.get_ident is not get_ident:
+            raise QflowError(_PATCHED_LATE)
         if sys.is_finalizing():
             raise BrokerClosed("the interpreter is ending: close a broker before that, in the program or by `atexit`")
         job = _Job(work)

@@ -176,6 +176,33 @@ def test_without_poll_there_is_no_door(
     assert broker.declare_queue("jobs").put(b"x") == 0
 
 
+def test_without_poll_nobody_connects(
+    open_spool: Callable[..., qflow.Broker], spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said by `connect`, before anything is begun: the reader ended with an error of Python's."""
+    open_spool()
+    monkeypatch.delattr(select, "poll")
+    with pytest.raises(qflow.StorageError, match=f"^{re.escape(str(spool))}: `select.poll` was taken away"):
+        qflow.connect(spool)
+
+
+def test_threads_that_became_others_since_are_told_of(
+    open_spool: Callable[..., qflow.Broker], spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of gevent, where it comes late: the main thread waited for good for one that had no turn."""
+    queue = open_spool().declare_queue("jobs")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "get_ident", lambda: id(patch))
+        for call in (lambda: qflow.open(tmp_path / "other"), lambda: qflow.connect(spool), lambda: queue.get_many(1)):
+            with pytest.raises(
+                qflow.QflowError, match=r"`monkey\.patch_all\(\)` of gevent before anything else is imported"
+            ):
+                call()
+    assert not (tmp_path / "other").exists()
+    queue.put(b"x")
+    assert queue.get_many(1).bodies == [b"x"]
+
+
 def test_who_can_start_no_thread_is_told_so(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As an error of qflow; both go on when there may be threads again."""
 

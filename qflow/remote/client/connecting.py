@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 from qflow.config import is_url, parse_timeout, spool_path
 from qflow.descriptors import occupy_standard
-from qflow.door import NAME, address
+from qflow.door import NAME, NO_POLL, address
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, PermissionDenied, QflowError, StorageError
 from qflow.handlers import is_of_handler
@@ -63,6 +64,8 @@ def connect(
         remote: RemoteBroker = module.connect(target, token=shown, trust=(ca, cert, key), timeout_s=timeout_s)
         return remote
     path, timeout = path_of(target, token, token_file, ca, cert, key), parse_timeout(timeout_s)
+    if not hasattr(select, "poll"):
+        raise StorageError(f"{path}: {NO_POLL}")
     ends = None if timeout is None else time.monotonic() + timeout
     connection = when_let_in(lambda: shelter_made(lambda: Connection(open_socket(path), path)), path, timeout)
     try:
