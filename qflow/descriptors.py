@@ -11,6 +11,7 @@ EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 REMEDIES = {
     errno.EMFILE: "this process has too many open files: close some, or raise `ulimit -n`",
     errno.ENFILE: "the system has too many open files: close some, or raise fs.file-max",
+    errno.ENOMEM: "there is no memory for it: look at `ulimit -v`, and at the limits of the container or service",
 }
 _REFUSING = (0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)
 """What stands in for each refuses what it is used for, as one that is closed does."""

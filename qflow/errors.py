@@ -16,7 +16,9 @@ NO_MORE_THREADS = (
     "the system starts no more threads for this process: look at `ulimit -u` and `ulimit -v`, and at the limits of its "
     "container or service (`pids.max`, `TasksMax`)"
 )
-"""What there is to say where Python says `can't start new thread`: there are too many, or no memory for another."""
+"""What there is to say where Python says `NO_THREAD`: there are too many, or no memory for another."""
+NO_THREAD = "can't start new thread"
+"""What Python says, in an error that has no kind of its own."""
 
 
 class QflowError(Exception):

@@ -5,9 +5,9 @@ that passes such arguments on takes them as `**options: Unpack[qflow.QueueOption
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from datetime import datetime
-from typing import TYPE_CHECKING, Generic, Literal, Required, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, Literal, Required, TypeAlias, TypedDict
 
 from qflow.backoff import Backoff
 from qflow.config import Overflow
@@ -243,3 +243,10 @@ class PutOnceOptions(PutOptions, total=False):
     """Options of a put: those of `PutOptions`, and `dedupe_key`."""
 
     dedupe_key: str | None
+
+
+def check_options(what: str, options: Mapping[str, Any], known: Set[str]) -> None:
+    """Refuse keyword arguments that a call does not have. Raises TypeError."""
+    if not options.keys() <= known:
+        unknown = min(options.keys() - known)
+        raise TypeError(f"a {what} has no option {unknown!r}; there are {', '.join(sorted(known))}")

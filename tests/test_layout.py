@@ -48,6 +48,7 @@ WORDS = {
     "named_tuples",
     "pickling",
     "rates",
+    "starting",
     "steps",
     "takers",
     "tokens",

@@ -10,6 +10,9 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from weakref import WeakSet
 
+from qflow.errors import QflowError
+from qflow.starting import start
+
 THREADS = 2
 """Threads for the disk: one may wait for a commit or a large spill while the other restores messages for a get."""
 
@@ -41,14 +44,14 @@ class Threads:
         """See that there is one for the next job, or are as many as may be.
 
         Raises:
-            RuntimeError: there is none, and can be none.
+            QflowError: there is none, and can be none. RuntimeError: since the interpreter is ending.
         """
         if self._free:
             self._free.pop()
         elif self._count < THREADS:
             try:
-                Thread(target=self._serve, name="qflow-aio", daemon=True).start()
-            except RuntimeError:
+                start(Thread(target=self._serve, name="qflow-aio", daemon=True))
+            except (QflowError, RuntimeError):
                 if not self._count:
                     raise
             else:

@@ -35,7 +35,7 @@ from threading import Lock, get_ident
 from types import CodeType, FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from qflow.errors import NO_MORE_THREADS, BrokerClosed, QflowError, Reentered
+from qflow.errors import NO_MORE_THREADS, NO_THREAD, BrokerClosed, QflowError, Reentered
 from qflow.memory.line import FOREVER, WORK, Alarm, Wake
 
 P = ParamSpec("P")
@@ -197,10 +197,6 @@ def shelter(work: Callable[[], T]) -> T:
             refuse_finalizer()
         return here.call(work)
     return in_place(work)
-
-
-NO_THREAD = "can't start new thread"
-"""What Python says, in an error that has no kind of its own."""
 
 
 def shelter_made(make: Callable[[], C]) -> C:

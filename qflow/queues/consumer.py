@@ -24,6 +24,7 @@ from qflow.memory.waiting import shelter, sheltered
 from qflow.pickling import Unpicklable
 from qflow.queues.claims import Claims
 from qflow.queues.gets import Gets
+from qflow.starting import start
 from qflow.takers import Noted, Taker, cut_name, parse_name
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Consuming:
         return self._thread.is_alive() and not self._stopped
 
     def start(self) -> None:
-        self._thread.start()
+        start(self._thread)
 
     def stop(self) -> None:
         """See `Consumer.stop`."""
@@ -244,8 +245,12 @@ def begin_consumer(
     """Return a running consumer; `take_from` gives what a thread takes from, `start` begins it.
 
     Raises:
-        InvalidArgument: an option makes no sense, or the callback would not run.
+        InvalidArgument: an option makes no sense, or the callback would not run. TypeError: there is no such option.
+        QflowError: there can be no more threads.
     """
+    from qflow.options import ConsumeOptions, check_options  # no open needs them
+
+    check_options("consumer", how, ConsumeOptions.__annotations__.keys())
     check_callback(callback)
     prefetch = parse_count(how.get("prefetch", PREFETCH), "prefetch")
     threads = parse_count(how.get("concurrency", 1), "concurrency")
@@ -305,7 +310,11 @@ class Consumers:
     def start(self, consuming: Consuming) -> None:
         """Have a consumer of this queue begin."""
         self.list_consumer(consuming)
-        consuming.start()
+        try:
+            consuming.start()
+        except BaseException:  # nobody else will: it has no thread
+            self.forget_consumer(consuming)
+            raise
 
     @sheltered
     def forget_consumer(self, consumer: Listed) -> None:

@@ -26,7 +26,7 @@ import lmdb
 from qflow.descriptors import close_on_exec, occupy_standard
 from qflow.errors import BrokerFailed, CorruptionError, DiskFull, QflowError, StorageError
 from qflow.storage.encoding import Sections
-from qflow.storage.files import CREATE, FILE_MODE, FULL, OVERWRITE, Files, storage_error
+from qflow.storage.files import CREATE, FILE_MODE, FULL, OVERWRITE, Files, remedy_in, storage_error
 from qflow.storage.forks import open_already, opened
 from qflow.storage.joining import Value, join
 from qflow.storage.last_commit import LastCommit, look
@@ -99,7 +99,7 @@ def log_error(error: BaseException, path: str, what: str) -> QflowError:
     for number in (*FULL, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EACCES):
         if os.strerror(number) in text:
             return storage_error(OSError(number, text), f"have the log {what}", path)
-    return StorageError(f"the log {path} could not be {what}: {text}")
+    return StorageError(f"the log {path} could not be {what}: {text}{remedy_in(text)}")
 
 
 @contextmanager
@@ -407,8 +407,9 @@ class Environment:
         except OSError as error:
             raise storage_error(error, "write a copy of the log", data) from error
         except (*DAMAGE, lmdb.Error) as error:
-            ours = log_error(error, self.path, "copied")
-            raise ours if isinstance(ours, BrokerFailed | CorruptionError) else full_or_failed(error, data) from error
+            ours = log_error(error, self.path, "read" if directory is None else "copied")
+            is_of_copy = directory is not None and not isinstance(ours, BrokerFailed | CorruptionError)
+            raise full_or_failed(error, data) if is_of_copy else ours from error
 
     def exchange(self, other: Environment) -> None:
         """Go on with what another environment has open, and it with what this one had; no transaction is open."""
@@ -446,4 +447,4 @@ def put_pairs(directory: str, pairs: dict[bytes, bytes]) -> None:
 def full_or_failed(error: Exception, path: str) -> StorageError:
     if any(os.strerror(number) in str(error) for number in (*FULL, errno.EIO)):
         return DiskFull(f"there is no room for a new log at {path}: free some space and try again ({error})")
-    return StorageError(f"a new log at {path} could not be written: {error}")
+    return StorageError(f"a new log at {path} could not be written: {error}{remedy_in(str(error))}")

@@ -20,7 +20,7 @@ import stat
 from collections.abc import Callable, Iterator
 
 from qflow.descriptors import EXHAUSTED, REMEDIES
-from qflow.errors import DiskFull, PermissionDenied, StorageError
+from qflow.errors import NO_MORE_THREADS, DiskFull, PermissionDenied, StorageError
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -29,6 +29,7 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 """Open a file that must not exist yet."""
 OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Open a file that exists, without truncating it; O_NONBLOCK so that a planted FIFO is an error and not a wait."""
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 READ_OWN = READ | getattr(os, "O_NOATIME", 0)
 """Read a file of ours without a note of it in the inode: 0.9 µs of 4.7 for 1 KiB. Who does not own it gets EPERM."""
@@ -81,6 +82,13 @@ def storage_error(error: OSError, what: str, path: str | os.PathLike[str]) -> St
     kind = _KINDS.get(error.errno or 0, StorageError)
     remedy = _REMEDIES.get(error.errno or 0, "look at that path and the system's log, then try again")
     return kind(f"cannot {what} ({os.fspath(path)}): {error.strerror or error}; {remedy}")
+
+
+def remedy_in(text: str) -> str:
+    """Return what to do where LMDB lacks memory, or a thread, which it says in words only; else nothing."""
+    if os.strerror(errno.EAGAIN) in text:
+        return f"; {NO_MORE_THREADS}"
+    return f"; {REMEDIES[errno.ENOMEM]}" if os.strerror(errno.ENOMEM) in text else ""
 
 
 class Files:
@@ -184,7 +192,11 @@ class Files:
 
     def sync_directory(self, path: str) -> None:
         """Force a directory's entries to the disk. One sync."""
-        self._sync(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._sync(path, DIRECTORY)
+
+    def sync_opened(self, directory: int) -> None:
+        """Force a directory's entries to the disk that is open: no descriptor is needed any more. One sync."""
+        os.fsync(directory)
 
     def _sync(self, path: str, flags: int) -> None:
         fd = os.open(path, flags)

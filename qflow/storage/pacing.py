@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from qflow.errors import QflowError
+from qflow.starting import start
 from qflow.storage.files import Files, write_all
 
 STEP_BYTES = 2**22
@@ -27,7 +29,7 @@ def write_paced(files: Files, fd: int, write: Callable[[int], object]) -> None:
         write: given a descriptor to write to, which cannot seek; returns when all is written.
 
     Raises:
-        OSError: the disk does not take it. What `write` raises.
+        OSError: the disk does not take it. QflowError: there can be no more threads. What `write` raises.
     Cost: about the time of one sync at the end.
     """
     bringing, writing = _Bringing.into(files, fd)
@@ -44,8 +46,9 @@ def write_paced(files: Files, fd: int, write: Callable[[int], object]) -> None:
 class _Bringing:
     """Brings what comes out of a pipe to a file, until nothing more comes, in a thread. The descriptors are its own."""
 
-    def __init__(self, files: Files, pipe: int, fd: int) -> None:
+    def __init__(self, files: Files, buffer: memoryview, pipe: int, fd: int) -> None:
         self._files = files
+        self._buffer = buffer
         self._pipe = pipe
         self._fd = fd
         self.error: BaseException | None = None
@@ -57,18 +60,19 @@ class _Bringing:
     @classmethod
     def into(cls, files: Files, fd: int) -> tuple[_Bringing, int]:
         """Return one for a file, and the descriptor of the pipe's other end."""
+        buffer = memoryview(bytearray(PIPE_BYTES))  # before anything is open; the thread needs no memory later
         own = os.dup(fd)
         try:
             reading, writing = os.pipe()
         except OSError:
             os.close(own)
             raise
-        return cls(files, reading, own), writing
+        return cls(files, buffer, reading, own), writing
 
     def begin(self) -> None:
         try:
-            self._thread.start()
-        except RuntimeError:  # there are as many as there may be
+            start(self._thread)
+        except (QflowError, RuntimeError):  # there are as many as there may be
             self._close()
             raise
 
@@ -85,11 +89,11 @@ class _Bringing:
         files, fd = self._files, self._fd
         position = synced = 0
         try:
-            while data := os.read(self._pipe, PIPE_BYTES):
+            while size := os.readv(self._pipe, [self._buffer]):
                 if self.error is not None:
                     continue  # it is read to its end, for whoever writes waits for that
                 try:
-                    position = write_all(files, fd, data, position)
+                    position = write_all(files, fd, self._buffer[:size], position)
                     if position - synced >= STEP_BYTES:
                         files.sync_data(fd)
                         synced = position

@@ -17,7 +17,7 @@ from qflow.storage.files import Files
 HOT = ("open", "close", "read", "pread", "preadv", "pwrite", "pwritev", "lseek", "ftruncate", "unlink", "sync_data")
 COLD = (
     "lstat", "exists", "make_directory", "remove_directory", "rename", "list", "scan", "allocate", "sync_file",
-    "sync_directory", "write_replacing",
+    "sync_directory", "sync_opened", "write_replacing",
 )  # fmt: skip
 LOG = ("begin", "commit", "make_room", "copy_to", "exchange")
 CHANGING = (

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -153,6 +153,25 @@ def test_an_opening_that_is_cancelled_leaves_the_spool_free(spool: Path) -> None
             await task
         await asyncio.to_thread(opening.join, PATIENCE_S)
         qflow.open(spool).close()
+
+    run(scenario())
+
+
+@pytest.mark.owner_only(reason="it opens spools")
+def test_tasks_that_get_no_thread_are_told_what_to_look_at(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go on when there may be threads again."""
+
+    def fail(_: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario() -> None:
+        with qflow.open(spool) as owner:
+            broker = qflow.aio.AsyncBroker(owner)
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", fail)
+                with pytest.raises(qflow.QflowError, match=r"starts no more threads.*ulimit -u"):
+                    await broker.declare_queue("jobs")
+            await broker.declare_queue("jobs")
 
     run(scenario())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import lmdb
 import pytest
 
 import inside
@@ -156,12 +158,55 @@ def test_each_step_is_on_the_disk_before_the_next(spool, tmp_path):
     def synced(work: Callable[[], object]) -> list[str]:
         before = len(steps.taken)
         work()
-        return [name for name in steps.taken[before:] if name in ("sync_file", "sync_directory", "rename")]
+        return [name for name in steps.taken[before:] if name.startswith("sync") or name == "rename"]
 
-    assert synced(broker.compact) == ["sync_file", "sync_directory", "rename", "rename", "sync_directory"]
+    assert synced(broker.compact) == ["sync_file", "sync_directory", "rename", "rename", "sync_opened"]
     made = synced(lambda: broker.snapshot(tmp_path / "copy"))
     assert made == ["sync_directory", "sync_file", "sync_directory", "rename", "sync_directory"]
     broker.close()
+
+
+def test_descriptors_that_run_out_when_a_compacted_log_has_its_place_cost_nothing(spool):
+    """The broker goes on: what is to be synced then is open before."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    class Scarce(Files):
+        def rename(self, old: str, new: str) -> None:
+            super().rename(old, new)
+            if os.path.basename(new) == "log":
+                resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+
+    make_spool(spool)
+    with make_broker(spool, BrokerSettings(), files=Scarce()) as broker:
+        inside.still(broker)
+        try:
+            broker.compact()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        broker.queue("q").put(b"new")
+        assert drained(broker.queue("q")) == [*KEPT, b"new"]
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.EAGAIN, "ulimit -u"), (errno.ENOMEM, "ulimit -v")])
+def test_what_lmdb_is_short_of_is_named_with_what_to_do(number, remedy, spool, tmp_path):
+    """It copies and verifies with a thread of its own; a transaction has in memory what it writes."""
+
+    class Short:
+        def copyfd(self, fd: int, *, compact: bool) -> None:
+            raise lmdb.Error(f"mdb_env_copyfd3: {os.strerror(number)}")
+
+    make_spool(spool)
+    env = Environment(str(spool / "log"), Files())
+    real, env._env = env._env, Short()
+    try:
+        with pytest.raises(qflow.StorageError, match=rf"spool/log could not be read: .*{remedy}"):
+            env.copy_to(None)
+        with pytest.raises(qflow.StorageError, match=rf"new log at {tmp_path}.* could not be written: .*{remedy}"):
+            env.copy_to(str(tmp_path))
+    finally:
+        env._env = real
+        env.close()
+    assert remedy in str(environment.log_error(lmdb.Error(f"mdb_put: {os.strerror(number)}"), str(spool), "written"))
 
 
 def test_no_room_for_a_copy_is_a_full_disk_and_nothing_else(spool, tmp_path):

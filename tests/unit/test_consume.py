@@ -369,3 +369,30 @@ def test_a_callback_for_events_that_has_not_run_has_failed(open_spool: Open, cap
 def test_a_callback_for_events_that_would_not_run_is_refused(open_spool: Open) -> None:
     with pytest.raises(qflow.InvalidArgument, match="an event callback must not be async"):
         open_spool().on_event(awaits)
+
+
+def test_a_consumer_that_gets_no_thread_says_what_to_do_and_does_not_stay(
+    queue: qflow.Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do those of its threads that have begun."""
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_one(thread: threading.Thread) -> None:
+        if thread.name.startswith("qflow-consumer"):
+            begun.append(thread)
+            if len(begun) > 1:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(qflow.QflowError, match=r"starts no more threads.*ulimit -u"):
+        queue.consume(lambda _: None, concurrency=3)
+    begun[0].join(LONG_S)
+    until(lambda: queue.stats().consumers_total == 0)
+
+
+def test_an_option_that_consume_does_not_have_is_refused_by_those_it_has(queue: qflow.Queue) -> None:
+    """Else one that is misspelt would be without effect, and nobody would know."""
+    with pytest.raises(TypeError, match="no option 'threads'; there are concurrency, name, prefetch, retry"):
+        queue.consume(lambda _: None, threads=2)  # type: ignore[call-arg]

@@ -7,12 +7,14 @@ import gc
 import itertools
 import os
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from qflow.errors import NO_THREAD, QflowError
 from qflow.storage.files import Files
 from qflow.storage.pacing import PIPE_BYTES, STEP_BYTES, write_paced
 
@@ -86,8 +88,23 @@ def test_nothing_is_left_open_where_the_system_is_short_of_something(
     def fail(*_: object) -> NoReturn:
         raise error
 
-    error = RuntimeError() if missing == "thread" else OSError(errno.EMFILE, "too many")
+    error = RuntimeError(NO_THREAD) if missing == "thread" else OSError(errno.EMFILE, "too many")
     monkeypatch.setattr(*((threading.Thread, "start") if missing == "thread" else (os, missing)), fail)
-    with pytest.raises(type(error)):
+    with pytest.raises(QflowError if missing == "thread" else OSError, match="no more threads|too many"):
         write_paced(Disk(), file, write)
     monkeypatch.undo()
+
+
+def test_what_has_begun_takes_no_memory(file: int) -> None:
+    """A thread that found none would leave who writes with a broken pipe, and no word of why."""
+
+    def trace_and_write(fd: int) -> None:
+        tracemalloc.start()
+        write(fd)
+
+    try:
+        write_paced(Disk(), file, trace_and_write)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < PIPE_BYTES // 8

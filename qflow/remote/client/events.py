@@ -12,6 +12,7 @@ from qflow.events import Event, EventKind
 from qflow.listeners import Bell, Listeners
 from qflow.remote.client import requests
 from qflow.remote.client.threads import Connection
+from qflow.starting import start
 
 
 def event_of(head: dict[str, Any]) -> Event | None:
@@ -47,7 +48,7 @@ class Events:
         self._connection.check_open()
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="qflow-remote-events", daemon=True)
-            thread.start()
+            start(thread)
             self._thread = thread
             self._connection.listen(self._note, self._bell.end)
 

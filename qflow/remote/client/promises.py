@@ -12,6 +12,7 @@ from typing import Any
 from qflow.loggers import get_logger
 from qflow.memory.line import Line, Wake, Watcher
 from qflow.remote.client.link import Reply, Request
+from qflow.starting import start
 
 MOST_SUBMITTED = 900
 """Under way without anybody who waits; the owner reads no more than 1,000 requests ahead."""
@@ -51,7 +52,7 @@ class JobThread:
         """Have the thread run. Called under the lock of the connection, before anything is to be done."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            thread.start()
+            start(thread)
             self._thread = thread
 
     def do(self, job: Callable[[], object]) -> None:

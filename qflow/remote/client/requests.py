@@ -22,7 +22,7 @@ from qflow.delivery import Raised, Return
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, QflowError
 from qflow.message import bodies_bytes, body_bytes, decode_headers, encode_headers
-from qflow.options import PutOptions
+from qflow.options import PutOptions, check_options
 from qflow.queues.dedupe import check_key
 from qflow.remote.client import replies
 from qflow.remote.client.link import Request
@@ -156,13 +156,6 @@ def put_many(name: str, bodies: Iterable[Any], options: Mapping[str, Any]) -> Re
     records = bodies_bytes(bodies)
     head = {"op": "put", "queue": name, **put_options(options, TIMED)} if options else _head_of_put(name, False)
     return Request(head, [records], "the messages", replies.placed, line=name) if records else None
-
-
-def check_options(what: str, options: Mapping[str, Any], known: Set[str]) -> None:
-    """Refuse keyword arguments that a call does not have. Raises TypeError."""
-    if not options.keys() <= known:
-        unknown = min(options.keys() - known)
-        raise TypeError(f"a {what} has no option {unknown!r}; there are {', '.join(sorted(known))}")
 
 
 def put_options(options: Mapping[str, Any], known: Set[str] = _PUT) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from qflow.config import check_name
 from qflow.message import body_bytes, decode_headers, encode_headers
-from qflow.options import ScheduleOptions
+from qflow.options import ScheduleOptions, check_options
 from qflow.periodic import Schedule, from_plain
 from qflow.remote.client.link import Reply, Request
-from qflow.remote.client.requests import check_options, named
+from qflow.remote.client.requests import named
 from qflow.remote.wire.values import plain
 
 

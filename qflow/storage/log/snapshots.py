@@ -26,7 +26,7 @@ from qflow.errors import InDoubt, InvalidArgument, QflowError, StorageError
 from qflow.identity import new_uuid
 from qflow.loggers import get_logger
 from qflow.storage.environment import Environment, put_pairs
-from qflow.storage.files import READ, Files, check_filesystem, make_place, storage_error
+from qflow.storage.files import DIRECTORY, READ, Files, check_filesystem, make_place, storage_error
 from qflow.storage.lock import LOCK_NAME, acquire_lock
 from qflow.storage.log import carrying, recovery
 from qflow.storage.log.directory import DATA, LOG, STAGED, check_log_directory, put_in_place, staging, sync_staged
@@ -237,7 +237,7 @@ def compact(
         env: the log; nobody writes to it, copies or closes it meanwhile.
         uuid: the log's own.
         still: a context in which nobody reads either.
-        ending: closes a descriptor of the log of before when commits go on: with the last one, all that the file holds
+        ending: closes descriptors when commits go on: with the last one of the log of before, all that the file holds
             is given back, which takes as long as the copy.
 
     Raises:
@@ -263,7 +263,9 @@ def compact(
                     env.place.follow()  # copying takes long
                     spool = env.place.path
                     check_in_place(env, or_nothing=False)
-                    _exchange(env, copy, spool, files)
+                    directory = files.open(spool, DIRECTORY, 0)
+                    ending.callback(_close, directory, spool, files)
+                    _exchange(env, copy, spool, directory, files)
             finally:
                 copy.close()  # or what was the log before
         except BaseException:
@@ -282,20 +284,24 @@ def compact(
 
 
 def _close(descriptor: int, spool: str, files: Files) -> None:
-    """Close the file of the log of before; the compaction is done, whether or not that works."""
+    """Close the log of before, or the spool; the compaction is done, whether or not that works."""
     try:
         files.close(descriptor)
     except OSError as error:
-        _logger.warning("%s: the file of the log of before could not be closed: %s", spool, error)
+        _logger.warning("%s: what a compaction had open could not be closed: %s", spool, error)
 
 
-def _exchange(env: Environment, copy: Environment, spool: str, files: Files) -> None:
-    """Put the staged log in the place of the log, for good; or leave the log where it is."""
+def _exchange(env: Environment, copy: Environment, spool: str, directory: int, files: Files) -> None:
+    """Put the staged log in the place of the log, for good; or leave the log where it is.
+
+    Args:
+        directory: a descriptor of the spool: when the copy has its place, there may be none left for it.
+    """
     path, staged, old = (os.path.join(spool, name) for name in (LOG, STAGED, OLD))
     try:
         files.rename(path, old)
         files.rename(staged, path)
-        files.sync_directory(spool)
+        files.sync_opened(directory)
         env.exchange(copy)
     except BaseException as error:
         if files.exists(staged):
