@@ -407,7 +407,7 @@ class Environment:
         except OSError as error:
             raise storage_error(error, "write a copy of the log", data) from error
         except (*DAMAGE, lmdb.Error) as error:
-            ours = log_error(error, self.path, "read" if directory is None else "copied")
+            ours = log_error(error, self.path, "copied")
             is_of_copy = directory is not None and not isinstance(ours, BrokerFailed | CorruptionError)
             raise full_or_failed(error, data) if is_of_copy else ours from error
 

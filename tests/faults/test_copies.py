@@ -199,7 +199,7 @@ def test_what_lmdb_is_short_of_is_named_with_what_to_do(number, remedy, spool, t
     env = Environment(str(spool / "log"), Files())
     real, env._env = env._env, Short()
     try:
-        with pytest.raises(qflow.StorageError, match=rf"spool/log could not be read: .*{remedy}"):
+        with pytest.raises(qflow.StorageError, match=rf"spool/log could not be copied: .*{remedy}"):
             env.copy_to(None)
         with pytest.raises(qflow.StorageError, match=rf"new log at {tmp_path}.* could not be written: .*{remedy}"):
             env.copy_to(str(tmp_path))
