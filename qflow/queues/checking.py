@@ -64,17 +64,24 @@ def _look(queue: Parts) -> dict[str, str]:
     held = _Held(*moment.held)
     texts = [*_charge_problems(moment, held), *_count_problems(moment, held), *_row_problems(moment, held)]
     found = {_digits.sub("#", text): text for text in texts + moment.problems}
-    return found | {text: text for text in queue.spiller.problems(_slots_in_use(queue))}
+    exact = [*_lending_problems(moment), *queue.spiller.problems(_slots_in_use(queue))]
+    return found | {text: text for text in exact}
 
 
 def _wait_for_what_is_under_way(queue: Parts) -> None:
-    """Return when what is being spilled or freed, or was handed over to be logged, has come to its end."""
+    """Return when what is being spilled, freed, given back, or was handed over to be logged, has come to its end."""
     before = queue.spiller.under_way.copy()
     if queue.context.log is not None and not queue.context.log.failed:
         queue.context.log.drain()
     ends = perf_counter() + PATIENCE_S
-    while before & queue.spiller.under_way and perf_counter() < ends:
+    while (before & queue.spiller.under_way or _lends_too_much(queue)) and perf_counter() < ends:
         sleep(0.01)
+
+
+def _lends_too_much(queue: Parts) -> bool:
+    """Tell whether a queue has more than its capacity and does not use it: who acks gives that back a moment later."""
+    account = queue.gate.account
+    return account.borrowed > max(account.capacity, queue.gate.used)
 
 
 def _slots_in_use(queue: Parts) -> Ranges:
@@ -232,6 +239,10 @@ def _charge_problems(moment: _Moment, held: _Held) -> Iterator[str]:
             f"{moment.used} bytes are charged, more than the {moment.borrowed} borrowed and a slack of "
             f"{moment.slack[0]} + {moment.slack[1]}"
         )
+
+
+def _lending_problems(moment: _Moment) -> Iterator[str]:
+    """Check what is borrowed. It is wrong if it stays as it is: above the capacity it only becomes less."""
     if moment.borrowed > max(moment.capacity, moment.used):
         yield f"{moment.borrowed} bytes are borrowed of a capacity of {moment.capacity}, {moment.used} are charged"
 

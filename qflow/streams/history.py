@@ -25,6 +25,8 @@ QUERY_BYTES = 256 * 1024
 NEWEST_AT_ONCE = 1024
 """Messages that a query of the newest ones reads first; then twice as many, and so on."""
 
+DROPPED = "retention took them"
+"""Why a hole is there that is no damage."""
 MOST = 2**60
 """The largest count a query takes."""
 
@@ -68,7 +70,7 @@ class History:
             floor = read_row(txn, self.owner, number).floor
             if position < floor:
                 border = min(floor, max(end, position))
-                return Found([], Hole(position, border, "retention took them"), border, 0)
+                return Found([], Hole(position, border, DROPPED), border, 0)
             found = partitions.read(txn, partitions.Query(self.owner, number, position, end, most_bytes, wanted, most))
         hole = found.hole
         if hole is not None and hole.start not in self._reported:
@@ -150,22 +152,25 @@ class History:
 
     def problems(self) -> list[str]:
         """Compare rows with blocks; return what does not agree, in words. Cost: O(blocks)."""
-        found: list[str] = []
-        for partition in self.partitions:
-            row = partition.lane.row
-            messages = size = 0
-            position, end = row.floor, min(row.next, partition.next)
-            while position < end:
-                read = self.read(partition.number, position, end, 2**24, None)
-                if read.hole is not None:
-                    found.append(f"stream {self.name!r}: {read.hole.problem}")
-                messages += sum(len(piece.records) for piece in read.pieces)
-                size += sum(piece.size for piece in read.pieces)
-                position = read.position
-            same = partition.lane.row is row
-            if same and not found and (messages, size) != (row.messages, row.bytes):
-                found.append(
-                    f"stream {self.name!r}, partition {partition.number}: the row says {row.messages} messages, "
-                    f"{row.bytes} bytes; blocks hold {messages}, {size}"
-                )
-        return found
+        return [problem for partition in self.partitions for problem in self._problems_of(partition)]
+
+    def _problems_of(self, partition: Partition) -> Iterator[str]:
+        """Yield what does not agree in a partition; what retention takes, or a commit adds, meanwhile does."""
+        row = partition.lane.row
+        position, end = row.floor, row.next  # not all of it may be visible yet; the log has it
+        is_whole = True
+        messages = size = 0
+        while position < end:
+            read = self.read(partition.number, position, end, 2**24, None)
+            if read.hole is not None:
+                is_whole = False
+                if read.hole.problem != DROPPED:
+                    yield f"stream {self.name!r}: {read.hole.problem}"
+            messages += sum(len(piece.records) for piece in read.pieces)
+            size += sum(piece.size for piece in read.pieces)
+            position = read.position
+        if is_whole and partition.lane.row is row and (messages, size) != (row.messages, row.bytes):
+            yield (
+                f"stream {self.name!r}, partition {partition.number}: the row says {row.messages} messages, "
+                f"{row.bytes} bytes; blocks hold {messages}, {size}"
+            )

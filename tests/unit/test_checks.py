@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import qflow
-from faults.seams import in_thread
+from faults.seams import PATIENCE_S, in_thread
 from qflow.config import SPILL_STORES
 from qflow.memory.shelves import Shelf
 from qflow.queues import checking
+from qflow.queues.claims import Claims
 from qflow.queues.queue import parts_of
 from qflow.storage.spill.slots import Ranges
+from qflow.streams.partition import Partition
 
 Open = Callable[..., qflow.Broker]
 
@@ -192,6 +196,104 @@ def test_what_is_on_its_way_is_no_problem(open_spool: Open, monkeypatch: pytest.
     between_steps(monkeypatch, arrive)
     assert broker.check() == []
     assert slots_forgotten not in spiller.under_way
+
+
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_an_acking_thread_is_about_to_give_back_is_no_problem(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, durable: bool, batch: bool
+) -> None:
+    """Of a capacity that was lowered under what is held: the thread charges less, and gives back a moment later."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable, capacity_bytes=100_000)
+    queue.put_many([b"x" * 1_000] * 50)
+    held = queue.get_many(25) if batch else queue.get()
+    others = queue.get_many(25)
+    broker.alter_queue(queue, capacity_bytes=1_000)
+    acked, looked = threading.Event(), threading.Event()
+    give_back = Claims._let_others_look
+
+    def late(claims: Claims) -> None:
+        acked.set()
+        assert looked.wait(PATIENCE_S)
+        give_back(claims)
+
+    monkeypatch.setattr(Claims, "_let_others_look", late)
+    between_steps(monkeypatch, looked.set)
+    with ThreadPoolExecutor(1) as threads:
+        acking = threads.submit(held.ack)
+        assert acked.wait(PATIENCE_S)
+        try:
+            found = broker.check()
+        finally:
+            looked.set()
+        acking.result()
+    assert found == []
+    others.ack()
+
+
+def test_what_stays_borrowed_above_a_capacity_is_a_problem(open_at: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False)
+    queue.put(b"x")
+    gate = parts_of(queue).gate
+    gate.ledger.set_capacity(gate.account, gate.used)
+    monkeypatch.setattr(checking, "PATIENCE_S", 0)
+    (problem,) = broker.check()
+    assert "are borrowed of a capacity of" in problem
+    broker.close()  # before the fixture checks it
+
+
+def test_what_retention_takes_while_a_broker_checks_itself_is_no_problem(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the row and its blocks."""
+    broker = open_spool()
+    stream = broker.declare_stream("s", topics=["s"])
+    for _ in range(20):
+        broker.publish("s", b"x")
+    history = broker.engine.streams.get("s").history
+    read = history.read
+
+    def read_late(*given: Any) -> Any:
+        broker.alter_stream("s", retention_messages=5)
+        stream.retain()
+        return read(*given)
+
+    monkeypatch.setattr(history, "read", read_late)
+    assert broker.check() == []
+    assert stream.stats().messages == 5
+
+
+def test_what_is_confirmed_and_not_visible_yet_is_no_problem(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row counts a commit before its messages may be read."""
+    broker = open_spool()
+    broker.declare_stream("s", topics=["s"])
+    broker.publish("s", b"before")
+    history = broker.engine.streams.get("s").history
+    counted, looked = threading.Event(), threading.Event()
+    read, show = history.read, Partition.publish_topics
+
+    def read_and_tell(*given: Any) -> Any:
+        looked.set()
+        return read(*given)
+
+    def show_late(*given: Any) -> None:
+        counted.set()
+        assert looked.wait(PATIENCE_S)
+        show(*given)
+
+    monkeypatch.setattr(history, "read", read_and_tell)
+    monkeypatch.setattr(Partition, "publish_topics", show_late)
+    with ThreadPoolExecutor(1) as threads:
+        publishing = threads.submit(broker.publish_many, [("s", b"x")] * 3)
+        assert counted.wait(PATIENCE_S)
+        try:
+            found = broker.check()
+        finally:
+            looked.set()
+        publishing.result()
+    assert found == []
 
 
 def test_spilled_messages_are_compared_by_ranges(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
