@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from qflow.errors import InvalidArgument, QflowError, TooManyUnsettled
+from qflow.errors import GapError, InvalidArgument, QflowError, TooManyUnsettled
 from qflow.memory.line import WORK, Line, Wake, Watcher
 from qflow.memory.waiting import StraightLock, attend, sheltered
 from qflow.message import offset_of
@@ -56,7 +56,7 @@ class Getting:
     """One call of get: `Cursor.try_get` is called with it until it is done. Only its cursor changes it."""
 
     __slots__ = (
-        "ahead", "batch", "deadline", "follow", "given_up", "is_full", "is_over", "member", "most", "number",
+        "ahead", "batch", "deadline", "follow", "gap", "given_up", "is_full", "is_over", "member", "most", "number",
         "skip_gaps", "taker", "watcher",
     )  # fmt: skip
 
@@ -73,6 +73,8 @@ class Getting:
     ) -> None:
         self.batch: StreamBatch | None = None
         """The messages it got; None at the time-out, or at the end of the stream with `follow=False`."""
+        self.gap: GapError | None = None
+        """What it is to raise instead: messages that were next are gone."""
         self.member = member
         self.most = most
         self.deadline = deadline
@@ -90,6 +92,12 @@ class Getting:
         self.number: int | None = None
         """Its place in the line of waiting gets."""
         self.watcher: Watcher | None = None
+
+    def result(self) -> StreamBatch | None:
+        """Return what it got, once it is done, or raise what it is to raise."""
+        if self.gap is not None:
+            raise self.gap
+        return self.batch
 
 
 class Cursor:
@@ -200,20 +208,20 @@ class Cursor:
     def get(self, getting: Getting) -> StreamBatch | None:
         """Return messages as soon as there are any; None at the time-out, or at the end with `follow=False`."""
         attend(lambda wake: self.try_get(getting, wake, may_work=True), lambda: self.give_up_get(getting))
-        return getting.batch
+        return getting.result()
 
     def try_get(self, getting: Getting, wake: Wake | None, may_work: bool) -> float | None:
-        """A step of a get: set `getting.batch`, or register `wake` to be called.
+        """A step of a get: set `getting.batch` or `getting.gap`, or register `wake` to be called.
 
         Returns:
-            None: the get is done, with `getting.batch`. Else see `line`; without `wake`, nothing is registered.
+            None: the get is done, with `getting.result()`. Else see `line`; without `wake`, nothing is registered.
 
         Raises:
             As `Subscription.get`; call `give_up_get` then.
         """
         with self._lock:
             self._unwatch(getting)
-            if getting.given_up or getting.batch is not None:
+            if getting.given_up or getting.batch is not None or getting.gap is not None:
                 return None
             self._waiting += 1
             waiting = self._feed.waiting
@@ -257,6 +265,8 @@ class Cursor:
             self._unwatch(getting)
             if getting.batch is not None:
                 self.claims.give_back(getting.batch)
+            if getting.gap is not None:
+                self._ahead.was_not_told(getting.gap)
             self._line.notify()
             getting.is_over = True
 
@@ -286,7 +296,13 @@ class Cursor:
             claims.expire(now)
             if not self.owner:
                 claims.settle_previous(taker)
-            ahead.tell_gap(getting.skip_gaps)
+            gap = ahead.next_gap(getting.skip_gaps)
+            if gap is not None:
+                if getting.given_up:  # while this thread was reading
+                    ahead.was_not_told(gap)
+                else:
+                    getting.gap = gap
+                return None
             room = MOST_UNSETTLED - claims.unsettled
             ready = ahead.ready + returned.messages
             wanted = min(getting.most, room)

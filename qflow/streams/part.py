@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from qflow.delivery import MAY_BE_REPEATED
+from qflow.errors import GapError
 from qflow.storage.log.transaction_log import Lane
 from qflow.storage.streams.partitions import Found, Hole, Piece
 from qflow.streams.deliveries import Share
@@ -70,7 +71,7 @@ class Part:
 
     __slots__ = (
         "again", "behind", "buffer", "charged", "clear_to", "covered", "doubtful", "fetching", "head", "hints", "lane",
-        "live", "partition", "position", "ready", "seen", "skips", "stretch",
+        "live", "partition", "position", "ready", "seen", "skips", "stretch", "untold",
     )  # fmt: skip
 
     def __init__(self, partition: Partition, position: int, lane: Lane | None, hints: Hints) -> None:
@@ -85,6 +86,8 @@ class Part:
         """`ready`: messages left in the buffer; `charged`: bytes that the ledger counts for them."""
         self.behind: Hole | None = None
         """Messages that are gone, which no get has reported yet."""
+        self.untold: list[GapError] = []
+        """What gets were to raise that were given up."""
         self.fetching: object | None = None
         self.skips: list[tuple[int, int]] = []
         """Ranges that were settled out of order when the cursor was opened, and around which others may come back."""
@@ -154,7 +157,7 @@ class Part:
 
     def clear(self) -> int | None:
         """Return the sequence below which all matching messages were taken; None while some are read ahead."""
-        if self.buffer or self.fetching is not None or self.behind is not None:
+        if self.buffer or self.fetching is not None or self.behind is not None or self.untold:
             return None
         return self.unread()
 
@@ -175,7 +178,7 @@ class Part:
     def restart(self, position: int) -> None:
         """Read on from another sequence and forget what was read ahead; the caller gives `charged` of it back."""
         self.fetching = None
-        self.skips = []
+        self.skips, self.untold = [], []
         self.buffer.clear()
         self.head = self.ready = self.charged = 0
         self.behind = None

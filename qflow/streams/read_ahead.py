@@ -63,7 +63,7 @@ class ReadAhead:
     @property
     def is_worth_a_look(self) -> bool:
         """There are messages to take or to read, or a gap to report."""
-        return any(part.buffer or part.behind is not None or part.has_more() for part in self.parts)
+        return any(part.buffer or part.behind is not None or part.untold or part.has_more() for part in self.parts)
 
     def restart(self, positions: Iterable[int]) -> int:
         """Forget what was read ahead, and read on from these sequences; return the bytes that were charged."""
@@ -151,9 +151,13 @@ class ReadAhead:
         pieces = [Piece(slab.first, slab.end, sequences, records, topics, times)] if records else []
         return Found(pieces, None, slab.end, 0)
 
-    def tell_gap(self, skip: bool) -> None:
-        """Raise `GapError` for messages that are gone, once those before are delivered; with `skip`, count them."""
+    def next_gap(self, skip: bool) -> GapError | None:
+        """Return the error for messages that are gone, once those before are delivered; with `skip`, count them."""
         for part in self.parts:
+            if part.untold:
+                gap = part.untold.pop(0)  # counted already
+                if not skip:
+                    return gap
             hole = part.behind
             if hole is None or part.buffer:
                 continue
@@ -162,7 +166,7 @@ class ReadAhead:
             gone = end - first - part.settled_in(hole.start, hole.end)
             self.missed += gone
             if gone and not skip:
-                raise GapError(
+                return GapError(
                     f"stream {self._history.name!r}, partition {part.partition.number}: messages {first} to {end - 1} "
                     f"are gone ({hole.problem}); the next call goes on at {end}",
                     partition=part.partition.number,
@@ -170,6 +174,11 @@ class ReadAhead:
                     end=end,
                     messages=gone,
                 )
+        return None
+
+    def was_not_told(self, gap: GapError) -> None:
+        """Have the next get tell of a gap: the one that was to do it was given up."""
+        self.parts[gap.partition].untold.append(gap)
 
     def take(self, most: int) -> list[Share]:
         """Return at most `most` messages that were read, from each part in turn."""

@@ -30,6 +30,8 @@ class Stage:
         self.sub: Any = None
         self.held: list[Any] = []
         self.acked: list[bytes] = []
+        self.gaps = 0
+        """How many messages are to be told of as gone."""
         self.claim: Any = None
 
     @property
@@ -145,6 +147,24 @@ async def get_many(stage: Stage) -> None:
     await batch.ack()
 
 
+async def drop(stage: Stage) -> None:
+    """Have messages dropped that were to come; nothing of the stream is in memory any more."""
+    stage.gaps = len(OLD)
+    await stage.broker.publish_many([("t/dropped", b"dropped")] * stage.gaps)
+    await stage.broker.alter_stream("s", retention_messages=len(OLD))
+    await publish_old(stage)
+    owner = owner_of(stage.broker).broker
+    owner.stream("s").retain()
+    owner.engine.streams.room.give_way(2**30)
+
+
+async def get_behind(stage: Stage) -> None:
+    try:
+        await stage.sub.get()
+    except qflow.GapError as gap:
+        stage.gaps -= gap.messages
+
+
 async def iterate(stage: Stage) -> None:
     async with aclosing(stage.sub.iterate()) as deliveries:
         async for delivery in deliveries:
@@ -195,6 +215,7 @@ SCENARIOS = {
     "get_many that waits": lambda: Scenario(get_many, follower, publish_old),
     "get that reads": lambda: Scenario(get, both(publish_old, replayer)),
     "get_many that reads": lambda: Scenario(get_many, both(publish_old, durable)),
+    "get that tells of a gap": lambda: Scenario(get_behind, both(durable, drop)),
     "async for": lambda: Scenario(iterate, durable, publish_old),
     "subscribe, seek and close": lambda: Scenario(subscribe, publish_old),
     "transaction": lambda: Scenario(transact, both(publish_old, durable), perhaps=1),
@@ -242,6 +263,10 @@ async def settle_subscription(stage: Stage, cancelled: bool) -> None:
             await delivery.nack()
         except qflow.AlreadySettled:
             stage.acked.append(delivery.body)  # by what was committed after all
+    if stage.gaps:
+        with pytest.raises(qflow.GapError) as told_of:
+            await stage.sub.get_many(100, timeout_s=0)
+        assert told_of.value.messages == stage.gaps
     left = await stage.sub.get_many(100, timeout_s=0)
     for delivery in left:
         assert delivery.delivery_count == 1 or delivery.body in shown, "it was counted as delivered"

@@ -41,6 +41,8 @@ CLOSE_S = 1.0
 Reason = Callable[[], QflowError | None]
 Undo = Callable[[Any], "Request | None"]
 """Given a result that nobody was handed, returns what lets go of what the owner holds for it, if that is anything."""
+Missed = Callable[[QflowError], object]
+"""Told of an error that nobody was handed."""
 
 
 class Reply(NamedTuple):
@@ -63,6 +65,7 @@ class Request(NamedTuple):
     """What may have been done if no answer comes; empty where that does not matter."""
     read: Callable[[Reply], Any] = _result
     undo: Undo | None = None
+    missed: Missed | None = None
     line: str = ANY
     """See `lines`."""
 
@@ -84,6 +87,16 @@ class Request(NamedTuple):
             return sum(len(item) for column in self.columns for item in column if item is not None)
 
 
+class Undoable(Protocol):
+    """Says what becomes of an answer that nobody was handed."""
+
+    @property
+    def undo(self) -> Undo | None: ...
+
+    @property
+    def missed(self) -> Missed | None: ...
+
+
 class Waiting(Protocol):
     """Somebody who waits for a reply."""
 
@@ -93,13 +106,13 @@ class Waiting(Protocol):
 class _Given(Lined):
     """A request that was made, and is not answered."""
 
-    __slots__ = ("doubt", "has_columns", "kept", "number", "since", "size", "undo", "waiting")
+    __slots__ = ("doubt", "has_columns", "kept", "missed", "number", "since", "size", "undo", "waiting")
 
     def __init__(self, number: int, request: Request, waiting: Waiting, line: str | None) -> None:
         super().__init__(line)
         self.number = number
         self.doubt = request.doubt
-        self.undo = request.undo
+        self.undo, self.missed = request.undo, request.missed
         self.waiting: Waiting | None = waiting
         """None: it was given up."""
         self.has_columns = bool(request.columns)
@@ -301,9 +314,13 @@ class Link:
             self._out += encode_frame(0, {"op": "cancel", "request": number})
             self._unheard = -1
 
-    def give_back(self, undo: Undo | None, reply: Reply) -> None:
+    def drop(self, asked: Undoable, outcome: Reply | BaseException | None) -> None:
         """Have the owner let go of what came with an answer, and nobody was handed: deliveries, or a subscription."""
-        request = None if undo is None or self._refused is not None else undo(reply.result)
+        if not isinstance(outcome, Reply):
+            if asked.missed is not None and isinstance(outcome, QflowError):
+                asked.missed(outcome)
+            return
+        request = None if asked.undo is None or self._refused is not None else asked.undo(outcome.result)
         if request is not None:
             self.tell(request)
 
@@ -348,8 +365,8 @@ class Link:
             outcome = Reply(head.get("result"), columns)
         if given.waiting is not None:
             given.waiting.answered(outcome)
-        elif isinstance(outcome, Reply):
-            self.give_back(given.undo, outcome)
+        else:
+            self.drop(given, outcome)
 
     def _notice(self, head: Head) -> None:
         if "closing" in head:

@@ -282,8 +282,8 @@ class Connection:
             number, call.number = call.number, 0
             if call.outcome is None:
                 self._link.give_up(number)
-            elif isinstance(call.outcome, Reply):
-                self._link.give_back(request.undo, call.outcome)
+            else:
+                self._link.drop(request, call.outcome)
             self._send()
 
     def _check(self) -> None:
