@@ -185,8 +185,8 @@ class SubscriptionOptions(TypedDict, total=False):
     session_expiry_s: a durable one that nobody has open for so many seconds is deleted; None (the default) = as it was
         given before, and for a new one never.
     follow: wait for more at the end of the stream (True, the default), or end there.
-    ack_timeout_s: a message held for more seconds goes to somebody else; None (the default) = 60 s in a group, else
-        without end.
+    ack_timeout_s: a message that this one holds for more seconds goes to somebody else; None (the default) = 60 s in a
+        group, else without end.
     on_gap: what a get does when messages that were to come are gone: `"raise"` a `GapError` (the default), or `"skip"`
         and count them.
     """

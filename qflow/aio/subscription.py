@@ -282,4 +282,4 @@ async def settled(subscription: AsyncSubscription) -> None:
 
 def is_leased(subscription: AsyncSubscription) -> bool:
     """Tell whether what is held may be taken back from whoever holds it."""
-    return subscription._member.cursor.claims.ack_timeout_s is not None
+    return subscription._member.ack_timeout_s is not None

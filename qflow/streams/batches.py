@@ -62,7 +62,7 @@ class StreamBatch(AnyBatch):
     """How many of `total` are not settled; changed with `settled`."""
     lets_go_at: int
     """When as few are left, it is to let go of what is settled; or it has come to its end."""
-    member: object
+    member: Any
     """The subscription that got it."""
     taker: object
     """The thread or task that got it."""

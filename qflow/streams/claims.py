@@ -228,7 +228,7 @@ class Claims(Holding):
         with self.lock:
             until = self.held[batch] if self._check_held(batch) else None
             if until is not None:
-                self._lease(batch, max(until, self._monotonic() + seconds))
+                self._hold_until(batch, max(until, self._monotonic() + seconds))
 
     @sheltered
     def release(self, batch: StreamBatch) -> None:
@@ -285,7 +285,7 @@ class Claims(Holding):
                 if batch.settled is None or batch.unsettled <= batch.lets_go_at:
                     self.freed += batch.let_go()
                 if batch in self.held and not batch.bound:
-                    self._lease(batch, None if self.ack_timeout_s is None else self._monotonic() + self.ack_timeout_s)
+                    self._lease(batch, self._monotonic())
             self.give_memory_back()
             self.line.notify_all()
 

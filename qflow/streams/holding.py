@@ -25,7 +25,6 @@ class Holding:
         """The stream's name, which deliveries return as `queue`."""
         self.owner = owner
         """The cursor's number in the log; 0 if it is not durable, and nothing of it is logged."""
-        self.ack_timeout_s: float | None = None
         self.members: dict[Any, None] = {}
         """Subscriptions that have the cursor open."""
         self.ended: type[QflowError] | None = None
@@ -60,11 +59,16 @@ class Holding:
 
     def give(self, batch: StreamBatch, now: float) -> None:
         """Note that a member holds a batch from now on."""
-        self._lease(batch, None if self.ack_timeout_s is None else now + self.ack_timeout_s)
+        self._lease(batch, now)
         self.unsettled += batch.total
         self.delivered_total += batch.total
 
-    def _lease(self, batch: StreamBatch, until: float | None) -> None:
+    def _lease(self, batch: StreamBatch, now: float) -> None:
+        """Let a batch be held for as long as its member asked for."""
+        timeout_s = batch.member.ack_timeout_s
+        self._hold_until(batch, None if timeout_s is None else now + timeout_s)
+
+    def _hold_until(self, batch: StreamBatch, until: float | None) -> None:
         self.held[batch] = until
         if until is not None:
             self._lease_at = min(self._lease_at, until)

@@ -8,6 +8,7 @@ from qflow.config import parse_timeout
 from qflow.durations import Duration
 from qflow.streams.batches import StreamBatch
 from qflow.streams.cursor import Cursor, Getting
+from qflow.streams.terms import Terms
 
 READ_AHEAD = 256
 """Messages an iteration acquires at once, if its cursor has no other members."""
@@ -16,13 +17,15 @@ READ_AHEAD = 256
 class Member:
     """The working part of a `Subscription` or an `AsyncSubscription`."""
 
-    def __init__(self, cursor: Cursor, *, follow: bool, skip_gaps: bool, ended: Callable[[Member], None]) -> None:
+    def __init__(self, cursor: Cursor, terms: Terms, ended: Callable[[Member], None]) -> None:
         """`ended` is called once, when it is closed."""
         self.cursor = cursor
         """The cursor, shared by the members of a group."""
+        self.ack_timeout_s = terms.ack_timeout_s
+        """How long it may hold a message; None = without end."""
         self.closed: bool = False
-        self._follow = follow
-        self._skip_gaps = skip_gaps
+        self._follow = terms.follow
+        self._skip_gaps = terms.on_gap == "skip"
         self._ended = ended
         cursor.join(self)
 
@@ -42,7 +45,7 @@ class Member:
     @property
     def ahead_at_once(self) -> int:
         """Messages an iteration acquires at once; 1 if members share the cursor, or if leases end."""
-        return 1 if self.cursor.is_group or self.cursor.claims.ack_timeout_s is not None else READ_AHEAD
+        return 1 if self.cursor.is_group or self.ack_timeout_s is not None else READ_AHEAD
 
     def empty_batch(self) -> StreamBatch:
         """Return an empty batch: the result of `get_many` at the time-out."""

@@ -150,15 +150,11 @@ class Sessions:
         with self._lock:
             if terms.title is None:
                 cursor = self._ephemeral(stream, terms)
-                cursor.claims.ack_timeout_s = terms.ack_timeout_s
             else:
                 with stream.retention.held_back():  # it has to know the cursor before it drops its messages
                     cursor = self._durable(stream, terms.title, terms)
-                if terms.ack_timeout_s is not None or not cursor.members:
-                    cursor.claims.ack_timeout_s = terms.ack_timeout_s
                 self._facts[cursor].seen_s = self._clock()
-            skip_gaps = terms.on_gap == "skip"
-            member = Member(cursor, follow=terms.follow, skip_gaps=skip_gaps, ended=self._left)
+            member = Member(cursor, terms, self._left)
             return subscription_of(stream, member)
 
     def _ephemeral(self, stream: StreamLog, terms: Terms) -> Cursor:

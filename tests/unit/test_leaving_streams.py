@@ -227,6 +227,30 @@ def test_no_lease_runs_while_a_commit_waits_or_is_written(open_at: Callable[...,
     assert two.get_many(2, 0).bodies == [b"1"]
 
 
+@pytest.mark.parametrize(("first_s", "second_s"), [(100, None), (None, 5), (5, 100)])
+def test_each_member_of_a_group_has_the_lease_it_asked_for(
+    open_at: Callable[..., qflow.Broker], clock: Clock, first_s: float | None, second_s: float | None
+) -> None:
+    """Not the one of whoever joined last; without a number, 60 s."""
+    broker = open_at()
+    broker.declare_stream("s", topics=["t"])
+    broker.publish_many([("t", b"0"), ("t", b"1")])
+    one = broker.subscribe("s", group="g", start="earliest", ack_timeout_s=first_s)
+    two = broker.subscribe("s", group="g", start="earliest", ack_timeout_s=second_s)
+    third = broker.subscribe("s", group="g", start="earliest", ack_timeout_s=1_000)
+    ends = {}
+    for member, lease_s in ((one, first_s), (two, second_s)):
+        ends[member.get(0).offset] = lease_s or 60
+    assert sorted(ends) == [0, 1]
+    passed = 0
+    for offset, lease_s in sorted(ends.items(), key=lambda end: end[1]):
+        clock.advance(lease_s - 1 - passed)
+        assert not third.get_many(2, 0)
+        clock.advance(1)
+        assert third.get_many(2, 0).offsets == [offset]
+        passed = lease_s
+
+
 def test_a_message_is_settled_by_one_transaction(open_at: Callable[..., qflow.Broker]) -> None:
     """Who tries again, while the commit of the first is under way, is refused; if that is refused, it is free again."""
     broker = open_at()
