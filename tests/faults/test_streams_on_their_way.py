@@ -14,6 +14,7 @@ import qflow
 from faults.seams import PATIENCE_S
 from qflow.storage.log.keys import BLOCKS
 from qflow.streams.room import Tail
+from qflow.streams.subscription import member_of
 from unit.clocks import until
 
 Open = Callable[..., qflow.Broker]
@@ -188,3 +189,24 @@ def test_a_publish_waits_no_longer_for_another_with_its_number_than_it_says(open
         queue.get(PATIENCE_S).ack()
         first.result(PATIENCE_S)
     assert broker.publish("t", b"x", producer="p", number=1, timeout_s=0).duplicate
+
+
+@pytest.mark.parametrize("seek", [False, True])
+def test_a_gap_of_a_get_that_was_given_up_is_told_by_the_next_one(open_spool: Open, seek: bool) -> None:
+    """Whoever has it; not where a seek came between."""
+    broker = open_spool()
+    stream = broker.declare_stream("s", topics=["t"], retention_messages=5)
+    broker.publish_many([("t", b"x")] * 10)
+    stream.retain()
+    subscription = broker.subscribe("s", start=0)
+    cursor = inside.cursor(subscription)
+    getting = member_of(subscription).begin_get(1, None, "somebody")
+    assert cursor.try_get(getting, None, True) is None
+    cursor.give_up_get(getting)
+    if seek:
+        subscription.seek(7)
+    else:
+        with pytest.raises(qflow.GapError, match="messages 0 to 4 are gone"):
+            subscription.get(0)
+    assert subscription.get(0).offset == (7 if seek else 5)
+    assert subscription.stats().gap_total == 5

@@ -13,9 +13,12 @@ import qflow.aio
 from door_raw import until
 from doors import event_loop
 from doors.event_loop import cancelled_at, run, struck, turns
+from qflow.config import StreamSettings
 from qflow.remote.client import browsing, requests, stream_requests
 from qflow.remote.client import link as client
 from qflow.remote.client.link import Link, Reply, Request
+from qflow.remote.client.stream_holding import Holding
+from qflow.remote.client.stream_replies import Opened
 from qflow.remote.server.session import Session
 from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.frames import Frame, FrameReader, encode_frame, preamble
@@ -124,6 +127,28 @@ def test_what_nobody_was_handed_is_undone(link: Link, request_: Request, result:
     assert [frame.number for frame in sent(link)] == [number, 0]
     link.feed(b"".join(encode_frame(number, {"result": result})))
     assert [frame.head for frame in sent(link)] == ([] if undone is None else [undone])
+
+
+@pytest.mark.parametrize(("seek", "told_of"), [((), True), ((1,), True), ((0,), False), ((None,), False)])
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_gap_that_nobody_was_told_of_is_told_by_the_next_get(
+    link: Link, in_loop: bool, seek: tuple[int | None, ...], told_of: bool
+) -> None:
+    """Its answer came after the call was given up; a seek of its partition goes elsewhere."""
+    settings = StreamSettings(topics=["#"], partitions=2)
+    holding = Holding(Opened(1, "s", "mine", "#", False, settings))
+    holding.get_begins(1)
+    number = link.begin(holding.get_ahead(1, 1) if in_loop else holding.get(1, None, 1), Waiting())
+    link.give_up(number)
+    gap = qflow.GapError("gone", partition=0, first=3, end=5)
+    link.feed(b"".join(encode_frame(number, encode_error(gap))))
+    for partition in seek:
+        holding.seek(partition, [])
+    if told_of:
+        with pytest.raises(qflow.GapError) as raised:
+            holding.get_begins(1)
+        assert (raised.value.first, raised.value.end) == (3, 5)
+    holding.get_begins(1)
 
 
 def test_the_owner_keeps_nothing_for_tasks_that_were_cancelled(owner: qflow.Broker) -> None:
