@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import qflow
 import qflow.aio
-from door_raw import until
+from door_raw import RawDoor, until
 from doors import event_loop
 from doors.event_loop import cancelled_at, run, struck, turns
 from qflow.config import StreamSettings
@@ -149,6 +150,30 @@ def test_a_gap_that_nobody_was_told_of_is_told_by_the_next_get(
             holding.get_begins(1)
         assert (raised.value.first, raised.value.end) == (3, 5)
     holding.get_begins(1)
+
+
+@pytest.mark.parametrize("get", [{"op": "get", "queue": "jobs"}, {"op": "subscription_get", "subscription": 1}])
+def test_what_is_asked_for_behind_a_cancelled_get_comes_behind_what_that_held(
+    owner: qflow.Broker, spool: Path, get: dict[str, Any]
+) -> None:
+    """Its answer was on its way: the owner has given that back before it gets more; told of it once more, it forgets it."""
+    owner.declare_queue("jobs").put_many([b"0", b"1"])
+    owner.declare_stream("s", topics=["s"])
+    owner.publish_many([("s", b"0"), ("s", b"1")])
+    with RawDoor(spool).greeted() as raw:
+        raw.ask({"op": "subscribe", "stream": "s", "filter": "#", "options": {"name": "n", "start": 0}})
+        request = {**get, "most": 1, "taker": 1}
+        answers = [raw.ask(request)]
+        for _ in range(2):
+            raw.request({"op": "cancel", "request": answers[0].number}, number=0)
+        answers.append(raw.ask(request))
+        raw.request({"op": "give_back", "grant": answers[0].head["result"]["grant"]}, number=0)
+        answers.append(raw.ask(request))
+    bodies = [answer.columns[0][0] for answer in answers]
+    assert bodies == [b"0", b"0", b"1"]
+    assert [answer.head["result"]["redelivered"] for answer in answers] == [
+        answers[0].head["result"]["redelivered"]
+    ] * 3
 
 
 def test_the_owner_keeps_nothing_for_tasks_that_were_cancelled(owner: qflow.Broker) -> None:

@@ -287,6 +287,7 @@ class Connection(asyncio.BufferedProtocol):
     async def _answer(self, number: int, head: dict[str, Any], columns: Any) -> None:
         reply = await self._session.call(head, columns)
         if number:
+            self._session.grants.answer(number, reply[0].get("result"))
             self._answers.write(number, *reply)
         elif reply[0].get("error", TOO_LATE) != TOO_LATE:
             text = f"nobody waits for operation {head.get('op')!r}, and it failed: {reply[0]['text']}"
@@ -325,10 +326,12 @@ class Connection(asyncio.BufferedProtocol):
     def _cancel(self, number: object) -> None:
         if not isinstance(number, int):
             return
-        if (task := self._tasks.get(number)) is not None:
+        if (task := self._tasks.get(number)) is not None and not task.done():
             task.cancel()
         elif (request := self._long.waiting.pop(number, None)) is not None:
             self._give_up(request, _cancelled())
+        elif number:  # its answer is on its way: what is asked for next comes behind what that holds
+            self._session.grants.give_up_of(number)
 
     def _give_up(self, request: Request, why: dict[str, Any]) -> None:
         """Tell why a request will not be begun."""

@@ -30,10 +30,12 @@ class Lender(Protocol):
 class Grant:
     """A batch of deliveries, and who gives it back uncounted. Thousands may be held: `BATCH_BYTES` covers each."""
 
-    __slots__ = ("_lender", "batch")
+    __slots__ = ("_lender", "batch", "request")
 
     def __init__(self, batch: AsyncDeliveries, lender: Lender) -> None:
         self.batch: Any = batch
+        self.request = 0
+        """The one it was the answer to."""
         self._lender = lender
 
     def give_up(self, first: int = 0) -> None:
@@ -94,6 +96,17 @@ class Grants:
         grant = self._grants.get(number)
         if grant is not None and (given_up or not grant.is_held):
             del self._grants[number]
+
+    def answer(self, request: int, result: Any) -> None:
+        """Note which request a grant is the answer to, if there is one in its result."""
+        if type(result) is dict and (grant := self._grants.get(result.get("grant", 0))) is not None:
+            grant.request = request
+
+    def give_up_of(self, request: int) -> None:
+        """Give back what was granted to a request that was cancelled as its answer was on its way. Cost: O(grants)."""
+        number = next((number for number, one in reversed(self._grants.items()) if one.request == request), 0)
+        if number:
+            self._grants.pop(number).give_up()
 
     def holds(self) -> bool:
         """Tell whether a delivery is not settled."""
