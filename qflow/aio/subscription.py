@@ -95,7 +95,9 @@ class AsyncSubscription(Unpicklable):
     async def _collect(self, most: int, timeout_s: Duration | None, *, ahead: bool = False) -> StreamBatch | None:
         getting = self._member.begin_get(most, timeout_s, self._tasks.current(), ahead=ahead)
         await self._attend(getting)
-        return getting.result()
+        if getting.gap is not None:
+            raise getting.gap
+        return getting.batch
 
     async def _attend(self, getting: Getting) -> None:
         cursor = self._member.cursor
@@ -252,8 +254,9 @@ async def acquire(
         most = 1 if member.cursor.claims.returned.later else member.ahead_at_once
     getting = member.begin_get(most, timeout_s, (key, loop) if loop else key, ahead=ahead)
     await subscription._attend(getting)
-    batch = getting.result()
-    return None if batch is None else AsyncStreamDeliveries(batch, subscription._settling)
+    if getting.gap is not None:
+        raise getting.gap
+    return None if getting.batch is None else AsyncStreamDeliveries(getting.batch, subscription._settling)
 
 
 async def show(batch: AsyncStreamDeliveries, count: int, settled: int | None) -> None:

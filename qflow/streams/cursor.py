@@ -57,7 +57,7 @@ class Getting:
 
     __slots__ = (
         "ahead", "batch", "deadline", "follow", "gap", "given_up", "is_full", "is_over", "member", "most", "number",
-        "skip_gaps", "taker", "watcher",
+        "skip_gaps", "taker", "untold", "watcher",
     )  # fmt: skip
 
     def __init__(
@@ -74,7 +74,8 @@ class Getting:
         self.batch: StreamBatch | None = None
         """The messages it got; None at the time-out, or at the end of the stream with `follow=False`."""
         self.gap: GapError | None = None
-        """What it is to raise instead: messages that were next are gone."""
+        """What it is to raise instead: messages that were next are gone. `untold`: where that goes if it does not."""
+        self.untold: list[GapError] = []
         self.member = member
         self.most = most
         self.deadline = deadline
@@ -92,12 +93,6 @@ class Getting:
         self.number: int | None = None
         """Its place in the line of waiting gets."""
         self.watcher: Watcher | None = None
-
-    def result(self) -> StreamBatch | None:
-        """Return what it got, once it is done, or raise what it is to raise."""
-        if self.gap is not None:
-            raise self.gap
-        return self.batch
 
 
 class Cursor:
@@ -208,13 +203,16 @@ class Cursor:
     def get(self, getting: Getting) -> StreamBatch | None:
         """Return messages as soon as there are any; None at the time-out, or at the end with `follow=False`."""
         attend(lambda wake: self.try_get(getting, wake, may_work=True), lambda: self.give_up_get(getting))
-        return getting.result()
+        if getting.gap is not None:  # looked at here: where a function begins, a handler may raise
+            raise getting.gap
+        return getting.batch
 
     def try_get(self, getting: Getting, wake: Wake | None, may_work: bool) -> float | None:
         """A step of a get: set `getting.batch` or `getting.gap`, or register `wake` to be called.
 
         Returns:
-            None: the get is done, with `getting.result()`. Else see `line`; without `wake`, nothing is registered.
+            None: the get is done: whoever waits for it raises the gap, or returns the batch. Else see `line`; without
+            `wake`, nothing is registered.
 
         Raises:
             As `Subscription.get`; call `give_up_get` then.
@@ -265,8 +263,10 @@ class Cursor:
             self._unwatch(getting)
             if getting.batch is not None:
                 self.claims.give_back(getting.batch)
-            if getting.gap is not None:
-                self._ahead.was_not_told(getting.gap)
+            untold, gap = getting.untold, getting.gap
+            if gap is not None:
+                untold[:0] = (gap,)  # no call, so that a second time finds it there, and nothing here
+                getting.gap = None
             self._line.notify()
             getting.is_over = True
 
@@ -296,12 +296,12 @@ class Cursor:
             claims.expire(now)
             if not self.owner:
                 claims.settle_previous(taker)
-            gap = ahead.next_gap(getting.skip_gaps)
-            if gap is not None:
-                if getting.given_up:  # while this thread was reading
-                    ahead.was_not_told(gap)
-                else:
-                    getting.gap = gap
+            untold = ahead.untold(getting.skip_gaps)
+            if untold:
+                if not getting.given_up:  # while this thread was reading
+                    getting.untold = untold
+                    getting.gap = untold[0]  # no call, so that an interrupt finds it here, or there
+                    del untold[0]
                 return None
             room = MOST_UNSETTLED - claims.unsettled
             ready = ahead.ready + returned.messages

@@ -85,9 +85,9 @@ class Part:
         self.head = self.ready = self.charged = 0
         """`ready`: messages left in the buffer; `charged`: bytes that the ledger counts for them."""
         self.behind: Hole | None = None
-        """Messages that are gone, which no get has reported yet."""
+        """Messages that are gone, once those before are taken."""
         self.untold: list[GapError] = []
-        """What gets were to raise that were given up."""
+        """Of messages that are gone and were counted: what the next gets raise. A get that is given up puts it back."""
         self.fetching: object | None = None
         self.skips: list[tuple[int, int]] = []
         """Ranges that were settled out of order when the cursor was opened, and around which others may come back."""

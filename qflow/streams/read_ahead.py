@@ -9,7 +9,7 @@ from typing import Any
 from qflow.errors import GapError, QflowError
 from qflow.memory.line import Line
 from qflow.message import offset_of
-from qflow.storage.streams.partitions import Found, Piece
+from qflow.storage.streams.partitions import Found, Hole, Piece
 from qflow.streams.deliveries import Share
 from qflow.streams.history import History
 from qflow.streams.interest import Interest
@@ -151,34 +151,36 @@ class ReadAhead:
         pieces = [Piece(slab.first, slab.end, sequences, records, topics, times)] if records else []
         return Found(pieces, None, slab.end, 0)
 
-    def next_gap(self, skip: bool) -> GapError | None:
-        """Return the error for messages that are gone, once those before are delivered; with `skip`, count them."""
-        for part in self.parts:
-            if part.untold:
-                gap = part.untold.pop(0)  # counted already
-                if not skip:
-                    return gap
-            hole = part.behind
-            if hole is None or part.buffer:
-                continue
-            part.behind = None
-            first, end = offset_of(hole.start), offset_of(hole.end)
-            gone = end - first - part.settled_in(hole.start, hole.end)
-            self.missed += gone
-            if gone and not skip:
-                return GapError(
-                    f"stream {self._history.name!r}, partition {part.partition.number}: messages {first} to {end - 1} "
-                    f"are gone ({hole.problem}); the next call goes on at {end}",
-                    partition=part.partition.number,
-                    first=first,
-                    end=end,
-                    messages=gone,
-                )
-        return None
+    def untold(self, skip: bool) -> list[GapError]:
+        """Return what the next gets of a part are to raise: messages are gone, once those before are delivered.
 
-    def was_not_told(self, gap: GapError) -> None:
-        """Have the next get tell of a gap: the one that was to do it was given up."""
-        self.parts[gap.partition].untold.append(gap)
+        With `skip`, they are counted, and there is nothing.
+        """
+        for part in self.parts:
+            if part.behind is not None and not part.buffer:
+                self._count_gone(part, part.behind)
+            if part.untold:
+                if not skip:
+                    return part.untold
+                part.untold.clear()
+        return []
+
+    def _count_gone(self, part: Part, hole: Hole) -> None:
+        """Turn the hole that is next into what is to be told of it."""
+        first, end = offset_of(hole.start), offset_of(hole.end)
+        gone = end - first - part.settled_in(hole.start, hole.end)
+        gaps: tuple[GapError, ...] = ()
+        if gone:
+            text = (
+                f"stream {self._history.name!r}, partition {part.partition.number}: messages {first} to {end - 1} "
+                f"are gone ({hole.problem}); the next call goes on at {end}"
+            )
+            gaps = (GapError(text, partition=part.partition.number, first=first, end=end, messages=gone),)
+        untold = part.untold
+        # Nothing is called from here on, so that an interrupt finds all of it done, or nothing.
+        part.behind = None
+        self.missed += gone
+        untold += gaps
 
     def take(self, most: int) -> list[Share]:
         """Return at most `most` messages that were read, from each part in turn."""

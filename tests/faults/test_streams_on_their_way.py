@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import inside
 import qflow
 from faults.seams import PATIENCE_S
+from faults.strikes import Strike
 from qflow.storage.log.keys import BLOCKS
 from qflow.streams.room import Tail
 from qflow.streams.subscription import member_of
@@ -191,22 +193,82 @@ def test_a_publish_waits_no_longer_for_another_with_its_number_than_it_says(open
     assert broker.publish("t", b"x", producer="p", number=1, timeout_s=0).duplicate
 
 
-@pytest.mark.parametrize("seek", [False, True])
-def test_a_gap_of_a_get_that_was_given_up_is_told_by_the_next_one(open_spool: Open, seek: bool) -> None:
-    """Whoever has it; not where a seek came between."""
+def behind(open_spool: Open) -> tuple[qflow.Broker, qflow.Subscription, Any]:
+    """Return a subscription whose first five messages are gone, and a get of somebody who is to be told of that."""
     broker = open_spool()
     stream = broker.declare_stream("s", topics=["t"], retention_messages=5)
     broker.publish_many([("t", b"x")] * 10)
     stream.retain()
-    subscription = broker.subscribe("s", start=0)
-    cursor = inside.cursor(subscription)
+    subscription = broker.subscribe("s", name="n", start=0)
     getting = member_of(subscription).begin_get(1, None, "somebody")
-    assert cursor.try_get(getting, None, True) is None
-    cursor.give_up_get(getting)
-    if seek:
+    assert inside.cursor(subscription).try_get(getting, None, True) is None
+    return broker, subscription, getting
+
+
+def told(subscription: qflow.Subscription) -> list[tuple[int, int]]:
+    """Return the gaps that the next gets tell of, and where the messages begin behind them."""
+    gaps: list[tuple[int, int]] = []
+    while True:
+        try:
+            delivery = subscription.get(0)
+        except qflow.GapError as gap:
+            gaps.append((gap.first, gap.end))
+        else:
+            return [*gaps, (delivery.offset, delivery.offset + 1)]
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("between", ["nothing", "seek", "close"])
+def test_a_gap_of_a_get_that_was_given_up_is_told_by_the_next_one(open_spool: Open, between: str, early: bool) -> None:
+    """Once, whoever has that; a seek goes elsewhere, and whoever opens the subscription again finds it by himself."""
+    broker, subscription, getting = behind(open_spool)
+    cursor = inside.cursor(subscription)
+    if early:
+        cursor.give_up_get(getting)
+    if between == "seek":
         subscription.seek(7)
-    else:
-        with pytest.raises(qflow.GapError, match="messages 0 to 4 are gone"):
-            subscription.get(0)
-    assert subscription.get(0).offset == (7 if seek else 5)
-    assert subscription.stats().gap_total == 5
+    elif between == "close":
+        subscription.close()
+        subscription = broker.subscribe("s", name="n")
+    if not early:
+        cursor.give_up_get(getting)
+    assert told(subscription) == ([(7, 8)] if between == "seek" else [(0, 5), (5, 6)])
+    if between == "nothing":
+        assert subscription.stats().gap_total == 5
+
+
+def test_a_gap_is_told_once_though_its_get_was_struck_as_it_was_given_up(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given up once more then, and somebody else may have been told meanwhile."""
+    _, subscription, getting = behind(open_spool)
+    cursor = inside.cursor(subscription)
+
+    class Struck:
+        def notify(self) -> None:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cursor, "_line", Struck())
+        with pytest.raises(KeyboardInterrupt):
+            cursor.give_up_get(getting)
+    with pytest.raises(qflow.GapError):
+        subscription.get(0)
+    cursor.give_up_get(getting)
+    assert told(subscription) == [(5, 6)]
+
+
+def test_a_gap_is_told_once_wherever_a_handler_strikes_the_get(open_spool: Open) -> None:
+    """It is told by that get, or by the next one."""
+    _, subscription, _ = behind(open_spool)
+    for at in count():
+        subscription.seek(0)
+        strike, gaps = Strike(at), []
+        try:
+            assert strike.run(lambda: subscription.get(0))
+        except qflow.GapError as gap:
+            gaps = [(gap.first, gap.end)]
+        assert gaps + told(subscription) == [(0, 5), (5, 6)], strike.where
+        if strike.where is None:
+            break
+    assert at > 10

@@ -25,6 +25,8 @@ from qflow.queues.queue import parts_of
 
 MOST = 5
 """Places of each call that are struck in a normal run, for each kind of handler."""
+WHOLE = {"get", "get_many"}
+"""Calls of which each place is struck by a handler that raises: they are few, and after one of them much is lost."""
 MOST_CLOSED = 1
 """The same for one that closes: the spool is opened again for each."""
 NEVER = 2**60
@@ -436,7 +438,7 @@ def test_a_handler_that_raises_finds_a_call_done_or_not_done(world: World, name:
     """At any place: nothing is kept for it, nothing is lost or doubled, and nobody hangs."""
     count = count_places(world, name)
     struck = 0
-    for at in places(count, MOST, seed):
+    for at in places(count, NEVER if name in WHOLE else MOST, seed):
         strike, ended = reach(at, lambda at: strike_once(world, name, at, None))
         struck += ended
         assert ended == (strike.where is not None)
