@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable
+from copy import copy
 from datetime import datetime
 from functools import partial
 from itertools import count
@@ -241,11 +242,16 @@ Taker = tuple[Hashable, int]
 
 
 async def acquire(
-    subscription: AsyncSubscription, most: int | None, timeout_s: Duration | None, taker: Taker
+    subscription: AsyncSubscription,
+    most: int | None,
+    timeout_s: Duration | None,
+    taker: Taker,
+    gaps: Callable[[Callable[[], object]], object],
 ) -> AsyncStreamDeliveries | None:
     """Return messages for a taker; without `most`, for a loop of its, which returns one after the other; see `show`.
 
-    A loop gets one at a time while some are to come back later: it does not hear when they are due.
+    A loop gets one at a time while some are to come back later: it does not hear when they are due. Before `GapError`
+    is raised, `gaps` is given what to call if nobody is told of that: the next get raises it then.
     """
     member = subscription._member
     key, loop = taker
@@ -255,7 +261,8 @@ async def acquire(
     getting = member.begin_get(most, timeout_s, (key, loop) if loop else key, ahead=ahead)
     await subscription._attend(getting)
     if getting.gap is not None:
-        raise getting.gap
+        gaps(partial(member.cursor.give_up_get, getting))
+        raise copy(getting.gap)  # which the getting keeps, without what a raised one leads to
     return None if getting.batch is None else AsyncStreamDeliveries(getting.batch, subscription._settling)
 
 

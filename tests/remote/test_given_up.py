@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,10 @@ import qflow.aio
 from door_raw import RawDoor, until
 from doors import event_loop
 from doors.event_loop import cancelled_at, run, struck, turns
-from qflow.config import StreamSettings
 from qflow.remote.client import browsing, requests, stream_requests
 from qflow.remote.client import link as client
 from qflow.remote.client.link import Link, Reply, Request
-from qflow.remote.client.stream_holding import Holding
-from qflow.remote.client.stream_replies import Opened
+from qflow.remote.server.grants import MOST_GAPS, Grants
 from qflow.remote.server.session import Session
 from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.frames import Frame, FrameReader, encode_frame, preamble
@@ -130,26 +129,14 @@ def test_what_nobody_was_handed_is_undone(link: Link, request_: Request, result:
     assert [frame.head for frame in sent(link)] == ([] if undone is None else [undone])
 
 
-@pytest.mark.parametrize(("seek", "told_of"), [((), True), ((1,), True), ((0,), False), ((None,), False)])
-@pytest.mark.parametrize("in_loop", [False, True])
-def test_a_gap_that_nobody_was_told_of_is_told_by_the_next_get(
-    link: Link, in_loop: bool, seek: tuple[int | None, ...], told_of: bool
-) -> None:
-    """Its answer came after the call was given up; a seek of its partition goes elsewhere."""
-    settings = StreamSettings(topics=["#"], partitions=2)
-    holding = Holding(Opened(1, "s", "mine", "#", False, settings))
-    holding.get_begins(1)
-    number = link.begin(holding.get_ahead(1, 1) if in_loop else holding.get(1, None, 1), Waiting())
+def test_the_owner_is_told_of_an_error_that_nobody_was_handed(link: Link) -> None:
+    """Its answer had come: it may be a gap, which the owner tells the next one then."""
+    number = link.begin(stream_requests.get(1, 1, None, 1), Waiting())
+    sent(link)
+    link.feed(b"".join(encode_frame(number, encode_error(qflow.GapError("gone", partition=0, first=3, end=5)))))
     link.give_up(number)
-    gap = qflow.GapError("gone", partition=0, first=3, end=5)
-    link.feed(b"".join(encode_frame(number, encode_error(gap))))
-    for partition in seek:
-        holding.seek(partition, [])
-    if told_of:
-        with pytest.raises(qflow.GapError) as raised:
-            holding.get_begins(1)
-        assert (raised.value.first, raised.value.end) == (3, 5)
-    holding.get_begins(1)
+    assert [frame.head for frame in sent(link)] == [{"op": "cancel", "request": number}]
+    assert link.must_be_heard
 
 
 @pytest.mark.parametrize("get", [{"op": "get", "queue": "jobs"}, {"op": "subscription_get", "subscription": 1}])
@@ -174,6 +161,77 @@ def test_what_is_asked_for_behind_a_cancelled_get_comes_behind_what_that_held(
     assert [answer.head["result"]["redelivered"] for answer in answers] == [
         answers[0].head["result"]["redelivered"]
     ] * 3
+
+
+SUBSCRIBE = {"op": "subscribe", "stream": "s", "filter": "#", "options": {"group": "g", "start": 0}}
+
+
+def lose(owner: qflow.Broker) -> None:
+    """Have the first five of ten messages of a stream dropped."""
+    stream = owner.declare_stream("s", topics=["s"], retention_messages=5)
+    owner.publish_many([("s", b"%d" % number) for number in range(10)])
+    assert isinstance(stream, StreamLog)
+    stream.retain()
+
+
+def told(answer: Frame | None) -> Any:
+    """Return the gap that an answer tells of, or the body of its message."""
+    assert answer is not None
+    if "error" in answer.head:
+        assert answer.head["error"] == "GapError", answer.head
+        return answer.head["facts"]["first"], answer.head["facts"]["end"]
+    return answer.columns[0][0] if answer.columns else None
+
+
+@pytest.mark.parametrize("whose", ["the same", "another's"])
+@pytest.mark.parametrize("op", [{"most": 1}, {"ahead": True, "loop": 1}])
+def test_a_gap_that_nobody_was_told_of_is_told_first_of_what_is_asked_for_next(
+    owner: qflow.Broker, spool: Path, op: dict[str, Any], whose: str
+) -> None:
+    """Its answer was on its way to a get that was cancelled: whoever of the group asks next is told, and once."""
+    lose(owner)
+    with RawDoor(spool).greeted() as raw, RawDoor(spool).greeted() as other:
+        for one in (raw, other):
+            one.ask(SUBSCRIBE)
+        get = {"op": "subscription_get", "subscription": 1, "taker": 1, **op}
+        answer = raw.ask(get)
+        assert told(answer) == (0, 5)
+        for _ in range(2):
+            raw.request({"op": "cancel", "request": answer.number}, number=0)
+        raw.ask({"op": "lag", "subscription": 1})  # it has heard that
+        asks = raw
+        if whose == "another's":
+            raw.socket.close()
+            until(lambda: owner.stream("s").stats().subscriptions[0].members == 1)
+            asks = other
+        assert [told(asks.ask(get)) for _ in range(2)] == [(0, 5), b"5"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_cancel_is_of_the_last_request_that_had_the_number(owner: qflow.Broker, spool: Path, lost: bool) -> None:
+    """What was granted to an earlier one, or told, stays so."""
+    lose(owner)
+    with RawDoor(spool).greeted() as raw:
+        raw.ask(SUBSCRIBE)
+        get = {"op": "subscription_get", "subscription": 1, "taker": 1, "most": 1}
+        if not lost:
+            assert told(raw.ask(get)) == (0, 5)
+        raw.request(get, number=1000)
+        assert told(raw.frame()) == ((0, 5) if lost else b"5")
+        raw.request({"op": "lag", "subscription": 1}, number=1000)
+        assert raw.frame() is not None
+        raw.request({"op": "cancel", "request": 1000}, number=0)
+        assert told(raw.ask(get)) == (b"5" if lost else b"6")
+
+
+def test_of_gaps_that_were_answered_the_last_ones_are_known() -> None:
+    """That they were told, nobody says; more than that are not on their way."""
+    grants, told_again = Grants(), list[int]()
+    for request in range(1, MOST_GAPS + 2):
+        grants.add_gap(request, partial(told_again.append, request))
+    for request in (1, 2, MOST_GAPS + 1, 2):
+        grants.give_up_of(request)
+    assert told_again == [2, MOST_GAPS + 1]
 
 
 def test_the_owner_keeps_nothing_for_tasks_that_were_cancelled(owner: qflow.Broker) -> None:

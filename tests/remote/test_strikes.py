@@ -10,10 +10,20 @@ import pytest
 import qflow
 from door_raw import until
 from faults.strikes import Strike, places, reach
+from qflow.streams.stream_log import StreamLog
 
 MOST = 60
 """Places of each call that are struck in a normal run."""
 NEVER = 2**60
+
+
+def is_told(get: Callable[[], object]) -> bool:
+    """Tell whether a get tells that messages are gone."""
+    try:
+        get()
+    except qflow.GapError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("way", ["get", "get_many", "none"])
@@ -101,6 +111,28 @@ def test_wherever_the_closing_of_a_subscription_is_interrupted_it_is_open_or_clo
         subscription.close()
         until(lambda: not stream.stats().subscriptions, strike.where)
         return strike, ended
+
+    strike_at(NEVER)
+    for at in places(strike_at(NEVER)[0].seen, MOST, 1):
+        reach(at, strike_at)
+
+
+def test_wherever_a_get_is_interrupted_that_tells_of_a_gap_one_is_told_of_it(
+    owner: qflow.Broker, remote: qflow.RemoteBroker
+) -> None:
+    """By that get, or by the next."""
+    stream = owner.declare_stream("s", topics=["s"], retention_messages=1)
+    owner.publish_many([("s", b"x")] * 2)
+    assert isinstance(stream, StreamLog)
+    stream.retain()
+    subscription = remote.subscribe("s", start="earliest", name="n")
+
+    def strike_at(at: int) -> tuple[Strike, bool]:
+        subscription.seek(0)
+        strike = Strike(at)
+        told = [is_told(lambda: strike.run(subscription.get)), is_told(subscription.get)]
+        assert sorted(told) == [False, True], strike.where
+        return strike, told[1]
 
     strike_at(NEVER)
     for at in places(strike_at(NEVER)[0].seen, MOST, 1):

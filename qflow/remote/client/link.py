@@ -41,8 +41,6 @@ CLOSE_S = 1.0
 Reason = Callable[[], QflowError | None]
 Undo = Callable[[Any], "Request | None"]
 """Given a result that nobody was handed, returns what lets go of what the owner holds for it, if that is anything."""
-Missed = Callable[[QflowError], object]
-"""Told of an error that nobody was handed."""
 
 
 class Reply(NamedTuple):
@@ -65,7 +63,6 @@ class Request(NamedTuple):
     """What may have been done if no answer comes; empty where that does not matter."""
     read: Callable[[Reply], Any] = _result
     undo: Undo | None = None
-    missed: Missed | None = None
     line: str = ANY
     """See `lines`."""
 
@@ -87,16 +84,6 @@ class Request(NamedTuple):
             return sum(len(item) for column in self.columns for item in column if item is not None)
 
 
-class Undoable(Protocol):
-    """Says what becomes of an answer that nobody was handed."""
-
-    @property
-    def undo(self) -> Undo | None: ...
-
-    @property
-    def missed(self) -> Missed | None: ...
-
-
 class Waiting(Protocol):
     """Somebody who waits for a reply."""
 
@@ -106,13 +93,13 @@ class Waiting(Protocol):
 class _Given(Lined):
     """A request that was made, and is not answered."""
 
-    __slots__ = ("doubt", "has_columns", "kept", "missed", "number", "since", "size", "undo", "waiting")
+    __slots__ = ("doubt", "has_columns", "kept", "number", "since", "size", "undo", "waiting")
 
     def __init__(self, number: int, request: Request, waiting: Waiting, line: str | None) -> None:
         super().__init__(line)
         self.number = number
         self.doubt = request.doubt
-        self.undo, self.missed = request.undo, request.missed
+        self.undo = request.undo
         self.waiting: Waiting | None = waiting
         """None: it was given up."""
         self.has_columns = bool(request.columns)
@@ -300,27 +287,27 @@ class Link:
             raise BrokerClosed(*self._refused.args) if self.limits else again(self._refused)
 
     def give_up(self, number: int) -> None:
-        """Nobody waits for an answer any more: have the owner told, and given back what may come with it."""
-        given = self._given.get(number)
-        if given is None or self.ended is not None:
+        """Nobody waits for an answer any more: have the owner told, and given back what may come with it.
+
+        So for an answer that has come, if it was an error: of a gap the owner tells the next one then.
+        """
+        if self.ended is not None:
             return
-        if given.kept is not None:
+        given = self._given.get(number)
+        if given is not None and given.kept is not None:
             del self._given[number]
             if number == self._unheard:
                 self._unheard = -1
             self._is_over(given)
         else:
-            given.waiting = None
+            if given is not None:
+                given.waiting = None
             self._out += encode_frame(0, {"op": "cancel", "request": number})
             self._unheard = -1
 
-    def drop(self, asked: Undoable, outcome: Reply | BaseException | None) -> None:
+    def give_back(self, undo: Undo | None, reply: Reply) -> None:
         """Have the owner let go of what came with an answer, and nobody was handed: deliveries, or a subscription."""
-        if not isinstance(outcome, Reply):
-            if asked.missed is not None and isinstance(outcome, QflowError):
-                asked.missed(outcome)
-            return
-        request = None if asked.undo is None or self._refused is not None else asked.undo(outcome.result)
+        request = None if undo is None or self._refused is not None else undo(reply.result)
         if request is not None:
             self.tell(request)
 
@@ -365,8 +352,8 @@ class Link:
             outcome = Reply(head.get("result"), columns)
         if given.waiting is not None:
             given.waiting.answered(outcome)
-        else:
-            self.drop(given, outcome)
+        elif isinstance(outcome, Reply):
+            self.give_back(given.undo, outcome)
 
     def _notice(self, head: Head) -> None:
         if "closing" in head:

@@ -11,8 +11,7 @@ import weakref
 from collections import defaultdict
 from typing import Any
 
-from qflow.durations import Duration
-from qflow.errors import AlreadySettled, GapError, InvalidArgument, QflowError
+from qflow.errors import AlreadySettled, InvalidArgument
 from qflow.remote.client import stream_requests
 from qflow.remote.client.link import Request
 from qflow.remote.client.requests import Places
@@ -51,8 +50,6 @@ class Holding:
         self.closed = False
         self._is_named = opened.name is not None
         self._parts = [object() for _ in range(opened.settings.partitions)]
-        self._untold: list[GapError] = []
-        """What gets were to raise that were given up."""
         self._held: weakref.WeakSet[RemoteStreamBatch] = weakref.WeakSet()
         self._of: defaultdict[object, weakref.WeakSet[RemoteStreamBatch]] = defaultdict(weakref.WeakSet)
         """Of each taker, what a get or loop of its may change: what loops asked for; without a name, all.
@@ -80,30 +77,11 @@ class Holding:
             raise InvalidArgument("the subscription is closed: subscribe again")
 
     def get_begins(self, taker: int) -> None:
-        """A thread or task asks for more: what a loop of its has not returned goes back, or all is settled.
-
-        Raises:
-            GapError: one that came for a get that was given up.
-        """
+        """A thread or task asks for more: what a loop of its has not returned goes back, or all is settled."""
         self.check_open()
         self.drop_unshown(taker)
         if not self._is_named:
             self._drop(taker)
-        if self._untold:
-            raise self._untold.pop(0)
-
-    def get(self, most: int, timeout_s: Duration | None, taker: int) -> Request:
-        """Return the request for messages; its reply is a `Granted`."""
-        return stream_requests.get(self.number, most, timeout_s, taker)._replace(missed=self._missed)
-
-    def get_ahead(self, taker: int, loop: int) -> Request:
-        """The same for a loop."""
-        return stream_requests.get_ahead(self.number, taker, loop)._replace(missed=self._missed)
-
-    def _missed(self, error: QflowError) -> None:
-        """Have the next get tell of a gap: the one that was to do it was given up."""
-        if isinstance(error, GapError):
-            self._untold.append(error)
 
     def loop_begins(self, taker: int) -> Request | None:
         """A thread begins a loop: what an earlier one of its has left goes back."""
@@ -120,7 +98,6 @@ class Holding:
 
     def seek(self, partition: int | None, before: list[RemoteStreamBatch]) -> None:
         """All that was held before is taken back, or what is of one partition."""
-        self._untold = [gap for gap in self._untold if partition is not None and gap.partition != partition]
         for part in self._parts if partition is None else self._parts[partition : partition + 1]:
             for batch in before:
                 batch.take_part(part)
@@ -244,7 +221,7 @@ class Loop:
 
     def request(self) -> Request:
         """Return the request for another batch."""
-        return self._holding.get_ahead(self.taker, self.number)
+        return stream_requests.get_ahead(self._holding.number, self.taker, self.number)
 
     def end(self) -> Request | None:
         """The loop is left: what it did not return goes back, and so does the message it returned last."""

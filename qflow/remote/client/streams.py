@@ -137,7 +137,7 @@ class RemoteSubscription(Unpicklable):
 
     def _get(self, most: int, timeout_s: Duration | None, take: Callable[[int, bool, Granted], T]) -> T:
         taker = threading.get_ident()
-        request = self._holding.get(most, timeout_s, taker)
+        request = stream_requests.get(self._opened.number, most, timeout_s, taker)
         self._connection.locked(partial(self._holding.get_begins, taker))
         return self._connection.call(request, partial(take, taker, False))
 

@@ -153,7 +153,7 @@ class AsyncRemoteSubscription(Unpicklable):
 
     async def _get(self, max_messages: int, timeout_s: Duration | None) -> AsyncStreamDeliveries:
         mine = self._tasks.current()
-        request = self._holding.get(max_messages, timeout_s, mine)
+        request = stream_requests.get(self._opened.number, max_messages, timeout_s, mine)
         self._holding.get_begins(mine)
         batch = await self._connection.call(request, partial(self._take, mine, False))
         return AsyncStreamDeliveries(stream_deliveries_of(batch), self._settles)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QflowError, StorageError
-from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request
+from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request, Undo
 from qflow.remote.wire.frames import WireError
 
 READ_BYTES = 2**18
@@ -25,18 +25,18 @@ _connections: weakref.WeakSet[TaskConnection] = weakref.WeakSet()
 class _Waiting:
     """A task, or a future, that waits for a reply."""
 
-    __slots__ = ("future", "late", "missed", "number", "undo")
+    __slots__ = ("future", "late", "number", "undo")
 
-    def __init__(self, future: asyncio.Future[Any], request: Request) -> None:
+    def __init__(self, future: asyncio.Future[Any], undo: Undo | None) -> None:
         self.future = future
         self.number = 0
-        self.undo, self.missed = request.undo, request.missed
-        self.late: Reply | QflowError | None = None
+        self.undo = undo
+        self.late: Reply | None = None
         """What came when the future was cancelled, and its task had not heard of that yet."""
 
     def answered(self, outcome: Reply | QflowError) -> None:
         if self.future.cancelled():
-            self.late = outcome
+            self.late = outcome if isinstance(outcome, Reply) else None
         elif isinstance(outcome, Reply):
             self.future.set_result(outcome)
         else:
@@ -184,7 +184,7 @@ class TaskConnection(asyncio.Protocol):
 
     def _begin(self, request: Request, *, is_submitted: bool = False) -> _Waiting:
         self.check_open()
-        waiting = _Waiting(self._loop.create_future(), request)
+        waiting = _Waiting(self._loop.create_future(), request.undo)
         waiting.number = number = self._link.begin(request, waiting, is_submitted=is_submitted)
         kept_s = self._link.kept_s(number)
         if kept_s is not None:
@@ -200,11 +200,11 @@ class TaskConnection(asyncio.Protocol):
     def _give_up(self, waiting: _Waiting) -> None:
         future = waiting.future
         if waiting.late is not None:
-            self._link.drop(waiting, waiting.late)
-        elif future.cancelled() or not future.done():
+            self._link.give_back(waiting.undo, waiting.late)
+        elif future.cancelled() or not future.done() or future.exception() is not None:
             self._link.give_up(waiting.number)
         else:
-            self._link.drop(waiting, future.exception() or future.result())
+            self._link.give_back(waiting.undo, future.result())
         self._flush()
 
     def _flush(self) -> None:

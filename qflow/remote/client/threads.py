@@ -280,10 +280,10 @@ class Connection:
             if self._link.ended is not None or not call.number:
                 return
             number, call.number = call.number, 0
-            if call.outcome is None:
-                self._link.give_up(number)
+            if isinstance(call.outcome, Reply):
+                self._link.give_back(request.undo, call.outcome)
             else:
-                self._link.drop(request, call.outcome)
+                self._link.give_up(number)
             self._send()
 
     def _check(self) -> None:

@@ -215,6 +215,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if number in self._tasks or number in self.puts or number in self._long.waiting:
             raise WireError(f"request {number} is under way already: each has a number of its own")
+        self._session.grants.forget_request(number)
         taken = self._budget.complete(self)
         self._stop_watching()
         cost = Cost(size, bool(columns), taken)
@@ -285,9 +286,9 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     async def _answer(self, number: int, head: dict[str, Any], columns: Any) -> None:
+        head["request"] = number  # what it is answered with may go back by that
         reply = await self._session.call(head, columns)
         if number:
-            self._session.grants.answer(number, reply[0].get("result"))
             self._answers.write(number, *reply)
         elif reply[0].get("error", TOO_LATE) != TOO_LATE:
             text = f"nobody waits for operation {head.get('op')!r}, and it failed: {reply[0]['text']}"

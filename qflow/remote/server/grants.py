@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from qflow.aio.delivery import AsyncDeliveries, held_of
@@ -9,6 +10,8 @@ from qflow.errors import AlreadySettled
 
 SWEPT_AT = 1000
 """So many grants, and they are looked through for those whose leases have ended."""
+MOST_GAPS = 1000
+"""More answers of one connection are not on their way at once that tell of messages that are gone."""
 
 
 class Lender(Protocol):
@@ -32,10 +35,10 @@ class Grant:
 
     __slots__ = ("_lender", "batch", "request")
 
-    def __init__(self, batch: AsyncDeliveries, lender: Lender) -> None:
+    def __init__(self, batch: AsyncDeliveries, lender: Lender, request: int) -> None:
         self.batch: Any = batch
-        self.request = 0
-        """The one it was the answer to."""
+        self.request = request
+        """The one it is the answer to."""
         self._lender = lender
 
     def give_up(self, first: int = 0) -> None:
@@ -65,6 +68,10 @@ class Grants:
 
     def __init__(self) -> None:
         self._grants: dict[int, Grant] = {}
+        self._answers: dict[int, int] = {}
+        """Of these, the one that a request was answered with."""
+        self._gaps: dict[int, Callable[[], object]] = {}
+        """By request, as long as a cancel may come: `MOST_GAPS` that were answered last."""
         self._last = 0
         self._swept_at = SWEPT_AT
 
@@ -74,10 +81,12 @@ class Grants:
     def add(self, grant: Grant) -> int:
         """Return the number of a new grant."""
         if len(self._grants) >= self._swept_at:
-            self._grants = {number: one for number, one in self._grants.items() if one.is_held}
+            for number in [number for number, one in self._grants.items() if not one.is_held]:
+                self._forget(number)
             self._swept_at = max(SWEPT_AT, 2 * len(self._grants))
         self._last += 1
         self._grants[self._last] = grant
+        self._answers[grant.request] = self._last
         return self._last
 
     def get(self, number: int) -> Grant:
@@ -95,18 +104,31 @@ class Grants:
         """Forget a grant, if nothing of it is left, or it was given up."""
         grant = self._grants.get(number)
         if grant is not None and (given_up or not grant.is_held):
-            del self._grants[number]
+            self._forget(number)
 
-    def answer(self, request: int, result: Any) -> None:
-        """Note which request a grant is the answer to, if there is one in its result."""
-        if type(result) is dict and (grant := self._grants.get(result.get("grant", 0))) is not None:
-            grant.request = request
+    def add_gap(self, request: int, give_up: Callable[[], object]) -> None:
+        """Keep how a gap goes back that a request is answered with: that it was told, nobody says."""
+        self._gaps[request] = give_up
+        if len(self._gaps) > MOST_GAPS:
+            del self._gaps[next(iter(self._gaps))]
+
+    def forget_request(self, request: int) -> None:
+        """Another request has its number."""
+        self._answers.pop(request, None)
+        self._gaps.pop(request, None)
 
     def give_up_of(self, request: int) -> None:
-        """Give back what was granted to a request that was cancelled as its answer was on its way. Cost: O(grants)."""
-        number = next((number for number, one in reversed(self._grants.items()) if one.request == request), 0)
-        if number:
-            self._grants.pop(number).give_up()
+        """Give back what a request was answered with that is cancelled: nobody was handed that."""
+        if request in self._answers:
+            self._forget(self._answers[request]).give_up()
+        elif (give_up := self._gaps.pop(request, None)) is not None:
+            give_up()
+
+    def _forget(self, number: int) -> Grant:
+        grant = self._grants.pop(number)
+        if self._answers.get(grant.request) == number:
+            del self._answers[grant.request]
+        return grant
 
     def holds(self) -> bool:
         """Tell whether a delivery is not settled."""
@@ -115,5 +137,6 @@ class Grants:
     def take_all(self) -> list[Grant]:
         """Return all grants, the newest first, and forget them."""
         grants = list(self._grants.values())[::-1]
-        self._grants.clear()
+        for held in (self._grants, self._answers, self._gaps):
+            held.clear()
         return grants

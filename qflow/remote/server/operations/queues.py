@@ -163,7 +163,7 @@ async def get(session: Session, head: dict[str, Any], columns: Columns) -> Reply
         work.give_up(batch)
         raise
     told["leased"] = work.is_leased
-    told["grant"] = session.grants.add(Grant(batch, work))
+    told["grant"] = session.grants.add(Grant(batch, work, head["request"]))
     return {"result": told}, answer
 
 

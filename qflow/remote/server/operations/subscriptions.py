@@ -58,7 +58,9 @@ async def subscription_get(session: Session, head: dict[str, Any], columns: Colu
     subscription = _subscription(session, head)
     ahead = arguments.flag(head, "ahead")
     most = None if ahead else min(parse_count(head.get("most", 1), "max_messages"), MOST_MESSAGES)
-    lender, collect = _Lender(subscription), partial(acquire, subscription, most, taker=_taker(session, head))
+    request, lender = head["request"], _Lender(subscription)
+    gaps = partial(session.grants.add_gap, request)
+    collect = partial(acquire, subscription, most, taker=_taker(session, head), gaps=gaps)
     batch = await session.acquire(collect, lender.give_up, parse_timeout(head.get("timeout_s")))
     if batch is None:
         return {"result": {"offsets": []}}, []
@@ -68,7 +70,7 @@ async def subscription_get(session: Session, head: dict[str, Any], columns: Colu
         lender.give_up(batch)
         raise
     if len(batch):
-        told["grant"] = session.grants.add(Grant(batch, lender))
+        told["grant"] = session.grants.add(Grant(batch, lender, request))
     return {"result": told}, answer
 
 
