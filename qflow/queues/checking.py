@@ -32,6 +32,8 @@ ROUNDS = 4
 """What is wrong is wrong each time."""
 PATIENCE_S = 10.0
 """How long what is on its way when something seems to be wrong is waited for."""
+GIVING_BACK_S = 0.2
+"""The same for what a thread that acks is about to give back: that is its next step."""
 
 _record = attrgetter("record")
 _sequence = attrgetter("sequence")
@@ -73,8 +75,10 @@ def _wait_for_what_is_under_way(queue: Parts) -> None:
     before = queue.spiller.under_way.copy()
     if queue.context.log is not None and not queue.context.log.failed:
         queue.context.log.drain()
-    ends = perf_counter() + PATIENCE_S
-    while (before & queue.spiller.under_way or _lends_too_much(queue)) and perf_counter() < ends:
+    began = perf_counter()
+    while (before & queue.spiller.under_way and perf_counter() < began + PATIENCE_S) or (
+        _lends_too_much(queue) and perf_counter() < began + GIVING_BACK_S
+    ):
         sleep(0.01)
 
 
@@ -244,7 +248,7 @@ def _charge_problems(moment: _Moment, held: _Held) -> Iterator[str]:
 def _lending_problems(moment: _Moment) -> Iterator[str]:
     """Check what is borrowed. It is wrong if it stays as it is: above the capacity it only becomes less."""
     if moment.borrowed > max(moment.capacity, moment.used):
-        yield f"{moment.borrowed} bytes are borrowed of a capacity of {moment.capacity}, {moment.used} are charged"
+        yield f"{moment.borrowed} bytes are borrowed of a capacity of {moment.capacity}, and fewer are charged"
 
 
 def _count_problems(moment: _Moment, held: _Held) -> Iterator[str]:

@@ -158,13 +158,15 @@ class History:
         """Yield what does not agree in a partition; what retention takes, or a commit adds, meanwhile does."""
         row = partition.lane.row
         position, end = row.floor, row.next  # not all of it may be visible yet; the log has it
-        is_whole = True
+        is_whole, is_shorter = True, False
         messages = size = 0
         while position < end:
             read = self.read(partition.number, position, end, 2**24, None)
             if read.hole is not None:
                 is_whole = False
-                if read.hole.problem != DROPPED:
+                if read.hole.problem == DROPPED:
+                    is_shorter = True
+                else:
                     yield f"stream {self.name!r}: {read.hole.problem}"
             messages += sum(len(piece.records) for piece in read.pieces)
             size += sum(piece.size for piece in read.pieces)
@@ -174,3 +176,10 @@ class History:
                 f"stream {self.name!r}, partition {partition.number}: the row says {row.messages} messages, "
                 f"{row.bytes} bytes; blocks hold {messages}, {size}"
             )
+        if is_shorter:
+            self._log.drain()  # the row follows what the log was told
+            if partition.lane.row is row:
+                yield (
+                    f"stream {self.name!r}, partition {partition.number}: the row says that it begins at {row.floor}, "
+                    "and the log holds less"
+                )

@@ -233,15 +233,39 @@ def test_what_an_acking_thread_is_about_to_give_back_is_no_problem(
 
 
 def test_what_stays_borrowed_above_a_capacity_is_a_problem(open_at: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what is charged is another number at each look."""
     broker = open_at()
     queue = broker.declare_queue("q", durable=False)
     queue.put(b"x")
     gate = parts_of(queue).gate
-    gate.ledger.set_capacity(gate.account, gate.used)
-    monkeypatch.setattr(checking, "PATIENCE_S", 0)
-    (problem,) = broker.check()
-    assert "are borrowed of a capacity of" in problem
+    used = gate.used
+    gate.ledger.set_capacity(gate.account, used)
+    step = checking._Counting.step
+
+    def charged_meanwhile(counting: Any) -> Any:
+        gate.used -= 1
+        return step(counting)
+
+    monkeypatch.setattr(checking._Counting, "step", charged_meanwhile)
+    monkeypatch.setattr(checking, "GIVING_BACK_S", 0)
+    assert sum("are borrowed of a capacity of" in problem for problem in broker.check()) == 1
+    gate.used = used
     broker.close()  # before the fixture checks it
+
+
+def test_a_stream_that_has_lost_more_than_its_row_says_is_a_problem(open_at: Open) -> None:
+    """Also where the log begins later."""
+    broker = open_at()
+    stream = broker.declare_stream("s", topics=["t"], retention_messages=5)
+    broker.publish_many([("t", b"x")] * 5)
+    broker.publish_many([("t", b"x")] * 5)
+    stream.retain()
+    lane = broker.engine.streams.get("s").history.partitions[0].lane
+    row = lane.row
+    lane.row = row._replace(floor=row.floor - 3, messages=row.messages + 3)
+    (problem,) = broker.check()
+    assert "the log holds less" in problem
+    lane.row = row
 
 
 def test_what_retention_takes_while_a_broker_checks_itself_is_no_problem(
