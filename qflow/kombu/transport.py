@@ -34,6 +34,10 @@ class Transport(pyamqp.Transport):
         """Return the URL as it was given: there is no password in it."""
         return uri
 
+    def qos_semantics_matches_spec(self, connection: Any) -> bool:
+        """Return False: a limit of a channel takes `global`, and Celery means one of all queues of a worker."""
+        return False
+
     def establish_connection(self) -> Any:
         """Return a connection to the server of the spool, which is started if there is none."""
         settings = LocalSettings.parse(_url(self.client))

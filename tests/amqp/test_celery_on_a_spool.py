@@ -99,6 +99,23 @@ def test_tasks_of_several_processes_are_done_whatever_is_killed(
     assert noted(done) == set(range(3 * THIRD))
 
 
+def test_tasks_for_later_do_not_hold_up_others(spool: Path, tasks: types.ModuleType, tmp_path: Path) -> None:
+    """A worker that holds as many of them as it takes ahead does the others meanwhile."""
+    with celery(tmp_path / "only", url(spool)) as process:
+        for number in range(3 * tasks.app.conf.worker_prefetch_multiplier):
+            tasks.note.apply_async((number, str(tmp_path / "done")), countdown=86_400)
+        assert tasks.add.delay(1, 2).get(timeout=WATCHDOG_S) == 3
+        end(process)
+    assert noted(tmp_path / "done") == set()
+
+
+def test_a_limit_of_celery_is_that_of_a_worker(spool: Path) -> None:
+    """Of all its queues together: Celery gives it to the channel where a server tells a channel from its consumers."""
+    with kombu.Connection(url(spool)) as connection:
+        assert not connection.qos_semantics_matches_spec
+    wait_for_the_end(spool)
+
+
 def test_the_server_ends_after_the_worker(spool: Path, tmp_path: Path) -> None:
     """A worker that is told to end leaves nothing behind."""
     with celery(tmp_path / "only", url(spool)) as process:

@@ -176,6 +176,32 @@ def test_kombu_publishes_and_consumes(amqp_server: Server) -> None:
     assert found == [({"n": number}, number) for number in reversed(range(10))]
 
 
+@pytest.mark.usefixtures("only_qflow")
+def test_a_prefetch_that_kombu_raises_is_that_of_its_consumers(amqp_server: Server) -> None:
+    """By which Celery's worker has a task to do while it holds those that are for later; a lower one holds, too."""
+    with kombu.Connection(amqp_server.url) as connection, connection.channel() as channel:
+        queue = kombu.Queue(unique("queue"), exclusive=True, durable=False)(channel)
+        taken: list[kombu.Message] = []
+
+        def take(count: int) -> None:
+            while len(taken) < count:
+                connection.drain_events(timeout=PATIENCE_S)
+            assert queue.queue_declare(passive=True).message_count == 10 - count
+
+        with kombu.Consumer(channel, [queue], on_message=taken.append, prefetch_count=1) as consumer:
+            for number in range(10):
+                kombu.Producer(channel).publish(number, routing_key=queue.name)
+            take(1)
+            consumer.qos(prefetch_count=3)
+            take(3)
+            consumer.qos(prefetch_count=2)
+            taken[0].ack()
+            take(3)
+            taken[1].ack()
+            take(4)
+            assert [message.decode() for message in taken] == [0, 1, 2, 3]
+
+
 def test_kombus_simple_queue_is_a_queue(amqp_server: Server) -> None:
     """Put, size, get, ack."""
     with kombu.Connection(amqp_server.url) as connection, connection.SimpleQueue(unique("simple")) as queue:

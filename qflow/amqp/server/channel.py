@@ -14,7 +14,7 @@ from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.queues import check_not_the_servers, new_name
 from qflow.amqp.model.vhost import declared_name
 from qflow.amqp.server.confirms import Confirms
-from qflow.amqp.server.consuming import Consumer, priority_of
+from qflow.amqp.server.consuming import Consumer, limits_those_there, priority_of
 from qflow.amqp.server.holding import Held, Holding, settle_all
 from qflow.amqp.server.publishing import Publishing
 from qflow.amqp.server.settling import give_back, settle
@@ -219,8 +219,11 @@ class Channel:
     def qos(self, method: Basic.Qos) -> Handled:
         if method.prefetch_size:
             raise AmqpError(ReplyCode.NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})")
-        self._prefetch = self._prefetch if method.global_ else method.prefetch_count
         self._shared_prefetch = method.prefetch_count if method.global_ else 0
+        if not method.global_:
+            self._prefetch = method.prefetch_count
+            for consumer in self.consumers.values() if limits_those_there(self.machine.client_properties) else ():
+                consumer.prefetch = method.prefetch_count
         self._wake_consumers()
         self._send(Basic.QosOk())
         return None

@@ -243,3 +243,11 @@ def priority_of(arguments: Mapping[str, Any] | None) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int):
         raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"invalid arg 'x-priority': {priority!r} is no integer")
     return priority
+
+
+def limits_those_there(client: Mapping[str, Any]) -> bool:
+    """Tell whether a client means its consumers that are there, too, by a `qos` without `global`.
+
+    kombu does, of any server that is not RabbitMQ 3: Celery lets a worker have one more for each task that is for later.
+    """
+    return client.get("product") == "py-amqp"
