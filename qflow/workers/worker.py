@@ -229,7 +229,9 @@ class Worker:
                 with self._at_hand(delivery, time.monotonic() + lease.seconds):
                     if lease.is_extended:
                         delivery.extend(lease.seconds)
-                    self._handle(delivery)
+                    leaves = self._handle(delivery)
+                if leaves is not None:
+                    raise leaves
         len(queue)  # what was sent before has arrived when this is answered
 
     @contextmanager
@@ -242,36 +244,46 @@ class Worker:
         finally:
             self._slot.end(failed=failed)
 
-    def _handle(self, delivery: Held) -> None:
-        """Call the function, and settle the message."""
+    def _handle(self, delivery: Held) -> BaseException | None:
+        """Call the function, and settle the message; return what the function ends the process by, having settled it."""
         assert self._function is not None
         try:
-            try:
-                check_ran(self._function(delivery))
-            except BaseException as error:
-                self._failed(delivery, error)
-                if not isinstance(error, Exception):
-                    raise
-            else:
-                delivery.ack()
-        except AlreadySettled:
-            return  # by the function, or its lease has ended
+            check_ran(self._function(delivery))
+        except BaseException as error:
+            is_settled = self._failed(delivery, error)
+            if isinstance(error, Exception):
+                return None
+            if is_settled:
+                return error
+            raise
+        with suppress(AlreadySettled):  # by the function, or its lease has ended
+            delivery.ack()
+        return None
 
-    def _failed(self, delivery: Held, error: BaseException) -> None:
-        """Give the message back, to come later each time, and say what went wrong."""
+    def _failed(self, delivery: Held, error: BaseException) -> bool:
+        """Give the message back, to come later each time, and say what went wrong; tell whether it was settled before."""
         count, reason = delivery.delivery_count, reason_of(error)
         what = f"message {delivery.sequence} of queue {self._job.queue!r} failed at delivery {count}"
         trace = "".join(traceback.format_exception(error))
         delay_s = min(self._job.retry_delay_s * 2.0 ** min(count - 1, 60), LONGEST_DELAY_S)
+        is_settled = False
         try:
             delivery.nack(delay_s=delay_s, reason=reason)
+        except AlreadySettled:
+            is_settled = True
         finally:
-            try:
-                sys.stderr.write(f"qflow: {what}:\n{trace}")
-                sys.stderr.flush()
-            except Exception:  # the function has closed it, or who reads it is gone
-                with suppress(OSError):
-                    self._report(FAILED, f"{what}: {reason}")
+            if not (is_settled and isinstance(error, SystemExit)):
+                self._tell(what, trace, reason)
+        return is_settled
+
+    def _tell(self, what: str, trace: str, reason: str) -> None:
+        """Write a traceback to stderr."""
+        try:
+            sys.stderr.write(f"qflow: {what}:\n{trace}")
+            sys.stderr.flush()
+        except Exception:  # the function has closed it, or who reads it is gone
+            with suppress(OSError):
+                self._report(FAILED, f"{what}: {reason}")
 
 
 def main() -> NoReturn:

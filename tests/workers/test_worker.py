@@ -199,6 +199,27 @@ def test_one_that_ends_the_process_gives_the_message_back_first(spool: Path, bro
     assert letters(spool) == [(b"1", "SystemExit: 7")]
 
 
+@pytest.mark.parametrize("settles", ["ack", "nack"])
+def test_one_that_has_settled_its_message_may_end_the_process(
+    spool: Path, broker: Any, settles: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As one does that leaks memory, after so many messages: nothing has failed, and no pause grows by it."""
+    broker.declare_queue("jobs", dead_letter="dead").put(b"1")
+
+    def leave(delivery: qflow.Delivery) -> None:
+        delivery.ack() if settles == "ack" else delivery.nack(requeue=False, reason="mine")
+        raise SystemExit(7)
+
+    scene = Scene(broker)
+    with pytest.raises(SystemExit) as ended:
+        scene.run(leave, messages=1)
+    assert ended.value.code == 7
+    assert scene.slot.read() == (0.0, 0, 1, 0)
+    assert capsys.readouterr().err == ""
+    with qflow.open(spool) as again:
+        assert len(again.queue("jobs")) == 0
+
+
 async def work_async(delivery: qflow.aio.AsyncDelivery) -> None:
     """As `work`, and awaited."""
     await asyncio.sleep(0)
