@@ -37,6 +37,7 @@ from qflow.errors import (
 )
 from qflow.takers import cut_name
 from qflow.workers import ending
+from qflow.workers.coming import coming_by
 from qflow.workers.desk import Desk, Slot
 from qflow.workers.job import AWAY, FAILED, READY, REFUSED, Job, Order, report
 from qflow.workers.targets import Function, load
@@ -177,7 +178,8 @@ class Worker:
                     queue = broker.queue(self._job.queue)
                     self._report(READY, "")
                     self._has_worked, pause_s = True, FIRST_PAUSE_S
-                    self._work(queue)
+                    with coming_by(broker):
+                        self._work(queue)
             except QflowError as error:
                 if not (self._has_worked or self._is_away(error, broker is None)):
                     return self._refuse(error)
@@ -245,7 +247,7 @@ class Worker:
             self._slot.end(failed=failed)
 
     def _handle(self, delivery: Held) -> BaseException | None:
-        """Call the function, and settle the message; return what the function ends the process by, having settled it."""
+        """Call the function, and settle the message; return by what the function ends the process after it did so."""
         assert self._function is not None
         try:
             check_ran(self._function(delivery))
@@ -261,7 +263,7 @@ class Worker:
         return None
 
     def _failed(self, delivery: Held, error: BaseException) -> bool:
-        """Give the message back, to come later each time, and say what went wrong; tell whether it was settled before."""
+        """Give the message back, to come later each time, and say what went wrong; tell whether it was settled."""
         count, reason = delivery.delivery_count, reason_of(error)
         what = f"message {delivery.sequence} of queue {self._job.queue!r} failed at delivery {count}"
         trace = "".join(traceback.format_exception(error))

@@ -223,7 +223,7 @@ def is_refused(cli: CommandLine, arguments: tuple[str, ...], sentence: str) -> N
 
 def test_the_module_and_the_program_of_the_page_run(cli: CommandLine, tmp_path: Path) -> None:
     """What the page shows: a module for `qflow work`, and a program."""
-    module, _, program = blocks_of("docs/howto/workers.md")
+    module, _, _, program = blocks_of("docs/howto/workers.md")
     (tmp_path / "sums.py").write_text(module)
     (tmp_path / "program.py").write_text(program)
     for queue, body in (("sums", b"[1, 2, 3]"), ("numbers", b"5")):
@@ -238,6 +238,21 @@ def test_the_module_and_the_program_of_the_page_run(cli: CommandLine, tmp_path: 
             assert line in iter(process.stdout.readline, b"")
             process.terminate()
     assert left(cli.spool, "sums") == left(cli.spool, "numbers") == []
+
+
+def test_the_module_of_the_page_puts_what_follows(cli: CommandLine, tmp_path: Path) -> None:
+    """In the process that works, whose broker is a connection."""
+    (tmp_path / "orders.py").write_text(blocks_of("docs/howto/workers.md")[2])
+    put(cli.spool, b"5")
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("invoices")
+    working = Working(cli, "work", "--processes", 1, file=tmp_path / "orders.py")
+    working.until("1 process works")
+    with qflow.connect(cli.spool) as remote:
+        assert remote.queue("invoices").get(timeout_s=60).body == b"invoice of 5"
+    working.signal()
+    assert working.end() == 128 + signal.SIGTERM
+    assert left(cli.spool) == []
 
 
 PROGRAM = """

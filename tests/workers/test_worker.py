@@ -15,6 +15,7 @@ import pytest
 
 import qflow
 import qflow.aio
+import qflow.workers
 from qflow.workers.job import AWAY, FAILED, READY, REFUSED, Job, report
 from qflow.workers.targets import Target
 from qflow.workers.worker import Held, Worker
@@ -218,6 +219,31 @@ def test_one_that_has_settled_its_message_may_end_the_process(
     assert capsys.readouterr().err == ""
     with qflow.open(spool) as again:
         assert len(again.queue("jobs")) == 0
+
+
+def test_a_function_puts_by_the_broker_that_its_message_came_by(spool: Path, broker: Any) -> None:
+    """Together with the ack; by the next broker once the first has ended."""
+    broker.declare_queue("jobs").put_many([b"1", b"2"])
+    broker.declare_queue("next")
+    brokers: list[Any] = [broker]
+
+    def pass_on(delivery: qflow.Delivery) -> None:
+        assert qflow.workers.broker() is brokers[-1]
+        with qflow.workers.broker().transaction() as tx:
+            tx.put("next", delivery.body)
+            tx.ack(delivery)
+        if delivery.body == b"1":
+            broker.close()
+            brokers.append(qflow.open(spool))
+            scene.broker = brokers[-1]
+
+    scene = Scene(broker)
+    assert scene.run(pass_on, messages=2) == 0
+    with qflow.open(spool) as again:
+        assert again.queue("next").get_many(10, timeout_s=0).bodies == [b"1", b"2"]
+        assert len(again.queue("jobs")) == 0
+    with pytest.raises(qflow.NotFound, match="for a function that `qflow work` calls"):
+        qflow.workers.broker()
 
 
 async def work_async(delivery: qflow.aio.AsyncDelivery) -> None:

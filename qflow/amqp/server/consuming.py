@@ -248,6 +248,6 @@ def priority_of(arguments: Mapping[str, Any] | None) -> int:
 def limits_those_there(client: Mapping[str, Any]) -> bool:
     """Tell whether a client means its consumers that are there, too, by a `qos` without `global`.
 
-    kombu does, of any server that is not RabbitMQ 3: Celery lets a worker have one more for each task that is for later.
+    kombu does, of any server but RabbitMQ 3: Celery has a worker take one more for each task that is for later.
     """
     return client.get("product") == "py-amqp"
