@@ -28,6 +28,8 @@ from qflow.workers.ending import LONGEST_END_S
 from qflow.workers.job import AWAY, FAILED, READY, REFUSED
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
+DEADLY = 10
+"""A message that has ended so many workers in a row is told of: its queue may set nothing aside."""
 
 
 class Child(Protocol):
@@ -106,6 +108,8 @@ class Crew:
         self._tell = tell
         self._clock = clock
         self.seats = [Seat(number, slot) for number, slot in enumerate(slots)]
+        self._last_death = (-1, 0)
+        """Which message was at hand, and how often in a row."""
         self.refusal: str | None = None
         """Why they cannot work."""
         self.draining = False
@@ -213,6 +217,7 @@ class Crew:
         hand, how = seat.slot.read(), f"{seat} {_how_it_ended(exit_code)}"
         if hand.deadline:
             how += f" at message {hand.sequence} of queue {self._queue!r}, which goes back"
+            self._count_death(hand.sequence)
         was_killed, seat.child = seat.state is State.KILLED, None
         if hand.done > seat.done_before:
             seat.failures = 0
@@ -225,6 +230,16 @@ class Crew:
             seat.state, seat.due = State.RESTING, self._clock()
         elif self.refusal is None:
             self._rest(seat, how)
+
+    def _count_death(self, sequence: int) -> None:
+        """Say what to do about a message that ends whoever takes it."""
+        last, times = self._last_death
+        self._last_death = (sequence, times + 1 if sequence == last else 1)
+        if self._last_death[1] == DEADLY:
+            self._tell(
+                f"message {sequence} of queue {self._queue!r} has ended {DEADLY} workers in a row, and those behind it "
+                "wait: qflow alter has max_deliveries and dead_letter, by which a queue sets such a message aside"
+            )
 
     def _rest(self, seat: Seat, how: str) -> None:
         pause_s = min(FIRST_PAUSE_S * 2 ** min(seat.failures, 30), LONGEST_PAUSE_S)

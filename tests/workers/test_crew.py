@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from qflow.workers.crew import FIRST_PAUSE_S, LONGEST_PAUSE_S, Crew, State
+from qflow.workers.crew import DEADLY, FIRST_PAUSE_S, LONGEST_PAUSE_S, Crew, State
 from qflow.workers.ending import LONGEST_END_S
 from qflow.workers.job import AWAY, READY, REFUSED
 from workers.shared import slots
@@ -117,6 +117,28 @@ def test_a_death_names_the_message_at_hand() -> None:
     assert "was ended by SIGKILL at message 17 of queue 'jobs', which goes back; it is started again" in told
     scene.advance(FIRST_PAUSE_S)
     assert scene.slots[0].read().deadline == 0
+
+
+def test_a_message_that_ends_one_worker_after_the_other_is_told_of_with_the_remedy() -> None:
+    """Once; another message between them begins anew."""
+    scene = Scene(1)
+    scene.work()
+
+    def die_at(sequence: int, times: int) -> None:
+        for _ in range(times):
+            scene.slots[0].begin(sequence)
+            scene.started[-1].code = -signal.SIGSEGV
+            scene.crew.step()
+            scene.advance(LONGEST_PAUSE_S)
+
+    die_at(17, DEADLY - 1)
+    die_at(18, 1)
+    die_at(17, DEADLY - 1)
+    assert not any("in a row" in one for one in scene.told)
+    die_at(17, DEADLY)
+    (told,) = (one for one in scene.told if "in a row" in one)
+    assert f"message 17 of queue 'jobs' has ended {DEADLY} workers in a row" in told
+    assert "max_deliveries" in told
 
 
 def test_one_that_holds_a_message_past_its_lease_is_killed_and_replaced_at_once() -> None:
