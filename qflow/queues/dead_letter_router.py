@@ -7,7 +7,7 @@ from typing import Protocol
 
 from qflow.config import QueueSettings
 from qflow.delivery import Segment
-from qflow.errors import NotFound, QflowError
+from qflow.errors import BrokerClosed, NotFound, QflowError
 from qflow.events import EventKind, Teller
 from qflow.loggers import get_logger
 from qflow.memory.waiting import sheltered
@@ -64,6 +64,10 @@ class DeadLetterRouter:
             leavings = [] if leaving is None else [leaving]
             waits = cause.reason == REJECTED and target.spiller.error is None
             self.together.commit([insert], leavings, timeout=ROOM_S if waits else 0, wait=leaving is None, dead=True)
+        except BrokerClosed:
+            if leaving is None:
+                raise
+            return False  # which needs no warning: what is durable is where it was when the spool is opened again
         except QflowError as error:
             if leaving is None:
                 raise

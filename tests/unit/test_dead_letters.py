@@ -590,7 +590,9 @@ def test_a_spilled_message_dies_with_its_body(open_spool: Open, durable: bool) -
 
 @pytest.mark.owner_only
 @pytest.mark.parametrize("end", ["close", "delete"])
-def test_an_end_while_a_letter_is_carried_away_is_no_trouble(open_spool: Open, durable: bool, end: str) -> None:
+def test_an_end_while_a_letter_is_carried_away_is_no_trouble(
+    open_spool: Open, durable: bool, end: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Edge 16: it is in its queue or in the other, or gone with its queue; late settles are answered."""
     broker = open_spool()
     queue = broker.declare_queue("q", durable=durable, dead_letter="dead")
@@ -605,6 +607,7 @@ def test_an_end_while_a_letter_is_carried_away_is_no_trouble(open_spool: Open, d
 
     parts_of(queue).exits.bury = end_first
     held.nack(requeue=False)
+    assert caplog.messages == []
     if end == "delete":
         broker.engine.log.drain()
         assert broker.check() == []
