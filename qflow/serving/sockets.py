@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import select
 import socket
+import sys
+import termios
+from contextlib import suppress
+from typing import Any
 
 
 def has_hung_up(client: socket.socket) -> bool:
@@ -13,3 +19,35 @@ def has_hung_up(client: socket.socket) -> bool:
     poll = select.poll()
     poll.register(client.fileno(), getattr(select, "POLLRDHUP", 0))
     return bool(poll.poll(0))
+
+
+def on_its_way(sock: Any) -> int:
+    """Return the bytes that the system has of what was sent, and the client has not taken yet; 0 if it does not say."""
+    with suppress(OSError, ValueError):  # it is closed
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return 0
+
+
+class Drain:
+    """Waits until the other side has taken what was written, and tells whether it does."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._is_waiting = False
+        self._unsent = 0
+
+    async def wait(self) -> None:
+        """Return when there is less to write."""
+        self._is_waiting = True
+        try:
+            await self._writer.drain()
+        finally:
+            self._is_waiting = False
+
+    def goes_on(self) -> bool:
+        """Tell whether `wait` waits, and less is left than at the last call."""
+        before, self._unsent = self._unsent, 0
+        if self._is_waiting:
+            transport = self._writer.transport
+            self._unsent = transport.get_write_buffer_size() + on_its_way(transport.get_extra_info("socket"))
+        return 0 < self._unsent < before

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import ssl as tls
-import sys
-import termios
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from h11 import IDLE, SEND_BODY
@@ -23,6 +19,7 @@ from qflow.broker import Broker
 from qflow.loggers import get_logger
 from qflow.serving.addresses import check_port
 from qflow.serving.listening import Listening
+from qflow.serving.sockets import on_its_way
 from qflow.serving.tasks import Tasks
 from qflow.serving.users import Users, check_users
 from qflow.web.app import application
@@ -141,14 +138,7 @@ def _awaited(one: H11Protocol) -> object:
     if one.conn.their_state in (IDLE, SEND_BODY) and one.timeout_keep_alive_task is None:
         return one.cycle, one.conn.their_state
     unsent = one.transport.get_write_buffer_size()
-    return (unsent, _on_its_way(one.transport.get_extra_info("socket"))) if unsent else None
-
-
-def _on_its_way(sock: Any) -> int:
-    """Return the bytes that the system has of what was sent, and the client has not taken yet; 0 if it does not say."""
-    with suppress(OSError):
-        return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    return 0
+    return (unsent, on_its_way(one.transport.get_extra_info("socket"))) if unsent else None
 
 
 async def serve(

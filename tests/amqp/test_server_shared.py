@@ -19,6 +19,7 @@ import qflow.amqp
 from amqp_client import Basic, Channels, Connections, method
 from amqp_clients import PATIENCE_S
 from amqp_raw import Queue, Raw
+from doors.event_loop import until
 from qflow.aio.broker import AsyncBroker
 from qflow.aio.delivery import AsyncDelivery
 from qflow.amqp.server import server as server_module
@@ -27,6 +28,7 @@ from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.server import Server
 from qflow.amqp.server.session import Session
 from qflow.amqp.server.stores import QueueStore
+from qflow.serving.sockets import on_its_way
 
 T = TypeVar("T")
 
@@ -233,6 +235,38 @@ def test_a_queue_that_cannot_be_deleted_holds_up_no_heartbeat(spool: Path, monke
             while failures or "unused" in broker.queues():
                 assert await elsewhere(beating.socket.recv, 100), "heartbeats end"
                 beating.send(b"\x08\x00\x00\x00\x00\x00\x00\xce")
+
+    run(scenario, spool)
+
+
+def test_a_client_on_a_slow_network_is_not_silent(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its heartbeats are not read while it is behind with what it has asked for; one that takes nothing is ended."""
+    monkeypatch.setattr(server_module, "TICK_S", 3600.0)
+
+    async def scenario(broker: AsyncBroker, server: Server) -> None:
+        await (await broker.declare_queue("large")).put(bytes(16 * 1024**2))
+        with Raw(server.port, receive_bytes=4096) as slow:
+            await elsewhere(lambda: slow.open(heartbeat_s=60))
+            slow.send(method(1, Basic.Get(0, "large", True)))
+            (session,) = server._sessions
+            transport = session._writer.transport
+
+            def unsent() -> int:
+                return transport.get_write_buffer_size() + on_its_way(transport.get_extra_info("socket"))
+
+            await until(lambda: unsent() > 4 * BUFFER_BYTES and not session.is_handling)
+            now_s = session.read_s
+            for _ in range(5):
+                now_s += 100
+                before = unsent()
+                while unsent() >= before:
+                    await elsewhere(slow.socket.recv, 65_536)
+                session.tick(now_s)
+                assert not transport.is_closing(), "it takes what it is sent"
+            session.tick(now_s + 60)
+            assert not transport.is_closing()
+            session.tick(now_s + 121)
+            assert transport.is_closing(), "nothing was taken in two heartbeats"
 
     run(scenario, spool)
 

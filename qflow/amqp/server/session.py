@@ -24,7 +24,7 @@ from qflow.amqp.wire.states import State
 from qflow.errors import QflowError
 from qflow.loggers import get_logger
 from qflow.serving.budget import Budget
-from qflow.serving.sockets import has_hung_up
+from qflow.serving.sockets import Drain, has_hung_up
 from qflow.serving.users import User
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Session:
         self.is_draining = False
         self.is_handling = False
         """The reading task does something else: a client that is not read from is not silent."""
+        self._drain = Drain(writer)
         self._host: Host | None = None
         self._reader = reader
         self._writer = writer
@@ -169,7 +170,7 @@ class Session:
         self.flush()
         if self._writer.transport.get_write_buffer_size() > 4 * BUFFER_BYTES:
             self.is_handling = False
-            await self._writer.drain()
+            await self._drain.wait()
             self.is_handling = True
 
     def _handle(self, event: Any) -> Any:
@@ -340,16 +341,17 @@ class Session:
         if self._is_over(now):
             self.abort()
             return
-        heartbeat_s = self.machine.heartbeat_s
         if not self.is_open:
             if now - self.began_s > self.server.login_s:
                 self.abort()
             return
-        if not heartbeat_s:
+        if not (heartbeat_s := self.machine.heartbeat_s):
             return
         if now - self.written_s >= heartbeat_s / 2:
             self.machine.heartbeat()
             self.flush()
+        if self._drain.goes_on():  # on a slow network, the heartbeats that it sends are not read meanwhile
+            self.read_s = now
         if now - self.read_s > 2 * heartbeat_s and not self.is_handling:
             _logger.info("%s: missed heartbeats, %d s", self.peer, heartbeat_s)
             self.abort()
