@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 import ssl
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
@@ -145,3 +147,26 @@ def log_in(port: int, name: str) -> bool:
     """Tell whether a user with the password `secret` is taken."""
     with Raw(port) as client:
         return isinstance(client.log_in(f"\0{name}\0secret"), Connections.Tune)
+
+
+def test_a_connection_with_tls_takes_little_memory(tmp_path: Path) -> None:
+    """Also before it has said anything: asyncio gives each 256 KiB, from its first byte to its last."""
+    number = 100
+    options = ["--amqps", "127.0.0.1:0", "--cert", str(PEM / "server.pem"), "--key", str(PEM / "server.key")]
+    with serving(tmp_path / "spool", *options) as (_, process), ExitStack() as silent:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2])
+        tls = ssl.create_default_context(cafile=PEM / "ca.pem")
+        with Raw(port, tls=tls).open():
+            before = memory_kib(process.pid)
+        for _ in range(number):
+            silent.enter_context(socket.create_connection(("127.0.0.1", port)))
+        with Raw(port, tls=tls).open():  # they come in before this one
+            each = (memory_kib(process.pid) - before) / number
+        assert each < 150, f"{each:.0f} KiB"
+
+
+def memory_kib(pid: int) -> int:
+    """Return RssAnon."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))

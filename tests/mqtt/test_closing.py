@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import struct
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mqtt_loop import DISCONNECT, client, cut_all, dialled, serving, slept, unco
 from mqtt_wire import connect, decoded, packet, publish
 from qflow.errors import InvalidArgument
 from qflow.mqtt.errors import ReasonCode
+from qflow.mqtt.server.tcp import TcpPipe
 from qflow.mqtt.server.terms import Terms
 
 FLOOD = publish(5, "t", bytes(60_000)) * 100
@@ -118,3 +120,25 @@ def _cut(port: int, data: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         raw.sendall(data)
+
+
+class _Taken(asyncio.Transport):
+    """As much of one as a client that is not taken needs."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+def test_what_is_left_of_a_client_keeps_no_transport() -> None:
+    """With TLS it has large buffers, and the garbage collector comes to what is left after thousands of clients."""
+    pipe, transport = TcpPipe(lambda _: None), _Taken()
+    there = weakref.ref(transport)
+    pipe.connection_made(transport)
+    pipe.connection_lost(None)
+    del transport
+    assert there() is None
+    pipe.close()
+    pipe.abort()  # what a server that ends does to all

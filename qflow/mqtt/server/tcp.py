@@ -57,6 +57,7 @@ class TcpPipe(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         client, self._client = self._client, None
+        self._transport = None  # with TLS it has large buffers, and the garbage collector comes to the client late
         if client is not None:
             client.gone()
 
@@ -76,6 +77,8 @@ class TcpPipe(asyncio.Protocol):
 
     def close(self) -> None:
         """Close, once all is sent and the client closes, too: with bytes unread, the last answer might not arrive."""
+        if self._transport is None:
+            return
         if self._transport.is_closing() or not self._transport.can_write_eof():
             self._transport.close()
             return
@@ -87,7 +90,8 @@ class TcpPipe(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once."""
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
 
     def pause(self) -> None:
         """Read nothing for now."""
