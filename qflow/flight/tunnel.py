@@ -30,7 +30,8 @@ from qflow.flight.trust import Trust, what_is_wrong
 from qflow.remote.client.connecting import gone, open_socket, when_let_in
 from qflow.remote.client.sockets import failed
 
-PIECE_BYTES = 2**18
+PIECE_BYTES = 2**16
+"""At most: a piece is heard of when all of it has come, within `SILENT_S`, also on a slow network."""
 _BYTES, _END, _NOTHING = b"\0", b"\1", b"\2"
 PING_S, SILENT_S = 10.0, 45.0
 """After so long without anything else, `nothing` is sent; after so long without a piece, the other side is gone."""

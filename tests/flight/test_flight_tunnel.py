@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import subprocess
 import sys
 import threading
@@ -233,6 +234,19 @@ def test_an_owner_that_falls_silent_in_the_middle_of_a_put_ends_the_session(monk
     assert "nothing has come for 0.5 s" in str(outlet.reason())
     tested.set()
     stalled.shutdown()
+
+
+def test_a_network_of_two_kilobytes_a_second_has_time_for_each_piece() -> None:
+    """Nothing is heard of one before all of it has come: its sender would be taken for gone, again and again."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+            theirs.sendall(bytes(2**18))
+        sizes = [len(piece) for piece in tunnel._pieces(ours)]
+    assert sum(sizes) - len(sizes) == 2**18
+    assert max(sizes) < 2000 * tunnel.SILENT_S
 
 
 def test_tasks_use_the_same_exchange(broker: qflow.Broker, server: qflow.flight.Server) -> None:
