@@ -6,7 +6,6 @@ import asyncio
 import logging
 import ssl as tls
 from collections.abc import Sequence
-from typing import Any
 
 from h11 import IDLE, SEND_BODY
 from starlette.routing import BaseRoute
