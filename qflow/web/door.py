@@ -74,7 +74,7 @@ class Server(Listening):
         self._tasks.spawn(self._look_after())
 
     def _protocol(self) -> H11Protocol:
-        return H11Protocol(self._config, self._state, {})
+        return _Connection(self._config, self._state, {})
 
     def reload(self, *, users: Users | None, ssl: tls.SSLContext | None) -> None:
         """Use these users, and the certificates of this context, from now on; who is no user any more is logged out."""
@@ -127,6 +127,15 @@ class Server(Listening):
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._tasks.close()
         self.site.close()
+
+
+class _Connection(H11Protocol):
+    """One that is freed when it has ended, with the buffers of TLS: uvicorn has a timer that keeps it for a minute."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
 
 
 def _awaited(one: H11Protocol) -> object:

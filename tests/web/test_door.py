@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import struct
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,6 +78,36 @@ def test_a_request_that_does_not_come_to_its_end_is_closed(spool: Path) -> None:
             writer.close()
 
     web_served.run(test)
+
+
+@pytest.mark.parametrize("ends", ["closes", "resets"])
+def test_a_connection_that_has_ended_is_freed_at_once(spool: Path, ends: str) -> None:
+    """With the buffers that it has with TLS: a timer would keep it for a minute, and then the garbage collector is to find it."""
+
+    async def test() -> None:
+        async with qflow.aio.open(spool) as broker, await qflow.web.serve(broker, port=0) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET /static/page.css HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            (protocol,) = server._state.connections
+            await until(lambda: protocol.timeout_keep_alive_task is not None)
+            there = weakref.ref(protocol)
+            del protocol
+            if ends == "closes":
+                writer.close()
+            else:
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            await until(lambda: not server._state.connections and not server._state.tasks)
+            for _ in range(10):  # turns of the loop, in which others let go of it
+                await asyncio.sleep(0)
+            assert there() is None
+
+    gc.disable()
+    try:
+        web_served.run(test)
+    finally:
+        gc.enable()
 
 
 async def until(holds: Callable[[], bool]) -> None:
