@@ -89,10 +89,8 @@ def test_a_connection_that_has_ended_is_freed_at_once(spool: Path, ends: str) ->
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(b"GET /static/page.css HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
-            (protocol,) = server._state.connections
-            await until(lambda: protocol.timeout_keep_alive_task is not None)
-            there = weakref.ref(protocol)
-            del protocol
+            there = weakref.ref(next(iter(server._state.connections)))
+            await until(lambda: getattr(there(), "timeout_keep_alive_task", None) is not None)
             if ends == "closes":
                 writer.close()
             else:
