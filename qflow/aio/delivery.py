@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -28,7 +28,7 @@ AnyDeliveries = Deliveries | AnyBatch
 class Settling(Protocol):
     """Settles without blocking the loop: a queue, or a subscription."""
 
-    async def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> None: ...
+    def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> Awaitable[None] | None: ...
     async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None: ...
     async def extend(self, held: Delivery | AnyDeliveries, seconds: float) -> None: ...
 
@@ -36,13 +36,12 @@ class Settling(Protocol):
 class InMemory(ABC):
     """Settles what is held of a broker of this process: at once, in memory."""
 
-    async def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> None:
-        """Ack."""
+    def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> Awaitable[None] | None:
+        """Ack; return what is to be awaited then, which mostly is nothing: a coroutine takes as long as the ack."""
         in_place(held.ack)
         if wait:
-            await self.settled()
-        elif self.is_crowded:
-            await self.hold_up()
+            return self.settled()
+        return self.hold_up() if self.is_crowded else None
 
     async def hold_up(self) -> None:
         """Return when the log has what stands before it: acks that nobody waits for take memory, too."""
@@ -122,7 +121,9 @@ class AsyncDelivery(Unpicklable):
 
         Cost: 1 µs, without suspending; with `wait`, a share of a commit.
         """
-        await self._settling.settle(self.delivery, wait)
+        rest = self._settling.settle(self.delivery, wait)
+        if rest is not None:
+            await rest
 
     async def nack(self, requeue: bool = True, delay_s: Duration = 0.0, reason: str | None = None) -> None:
         """Give the message back; see `qflow.Delivery.nack`. Cancelled while it waits, it goes back all the same."""
@@ -140,7 +141,9 @@ class AsyncDelivery(Unpicklable):
     ) -> None:
         try:
             if kind is None:
-                await self._settling.settle(self.delivery, False)
+                rest = self._settling.settle(self.delivery, False)
+                if rest is not None:
+                    await rest
             else:
                 await self.nack(reason=None if error is None else reason_of(error))
         except AlreadySettled:
@@ -205,7 +208,9 @@ class AsyncDeliveries(Unpicklable, Sequence[AsyncDelivery]):
 
     async def ack(self, wait: bool = False) -> None:
         """Settle the messages of the batch that are not settled yet; see `AsyncDelivery.ack`."""
-        await self._settling.settle(self.deliveries, wait)
+        rest = self._settling.settle(self.deliveries, wait)
+        if rest is not None:
+            await rest
 
     async def nack(self, requeue: bool = True, delay_s: Duration = 0.0, reason: str | None = None) -> None:
         """Give back the messages of the batch that are not settled yet; see `AsyncDelivery.nack`."""
