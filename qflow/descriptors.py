@@ -29,6 +29,15 @@ def occupy_standard() -> None:
             os.open(os.devnull, refusing)
 
 
+def is_standard(path: str) -> bool:
+    """Tell whether a file has the number of stdin, stdout or stderr; not if it is not there."""
+    for descriptor, _ in _REFUSING:
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return True
+    return False
+
+
 def close_on_exec(path: str) -> None:
     """Have no program that is started get a file that a library has opened, which does not tell the descriptor.
 

@@ -278,8 +278,7 @@ def test_the_engine_changes_files_through_the_seam_only() -> None:
         if room(dotted) in {"memory", "storage", "queues", "streams", "engine", "broker", "opening"} | PARTS
         if changing.search(path.read_text())
     }
-    # The environment opens the data file once, to have room made in it; the lock's file is nobody else's.
-    assert elsewhere == {"qflow.storage.files", "qflow.storage.lock", "qflow.storage.environment"}
+    assert elsewhere == {"qflow.storage.files", "qflow.storage.lock"}  # the lock's file is nobody else's
 
 
 def test_a_queue_is_composed() -> None:

@@ -23,15 +23,15 @@ from typing import Any
 
 import lmdb
 
-from qflow.descriptors import close_on_exec, occupy_standard
+from qflow.descriptors import close_on_exec, is_standard, occupy_standard
 from qflow.errors import BrokerFailed, CorruptionError, DiskFull, QflowError, StorageError
 from qflow.storage.encoding import Sections
-from qflow.storage.files import CREATE, FILE_MODE, FULL, OVERWRITE, Files, remedy_in, storage_error
+from qflow.storage.files import CREATE, FILE_MODE, FULL, OVERWRITE, Files, open_anew, remedy_in, storage_error
 from qflow.storage.forks import open_already, opened
 from qflow.storage.joining import Value, join
 from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.lock import Place, holders_in_words
-from qflow.storage.log.directory import DATA, LOCK, put_in_place, staging
+from qflow.storage.log.directory import DATA, LAST, LOCK, put_in_place, staging
 from qflow.storage.log.parts import PAGES_ANYWAY
 from qflow.storage.pacing import write_paced
 
@@ -157,34 +157,14 @@ def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmd
     return env
 
 
-def _open_data(path: str, files: Files) -> int:
-    """Open the file of a log for its owner, and have it read from the disk anew.
-
-    A page whose write failed stays in memory as if it had been written, and later writes to it succeed without reaching
-    the disk (ext4). So what is in memory is let go of before the file is mapped. What another process has mapped stays.
-    """
-    data = os.path.join(path, DATA)
-    try:
-        fd = os.open(data, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            files.forget_cached(fd)
-        except BaseException:
-            os.close(fd)
-            raise
-    except OSError as error:
-        raise storage_error(error, "open the log", data) from error
-    return fd
-
-
 class Environment:
     """The log's store of keys and values. One write transaction at a time, by the writer."""
 
     def __init__(self, path: str, files: Files, *, read_only: bool = False, readahead: bool = False) -> None:
         """Open a log; `readahead` is for whoever reads much of it: 10 times the speed where it is not in memory.
 
-        Its owner always does: nothing of it is in memory when it is opened, see `_open_data`.
+        Its owner always does: nothing of it is in memory when it is opened, see `open_anew`.
         """
-        occupy_standard()
         directory, self._name = os.path.split(path)
         self.place = Place(directory)
         """Of the spool."""
@@ -200,23 +180,31 @@ class Environment:
         """How many there are to be settled; for whoever commits to tell."""
         self.confined = False
         """The map ends where the file does: MapFull says that the disk is full."""
-        with ExitStack() as undo:
-            if not read_only:
-                self._data_fd = _open_data(path, files)
-                undo.callback(os.close, self._data_fd)
-                self._last = LastCommit(path, self._data_fd, files)
-                undo.callback(self._last.close)
-                self.problems = self._last.put_right()
-            else:
-                self._last, self.problems = None, look(path, files)
-            self._env = _open(path, read_only=read_only, readahead=readahead or not read_only)
-            undo.callback(self._env.close)
-            self._map_bytes: int = self._env.info()["map_size"]
-            self._env.reader_check()
-            self._page_bytes: int = self._env.stat()["psize"]
-            self._check_length()
-            opened.add(self)
-            undo.pop_all()
+        while True:
+            occupy_standard()
+            with ExitStack() as undo:
+                self._open(path, undo, read_only=read_only, readahead=readahead or not read_only)
+                if not any(is_standard(os.path.join(path, name)) for name in (DATA, LOCK, LAST)):
+                    opened.add(self)
+                    undo.pop_all()
+                    return  # else a file of another thread had it until a moment ago
+
+    def _open(self, path: str, undo: ExitStack, *, read_only: bool, readahead: bool) -> None:
+        """Open the files of a log; `undo` closes them."""
+        if not read_only:
+            self._data_fd = open_anew(self._files, os.path.join(path, DATA))
+            undo.callback(os.close, self._data_fd)
+            self._last = LastCommit(path, self._data_fd, self._files)
+            undo.callback(self._last.close)
+            self.problems = self._last.put_right()
+        else:
+            self._last, self.problems = None, look(path, self._files)
+        self._env = _open(path, read_only=read_only, readahead=readahead)
+        undo.callback(self._env.close)
+        self._map_bytes: int = self._env.info()["map_size"]
+        self._env.reader_check()
+        self._page_bytes: int = self._env.stat()["psize"]
+        self._check_length()
 
     @property
     def path(self) -> str:

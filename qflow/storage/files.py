@@ -333,3 +333,21 @@ def check_filesystem(path: str | os.PathLike[str], unsafe: bool = False, mounts:
             f"the spool {os.fspath(path)} is on a {kind} file system, where locks and mapped files are not reliable: "
             "use a local disk, or pass unsafe_filesystem=True if you know that it is safe"
         )
+
+
+def open_anew(files: Files, path: str) -> int:
+    """Return a descriptor of the file of a log, for its owner, and have the file read from the disk anew.
+
+    A page whose write failed stays in memory as if it had been written, and later writes to it succeed without reaching
+    the disk (ext4). So what is in memory is let go of before the file is mapped. What another process has mapped stays.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            files.forget_cached(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+    except OSError as error:
+        raise storage_error(error, "open the log", path) from error
+    return fd

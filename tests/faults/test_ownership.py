@@ -341,7 +341,17 @@ broker.close()
 """
 
 
-@pytest.mark.parametrize("then", ["", "os.closerange(0, 3); broker.compact()"])
+LOOKED_TOO_EARLY = """
+from qflow.storage import environment
+occupy = environment.occupy_standard
+environment.occupy_standard = lambda: setattr(environment, "occupy_standard", occupy)
+os.closerange(0, 3)
+broker.compact()
+"""
+"""A file of another thread had them when it was looked whether they are free."""
+
+
+@pytest.mark.parametrize("then", ["", "os.closerange(0, 3); broker.compact()", LOOKED_TOO_EARLY])
 def test_what_a_program_prints_whose_standard_descriptors_are_closed_is_not_written_into_its_log(spool, then):
     """A daemon may have closed them, before it opens the spool or while it has it open."""
     program = [sys.executable, "-c", CLOSED.format(opened="open", then=then), str(spool)]
