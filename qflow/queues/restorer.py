@@ -222,7 +222,8 @@ class Restorer:
         count = sum(len(records) for _, records, _ in moved.pieces)
         charged = sum(charge(records) for _, records, _ in moved.pieces)
         settled = [Settled(first, end, 0, 0) for first, end in moved.lost]
-        self._note_lost(moved.damaged_ranges)
+        if moved.damaged_ranges:
+            self._note_lost(moved.damaged_ranges)
         logged = run.place is Place.LOGGED
         slots: Slots | None = None
         if logged:

@@ -178,7 +178,7 @@ class AreaDirectory:
     @property
     def prefix(self) -> str:
         """A file's path is this and its number in hexadecimal. (Faster here than a name and `dir_fd`.)"""
-        return os.path.join(self._spool.path, SPILL, self._name, "")
+        return f"{self._spool.path}/{SPILL}/{self._name}/"
 
     def follow(self) -> None:
         """Have files looked for where the spool lies now."""
