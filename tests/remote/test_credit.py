@@ -203,7 +203,7 @@ def test_what_a_caller_asks_for_and_never_reads_is_not_made(
 
 def tasks() -> int:
     """Return how many requests have a task."""
-    return sum(isinstance(one, asyncio.Task) and "_answer" in repr(one.get_coro()) for one in gc.get_objects())
+    return sum(type(one) is asyncio.Task and "_answer" in repr(one.get_coro()) for one in gc.get_objects())
 
 
 def test_requests_with_long_answers_wait_without_a_task_and_few_are_read(owner: qflow.Broker, spool: Path) -> None:
