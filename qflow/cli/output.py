@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TextIO
 
 from qflow.cli.standard import discard
-from qflow.errors import NO_MORE_THREADS, QflowError
+from qflow.starting import start
 
 MOST_BYTES = 256 * 1024
 """Of lines that wait to be written."""
@@ -64,10 +64,7 @@ class Output:
         self._changed = threading.Condition()  # reentrant: a finalizer may put a line
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="qflow-output", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            raise QflowError(NO_MORE_THREADS) from error
+        start(self._thread)
 
     def put(self, line: str) -> None:
         """Have a line written, unless there is no room for it."""
