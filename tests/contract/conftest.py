@@ -1,4 +1,4 @@
-"""What tests of spill stores share: a directory on the disk they are made for."""
+"""What tests of spill stores share: a directory on the disk they are made for, but for those of very many."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import scratch
 
 
 @pytest.fixture
-def tmp_path() -> Iterator[Path]:
+def tmp_path(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A directory of the test's own, in one that nobody else uses."""
-    with scratch.directory(None, "contract") as path:
+    place = scratch.in_memory() if request.node.get_closest_marker("in_memory") else None
+    with scratch.directory(place, "contract") as path:
         own = path / "test"
         own.mkdir()
         yield own

@@ -325,6 +325,7 @@ class Strike:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # struck while a generator is closed
 @pytest.mark.parametrize("action", ["write", "compact"])
+@pytest.mark.in_memory
 def test_an_interrupt_anywhere_costs_no_other_message(action, tmp_path):
     """Ctrl-C in the middle of a write or a compaction: what others wrote stays readable, and writes go on."""
     struck = True

@@ -297,6 +297,7 @@ def check_failed_write(make, files, spool, number: int, operation: str, kept: in
     assert area.problems(Ranges.of([*old, *new])) == []
 
 
+@pytest.mark.in_memory
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("operation", ["open", "pwrite", "close"])
 @pytest.mark.parametrize("kept", [0, 4, 10])
@@ -305,6 +306,7 @@ def test_a_write_that_fails_in_the_middle_leaves_nothing(make, files, spool, num
     check_failed_write(make, files, spool, number, operation, kept, bodies(10, 3000))
 
 
+@pytest.mark.in_memory
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("operation", ["lseek", "ftruncate"])
 def test_a_write_that_cannot_cut_an_old_file_leaves_nothing(files, spool, number, operation):
@@ -1026,6 +1028,7 @@ def test_the_wipe_can_be_repeated(spool):
         assert non_directories(spool) == foreign_files(spool)
 
 
+@pytest.mark.in_memory
 def test_a_crash_at_any_step_of_the_wipe_ends_well(tmp_path):
     """Wherever the process dies, over and over, nothing foreign is lost and the next start goes on."""
     step = 0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MIB = 2**20
-BATCHES, COUNT, SIZE = 25, 100, 10_000
+BATCHES, COUNT, SIZE = 16, 60, 20_000
 
 
 class Kept:

@@ -41,7 +41,7 @@ SETTLES = [one_by_one, together, rejected]
 
 @pytest.mark.parametrize("settle", SETTLES)
 def test_what_is_settled_of_a_batch_is_let_go_of(open_spool: Open, settle: Any) -> None:
-    """One of each 100 is held on, by a delivery that knows its batch."""
+    """One of each batch is held on, by a delivery that knows its batch."""
     broker = open_spool(capacity_bytes="4MiB")
     queue = broker.declare_queue("q", durable=False)
     slow: list[qflow.Delivery] = []

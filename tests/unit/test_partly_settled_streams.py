@@ -38,7 +38,7 @@ def in_transactions(broker: qflow.Broker, some: list[qflow.StreamDelivery]) -> N
 
 @pytest.mark.parametrize("settle", [one_by_one, in_a_transaction, in_transactions])
 def test_a_subscription_that_acks_most_of_what_it_gets_does_not_stall(open_spool: Open, settle: Any) -> None:
-    """One of each 100 is held on: what is settled gives its memory back."""
+    """One of each batch is held on: what is settled gives its memory back."""
     broker = open_spool(capacity_bytes="4MiB")
     broker.declare_stream("s", topics=["s"])
     subscription = broker.subscribe("s", start="earliest", name="n", follow=False)
@@ -193,7 +193,7 @@ async def _tasks_settle_a_batch(opening: Any) -> None:
 
 
 def test_what_is_given_back_one_by_one_is_let_go_of(open_spool: Open) -> None:
-    """One of each 100 is held on; the others are delivered again, and settled then."""
+    """One of each batch is held on; the others are delivered again, and settled then."""
     broker = open_spool(capacity_bytes="4MiB")
     broker.declare_stream("s", topics=["s"])
     subscription = broker.subscribe("s", start="earliest", name="n")
