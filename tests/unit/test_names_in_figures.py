@@ -230,6 +230,13 @@ def test_what_happens_after_a_pause_is_not_spread_over_it() -> None:
     assert meter.rates(461, (1199, 199, 199)) == dict.fromkeys(_names(), 0.0)
 
 
+def test_what_happens_first_came_about_since_the_meter_began() -> None:
+    """Not since the clock did, which may have been weeks ago, nor all at the first look."""
+    meter = Meter(1_000)
+    meter.note(1_001.5, (150, 0, 0), 1_001)
+    assert meter.rates(1_001.5, (150, 0, 0))["put_1s"] == 100
+
+
 def _names() -> list[str]:
     return [f"{what}_{window}s" for what in ("put", "delivered", "acked") for window in (1, 10, 60)]
 

@@ -139,7 +139,7 @@ def test_what_is_delayed_is_dropped_from_disk_while_memory_is_full_of_what_is_he
     assert len(held) == 4
     queue.put_many([body(number) for number in range(4, 20)], delay_s=100)
     for number in range(20, 23):
-        queue.put(body(number), timeout_s=0, delay_s=100)
+        queue.put(body(number), timeout_s=10, delay_s=100)
     assert len(queue) == 20
     held.ack()
     clock.advance(200)
