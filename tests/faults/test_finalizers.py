@@ -31,12 +31,10 @@ PACKAGE = Path(qflow.__file__).parent
 
 
 @pytest.fixture(autouse=True)
-def small_heap() -> Iterator[None]:
+def small_heap() -> None:
     """What is there before is no garbage, and is not looked at again and again."""
     gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.freeze()  # and is so to the end: all else that is frozen would come back with it
 
 
 class Finalizers:
