@@ -40,6 +40,8 @@ class Here(threading.local):
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
+        self.loop: Any = None
+        """The event loop of the task that took last."""
 
 
 Noted: TypeAlias = Taker | threading.Thread | str

@@ -82,6 +82,31 @@ def test_a_holder_whose_thread_has_ended_keeps_its_name(open_at: Open) -> None:
     assert [(one.consumer, one.messages) for one in queue.stats().holders] == [("one", 1), ("two", 2)]
 
 
+def test_a_task_holds_under_its_name_whatever_loop_it_runs_in(open_at: Open) -> None:
+    """One loop after the other in one thread; where no task runs, it is the name of the thread."""
+    broker = open_at()
+    broker.declare_queue("q", durable=False).put_many([b"x"] * 3)
+    held: list[qflow.aio.AsyncDelivery] = []
+
+    async def take() -> None:
+        held.append(await qflow.aio.AsyncBroker(broker).queue("q").get(0))
+
+    async def take_as(name: str) -> None:
+        await asyncio.create_task(take(), name=name)
+
+    def take_without_a_task() -> None:
+        with pytest.raises(StopIteration):
+            take().send(None)
+
+    async def have_it_called() -> None:
+        asyncio.get_running_loop().call_soon(take_without_a_task)
+        await asyncio.sleep(0)
+
+    for work in (take_as("one"), take_as("two"), have_it_called()):
+        asyncio.run(work)
+    assert {one.consumer for one in broker.queue("q").stats().holders} == {"one", "two", "MainThread"}
+
+
 def test_a_hundred_holders_are_told(open_at: Open) -> None:
     """Of more, those who hold the oldest."""
     queue = open_at().declare_queue("q", durable=False)
