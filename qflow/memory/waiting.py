@@ -151,9 +151,21 @@ class _Shelter:
 
 _shelter = _Shelter()
 os.register_at_fork(after_in_child=_shelter.__init__)  # type: ignore[misc]
-collecting: set[str] = set()
-"""Contains "a" while garbage is collected: the letters of "start", then those of "stop"; see `refuse_finalizer`."""
-gc.callbacks += [collecting.intersection_update, collecting.update]  # the first leaves nothing, and neither is struck
+
+
+class _Collecting(set[str]):
+    """Not empty while garbage is collected, by what the collector tells as attributes, `start` and then `stop`.
+
+    All of it is done in C, where no signal handler strikes.
+    """
+
+    start = property(None, set.update)
+    stop = property(None, set.difference_update)
+
+
+collecting = _Collecting()
+"""Not empty while garbage is collected; see `refuse_finalizer`."""
+gc.callbacks.append(partial(setattr, collecting))
 os.register_at_fork(after_in_child=collecting.clear)
 
 
@@ -193,7 +205,7 @@ def shelter(work: Callable[[], T]) -> T:
     here = _shelter
     me = get_ident()
     if me == here.main and me not in here.inside:
-        if "a" in collecting:
+        if collecting:
             refuse_finalizer()
         return here.call(work)
     return in_place(work)
@@ -230,7 +242,7 @@ def in_place(work: Callable[[], T]) -> T:
     if me in here.inside:
         _check_caller()
         return work()
-    if "a" in collecting:
+    if collecting:
         refuse_finalizer()
     here.inside[me] = True
     try:
@@ -249,7 +261,7 @@ def sheltered(method: Callable[P, T]) -> Callable[P, T]:
         if me in here.inside:
             _check_caller()
             return method(*arguments, **named)
-        if "a" in collecting:
+        if collecting:
             refuse_finalizer()
         if me == here.main:
             return here.call(lambda: method(*arguments, **named))
@@ -365,7 +377,7 @@ def _check_caller() -> None:
     Raises:
         Reentered: it comes from elsewhere: a finalizer, or in an event loop a signal handler.
     """
-    everywhere = get_ident() == _shelter.main or "a" in collecting
+    everywhere = get_ident() == _shelter.main or collecting
     frame: FrameType | None = sys._getframe(2)  # whoever calls `in_place`, or what is `sheltered`
     while frame is not None and not _guards(frame):  # everything between that call and this one is its own code
         if _is_foreign(frame) and (everywhere or _finalizes(frame)):

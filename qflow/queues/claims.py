@@ -109,7 +109,7 @@ class Claims:
         try:
             with context.lock:  # a straight line; see `waiting`
                 singles = self._singles
-                if delivery in singles and "a" not in collecting:
+                if delivery in singles and not collecting:
                     done = True
                     lanes.acked += 1
                     gate.used = used = gate.used - size - _SINGLE_CHARGE
@@ -131,7 +131,7 @@ class Claims:
     @straight
     def _settle_logged(self, delivery: Delivery, wait: bool) -> None:
         """Ack one delivery of a queue that has a log."""
-        if "a" in collecting:
+        if collecting:
             refuse_finalizer()
         log: Any = self._log
         record, sequence = delivery.record, delivery.sequence
@@ -195,7 +195,7 @@ class Claims:
     def _settle_whole(self, batch: HeldBatch, wait: bool) -> bool:
         """Ack a batch of which nothing was settled before, as `settle_one`; return whether it was one."""
         messages, size = batch.left_size()
-        if batch.kept is not None or not messages or "a" in collecting:
+        if batch.kept is not None or not messages or collecting:
             return False
         log = self._log
         requests: Any = None

@@ -37,7 +37,7 @@ def put_into_all(queues: Sequence[Puts], record: Message) -> dict[str, int | Non
         context, gate, runs = queue.context, queue.gate, queue.lanes.runs
         with context.lock:  # a straight line; see `waiting`
             used = gate.used + cost
-            if used <= gate.ceiling and cost <= gate.largest and not (gate.getters or "a" in collecting):
+            if used <= gate.ceiling and cost <= gate.largest and not (gate.getters or collecting):
                 tail = runs.tail
                 sequence = runs.next
                 gate.used = used

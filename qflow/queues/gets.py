@@ -95,7 +95,7 @@ class Gets:
                 or context.settings is not settings
             ):
                 return False
-            if used > gate.account.borrowed or "a" in collecting:
+            if used > gate.account.borrowed or collecting:
                 return False
             delivery.record = first
             delivery.sequence = sequence = run.first
@@ -149,7 +149,7 @@ class Gets:
                 return False
             if run is not runs.head or not records or run.first != sequence:
                 return False
-            if used > gate.account.borrowed or "a" in collecting:
+            if used > gate.account.borrowed or collecting:
                 return False
             delivery.record = records[0]
             delivery.sequence = sequence
@@ -172,7 +172,7 @@ class Gets:
             run = self.lanes.front.head
             records = run.records
             used = gate.used + SINGLE_BYTES
-            if records and used <= gate.account.borrowed and "a" not in collecting:
+            if records and used <= gate.account.borrowed and not collecting:
                 delivery.record = records[0]
                 delivery.sequence = sequence = run.first
                 delivery.marks = run.marks
@@ -207,7 +207,7 @@ class Gets:
                 end = runs.next
                 is_front = runs is lanes.front and run is runs.head and run is runs.open and run.first == first
                 used = self.gate.used + BATCH_BYTES
-                is_front = is_front and used <= self.gate.account.borrowed and "a" not in collecting
+                is_front = is_front and used <= self.gate.account.borrowed and not collecting
                 is_last = runs is lanes.runs  # of the lowest priority: nothing waits behind it
                 if is_front and found and (end - first <= most if is_last else end - first == most):
                     batch.total = shown.total = end - first

@@ -202,7 +202,7 @@ class Puts:
             is_limited = used > gate.ceiling
             if is_limited and (used > gate.limited or not gate.places):
                 return None
-            if cost > gate.largest or "a" in collecting or (gate.getters and not wakes):
+            if cost > gate.largest or collecting or (gate.getters and not wakes):
                 return None
             gate.places -= is_limited
             runs = self.lanes.runs
@@ -301,7 +301,7 @@ class Puts:
         A straight line. `urgent`: somebody waits for it; None if the log is called by itself, `now`. `waits`: the
         calling thread does so next, and may confirm it by itself.
         """
-        if "a" in collecting:
+        if collecting:
             refuse_finalizer()
         records, size, charged, lane = put.records, put.size, put.charged, put.lane
         messages = len(records)

@@ -133,7 +133,7 @@ class Putting:
         since_s = context.monotonic()
         with context.lock:  # a straight line; see `waiting`
             line = admission.line
-            if not line or context.ended is not None or "a" in collecting:
+            if not line or context.ended is not None or collecting:
                 return False
             settings = context.settings
             if settings.on_overflow is not BLOCK:
@@ -159,7 +159,7 @@ class Putting:
         try:
             with context.lock:  # a straight line; see `waiting`
                 admitted, runs = admission.admitted, lanes.runs
-                if self not in admitted or admission.ready or context.ended is not None or "a" in collecting:
+                if self not in admitted or admission.ready or context.ended is not None or collecting:
                     return False
                 del admitted[self], admission.blocked[self]
                 gate.changes += 1

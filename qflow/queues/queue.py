@@ -128,7 +128,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
                 gate = self._gate
                 used = gate.used + cost
                 passes = used <= gate.ceiling and cost <= gate.largest
-                if passes and not (priority or gate.getters or "a" in collecting):
+                if passes and not (priority or gate.getters or collecting):
                     runs = self._runs
                     tail = runs.tail
                     sequence = runs.next
@@ -245,7 +245,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
                 run = self._lanes.front.head
                 records = run.records
                 used = gate.used + SINGLE_BYTES
-                if records and used <= gate.account.borrowed and "a" not in collecting:
+                if records and used <= gate.account.borrowed and not collecting:
                     delivery.record = records[0]
                     delivery.sequence = sequence = run.first
                     delivery.marks = run.marks

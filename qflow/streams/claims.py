@@ -70,7 +70,7 @@ class Claims(Holding):
         if (
             not wait
             and index not in batch.taken
-            and "a" not in collecting
+            and not collecting
             and (span := batch.span_at(index, kept)) is not None
         ):
             done: tuple[tuple[Lane, Settled], ...] = ()

@@ -123,7 +123,7 @@ class Room:
         try:
             with self._lock:  # straight lines; see `waiting`
                 used = self._incoming + self._held + self._kept_bytes - self._slack
-                if not self._line and used + amount <= self._account.borrowed and "a" not in collecting:
+                if not self._line and used + amount <= self._account.borrowed and not collecting:
                     self._incoming += amount
                     asking.granted = True
             return asking.granted or shelter(lambda: self._borrow_at_once(asking))

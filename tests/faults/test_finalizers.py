@@ -37,6 +37,21 @@ def small_heap() -> None:
     gc.freeze()  # and is so to the end: all else that is frozen would come back with it
 
 
+def test_it_is_known_when_garbage_is_collected() -> None:
+    """And when it is no more: what is always refused is slow."""
+    seen: list[tuple[str, bool]] = []
+
+    def look(phase: str, _: object) -> None:
+        seen.append((phase, bool(waiting.collecting)))
+
+    gc.callbacks.append(look)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(look)
+    assert seen == [("start", True), ("stop", False)]
+
+
 class Finalizers:
     """Garbage that puts when it is collected, and what came of it."""
 
