@@ -17,7 +17,9 @@ import threading
 from collections.abc import Callable
 
 from qflow.descriptors import EXHAUSTED
+from qflow.errors import QflowError
 from qflow.loggers import get_logger
+from qflow.starting import start
 
 NAME = "door"
 MODE = 0o600
@@ -43,14 +45,14 @@ class Door:
             serve: called in the thread when the first caller comes; returns when it is told to end.
 
         Raises:
-            OSError: there can be no socket.
+            OSError, QflowError: there can be no socket, or no thread.
         """
         if not hasattr(select, "poll"):
             raise OSError(NO_POLL)
         self.path = path
         self._serve = serve
         self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self.told, self._tell = -1, -1
+        self.told, self._tell, self._inode = -1, -1, -1
         self.is_shut = False
         """Nobody is let in any more."""
         self._ends_itself = False
@@ -65,8 +67,9 @@ class Door:
             self.told, self._tell = os.pipe()
             self._bind()
             self._thread = threading.Thread(target=self._run, name="qflow-door", daemon=True)
-            self._thread.start()
+            start(self._thread)
         except BaseException:
+            self.shut()
             self._close_all()
             raise
 
@@ -208,7 +211,7 @@ def open_door(path: str, serve: Callable[[Door], object]) -> Door | None:
     """Return the door of a spool; None, with a warning, where there can be none."""
     try:
         return Door(path, serve)
-    except (OSError, RuntimeError) as error:
+    except (OSError, QflowError) as error:
         _logger.warning(
             "%s: there is no door for other processes: %s", path, error, extra={"spool": path, "event": "no_door"}
         )

@@ -25,6 +25,7 @@ from qflow.queues.registry import Queues
 from qflow.queues.tending import fit, tick
 from qflow.queues.watch import Watch
 from qflow.spool import Spool
+from qflow.starting import start
 from qflow.streams.registry import Attempt, Streams, at_once
 
 MAINTENANCE_S = 1.0
@@ -86,7 +87,7 @@ class Upkeep:
 
     def start(self) -> None:
         """Begin, in a thread."""
-        self._thread.start()
+        start(self._thread)
 
     def end(self) -> None:
         """End, after the step that is being taken; a callback that asks for that goes on."""

@@ -323,12 +323,7 @@ class Worker:
         with self._lock:
             if self._ended:
                 raise BrokerClosed(f"the broker of {self._name} is closed: open the spool again")
-            try:
-                self._threads.start()
-            except RuntimeError as error:
-                if "shutdown" not in str(error):
-                    raise
-                raise BrokerClosed(f"the broker of {self._name} is closed: the interpreter is ending") from error
+            self._threads.start()
             self._threads.put(job)
 
     def begun(self) -> list[Future[object]]:

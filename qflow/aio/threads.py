@@ -44,14 +44,14 @@ class Threads:
         """See that there is one for the next job, or are as many as may be.
 
         Raises:
-            QflowError: there is none, and can be none. RuntimeError: since the interpreter is ending.
+            QflowError: there is none, and can be none. BrokerClosed: since the interpreter is ending.
         """
         if self._free:
             self._free.pop()
         elif self._count < THREADS:
             try:
                 start(Thread(target=self._serve, name="qflow-aio", daemon=True))
-            except (QflowError, RuntimeError):
+            except QflowError:
                 if not self._count:
                     raise
             else:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import qflow
 from qflow.errors import InvalidArgument
 from qflow.loggers import get_logger
+from qflow.starting import start
 
 LOOK_S = 0.1
 """Who waits for an item that somebody else holds looks again after that: nothing tells when it comes back."""
@@ -152,7 +153,7 @@ class _Remover:
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="qflow-compat", daemon=True)
-                self._thread.start()
+                start(self._thread)
 
     def end(self) -> None:
         """Remove what is left, as the program ends."""

@@ -35,7 +35,7 @@ from threading import Lock, get_ident
 from types import CodeType, FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from qflow.errors import NO_MORE_THREADS, NO_THREAD, BrokerClosed, QflowError, Reentered
+from qflow.errors import BrokerClosed, QflowError, Reentered
 from qflow.memory.line import FOREVER, WORK, Alarm, Wake
 
 P = ParamSpec("P")
@@ -212,22 +212,14 @@ def shelter(work: Callable[[], T]) -> T:
 
 
 def shelter_made(make: Callable[[], C]) -> C:
-    """`shelter` for what is to be closed: if the caller is interrupted it is closed, for nobody else will do that.
-
-    Raises:
-        QflowError: there can be no more threads. BrokerClosed: none, since the interpreter is ending (Python 3.12).
-    """
+    """`shelter` for what is to be closed: if the caller is interrupted it is closed, for nobody else will do that."""
     made: list[C] = []
     try:
         shelter(lambda: made.append(make()))
         return made[0]
-    except BaseException as error:
+    except BaseException:
         for one in made:
             one.close()
-        if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
-            raise QflowError(NO_MORE_THREADS) from error
-        if isinstance(error, RuntimeError) and "interpreter shutdown" in str(error):
-            raise BrokerClosed("the interpreter is ending, and starts no more threads: open it before that") from error
         raise
 
 

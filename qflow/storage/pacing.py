@@ -72,7 +72,7 @@ class _Bringing:
     def begin(self) -> None:
         try:
             start(self._thread)
-        except (QflowError, RuntimeError):  # there are as many as there may be
+        except QflowError:  # there are as many as there may be
             self._close()
             raise
 

@@ -148,6 +148,12 @@ async def use():
     closing.cancel()
 asyncio.run(use())
 """
+STARTING = (
+    "a thread goes on, with tasks",
+    "a thread goes on, and a first caller comes",
+    "tasks close it in atexit",
+)
+"""They start threads when the main thread has ended."""
 CASES = {
     "a task is cancelled that closes it": (CANCELLED, "closed"),
     "a thread goes on, with tasks": (TASKS + "def work(): asyncio.run(use())" + THREAD, "worked"),
@@ -167,11 +173,15 @@ CASES = {
     "a fork": (FORK, "closed"),
     "a fork, daemon threads work": (DAEMON + FORK, "closed"),
 }
+STARTS_NO_THREADS = (3, 12) <= sys.version_info < (3, 12, 2)
+"""CPython 3.12.0 and 3.12.1 start none once the main thread has ended (gh-113964)."""
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_process_ends(name: str, tmp_path: Path) -> None:
     """Whatever still uses the broker: no process hangs or dies of a signal, and the spool opens."""
+    if STARTS_NO_THREADS and name in STARTING:
+        pytest.skip("this Python starts no thread any more there")
     program, told = CASES[name]
     quiet = "ignore::DeprecationWarning:__main__"  # CPython 3.12 warns of a fork where there are threads
     done = subprocess.run(

@@ -22,7 +22,6 @@ from door_raw import RawDoor, until
 from qflow import InvalidArgument, QueueEmpty, TransactionTooLarge
 from qflow.aio.delivery import AsyncDeliveries, held_of
 from qflow.aio.queue_work import QueueWork
-from qflow.aio.threads import Threads
 from qflow.remote.server import budget, connection
 from qflow.remote.server.session import Session
 from qflow.remote.wire.errors import decode_error
@@ -466,13 +465,13 @@ def test_what_a_connection_held_as_the_interpreter_ends_is_no_line_of_the_log(
             await qflow.aio.AsyncBroker(owner).stats()
         closed.append(session)
 
-    def refuses(_: Threads) -> None:
+    def refuses(_: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(Session, "close", closes)
     with RawDoor(spool).greeted() as raw:
         raw.ask(GET)
-        monkeypatch.setattr(Threads, "start", refuses)
+        monkeypatch.setattr(threading.Thread, "start", refuses)
     until(lambda: closed)
     monkeypatch.undo()
     assert caplog.text == ""

@@ -162,6 +162,27 @@ def test_a_broker_is_closed_while_its_server_is_short_of_descriptors(
     assert not os.path.lexists(spool / NAME)
 
 
+def test_without_a_thread_there_is_no_door(
+    open_spool: Callable[..., qflow.Broker],
+    spool: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """There are as many as there may be: a warning says so, and the broker works."""
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == "qflow-door":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    broker = open_spool()
+    assert not os.path.lexists(spool / NAME)
+    assert "there is no door for other processes: the system starts no more threads" in caplog.text
+    assert broker.declare_queue("jobs").put(b"x") == 0
+
+
 def test_without_poll_there_is_no_door(
     open_spool: Callable[..., qflow.Broker],
     spool: Path,

@@ -26,6 +26,7 @@ from qflow.remote.client.lone import LARGE, Line, LonePuts
 from qflow.remote.client.promises import Call, JobThread, Promise, Room
 from qflow.remote.client.sockets import WakePipe, hand_in, send_some, wake_pipe
 from qflow.remote.wire.frames import WireError
+from qflow.starting import start
 
 T = TypeVar("T")
 READ_BYTES = 2**18
@@ -72,7 +73,7 @@ class Connection:
         self._reader = threading.Thread(target=self._read, name="qflow-remote", daemon=True)
         _connections.add(self)
         try:
-            self._reader.start()
+            start(self._reader)
         except BaseException:
             one.close()
             raise

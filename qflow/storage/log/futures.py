@@ -6,6 +6,7 @@ import threading
 from queue import SimpleQueue
 
 from qflow.loggers import get_logger
+from qflow.starting import start
 from qflow.storage.log.batch import Batch, Request
 from qflow.storage.log.calls import Calls
 
@@ -30,7 +31,7 @@ class Teller:
         self._name = name
         self._requests: SimpleQueue[list[Request] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="qflow-futures", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     def tell(self, batch: Batch) -> None:
         """Tell those who wait for requests of a batch otherwise; have its futures resolved, soon. By the writer."""

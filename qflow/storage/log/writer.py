@@ -25,6 +25,7 @@ from contextlib import suppress
 
 from qflow.errors import InDoubt, StorageError
 from qflow.loggers import get_logger
+from qflow.starting import start
 from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log.ahead import Ahead
 from qflow.storage.log.batch import Batch, Order, Request, Work
@@ -92,7 +93,7 @@ class Writer:
         self._ending = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="qflow-writer", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     # Called by any thread -------------------------------------------------------------------------------------------
 
