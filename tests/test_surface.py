@@ -114,7 +114,9 @@ def test_a_setting_is_parsed_typed_explained_and_in_the_reference(what: str) -> 
     settings, given, explaining = SETTINGS_OF[what]
     fields: dict[str, Setting] = settings.fields
     assert given.__required_keys__ | given.__optional_keys__ == fields.keys()
-    explained = [re.findall(r"^ {4}([a-z_]+(?:, [a-z_]+)*): ", kind.__doc__ or "", re.M) for kind in explaining]
+    # Python 3.13 keeps docstrings without what all their lines begin with, earlier ones as they are written.
+    texts = [inspect.cleandoc(kind.__doc__ or "") for kind in explaining]
+    explained = [re.findall(r"^([a-z_]+(?:, [a-z_]+)*): ", text, re.M) for text in texts]
     assert sorted(name for lines in explained for line in lines for name in line.split(", ")) == sorted(fields)
     text = (ROOT / "docs" / "reference" / "index.md").read_text()
     rows = re.findall(rf"^\| (`[a-z_`, ]+`) \| {what} \| ([a-z]*) ?\| ", text, re.M)
