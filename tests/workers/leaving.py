@@ -35,7 +35,7 @@ def leave(delivery: qflow.Delivery | qflow.aio.AsyncDelivery) -> None:
         case ["hang", "at", "exit"]:
             atexit.register(hang)
         case ["fork", *how] if not os.fork():
-            print("written in a process of its own")
+            sys.stdout.write("written in a process of its own\n")  # in one piece, others write beside it
             if how == ["exits"]:
                 sys.exit("it says why")
             if how == ["raises"]:
