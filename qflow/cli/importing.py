@@ -49,7 +49,7 @@ def import_(spool: Path, file: Path, to: str | None, skip: int, capacity: int, a
         qflow import SPOOL all.jsonl --skip 12500
     """
     run = _Run(to=to, done=0, left_out=0)
-    total = None if str(file) == "-" else file.stat().st_size
+    total = file.stat().st_size if _is_regular(file) else None
     with Stop() as stop:
         try:
             with counting("importing", total) as advance, reached(spool, capacity) as broker:
@@ -60,6 +60,11 @@ def import_(spool: Path, file: Path, to: str | None, skip: int, capacity: int, a
         finally:
             run.print(skip, as_json)
     return Exit.FINE
+
+
+def _is_regular(file: Path) -> bool:
+    """Tell whether it is a file, and no pipe; `-` is stdin."""
+    return str(file) != "-" and file.is_file()
 
 
 _ESCAPED, _BESIDE_BYTES = 6, 2**20
@@ -80,7 +85,7 @@ class _Source:
         from qflow.cli.portable import parquet
         from qflow.cli.portable.items import parsed
 
-        if str(self.file) != "-":
+        if _is_regular(self.file):  # a pipe is opened once: what is read of it is gone, and nobody may write into it again
             with self.file.open("rb") as opened:
                 if opened.read(4) == parquet.MAGIC:
                     for number, one in enumerate(parquet.read(self.file), 1):
@@ -94,6 +99,10 @@ class _Source:
                 if not line:
                     return
                 self.where = f"line {number:,} of {facts.readable(str(self.file))}"
+                if number == 1 and line.startswith(parquet.MAGIC):
+                    raise InvalidArgument(
+                        "Parquet is read from a file, and not from a pipe or stdin: write it to a file first"
+                    )
                 if len(line) > most:
                     raise MessageTooLarge(
                         f"it is longer than {most:,} bytes, the most that a message may take here as JSON; was it "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import tracemalloc
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -91,6 +93,35 @@ def test_lines_go_through_pipes_to_another_queue(spool: Path, tmp_path: Path) ->
         done = CliRunner().invoke(app, ["import", str(spool), "-", "--to", "copy", "--json"], input=lines)
         assert json.loads(done.stdout) == {"imported": 7, "expired": 0, "skipped": 0}
     assert {queue.name: queue.messages for queue in inspect.read_spool(spool).queues}["copy"] == 14
+
+
+def test_a_pipe_with_a_name_is_read_once(tmp_path: Path) -> None:
+    """As a shell makes of `<(qflow export ...)`: what looks what the file is takes nothing from those who read it."""
+    lines = [line_of(Item(kind="queue", name="q", body=b"%d" % number)) for number in range(100)]
+    lines.insert(0, line_of(Declared(kind="queue", name="q", settings={})))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    written = threading.Thread(target=pipe.write_text, args=["\n".join(lines) + "\n"])
+    written.start()
+    done = run("import", tmp_path / "spool", pipe)
+    written.join()
+    assert (done.exit_code, done.stdout) == (0, "messages imported: 100\n")
+    page = inspect.read_page(tmp_path / "spool", "q")
+    assert [message.body for message in page.messages] == [b"%d" % number for number in range(100)]
+
+
+def test_parquet_is_not_read_from_a_pipe_which_is_said(tmp_path: Path) -> None:
+    """It begins with what stands at its end; lines of JSON are told from it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    written = threading.Thread(target=pipe.write_bytes, args=[b"PAR1\x15\x04\x15"])
+    written.start()
+    done = run("import", tmp_path / "spool", pipe)
+    written.join()
+    piped = CliRunner().invoke(app, ["import", str(tmp_path / "spool")], input=b"PAR1\x15\x04\x15")
+    for one in (done, piped):
+        assert (one.exit_code, one.stdout) == (2, "messages imported: 0\n")
+        assert "Parquet is read from a file, and not from a pipe or stdin: write it to a file first" in one.stderr
 
 
 @pytest.mark.parametrize("owned", [False, True])
