@@ -69,8 +69,9 @@ def redrive(
 
 def foresee(spool: Path, queue_name: str, to: str | None, limit: int | None, as_json: bool) -> None:
     """Print what would be moved."""
-    moved, kept = foreseen.redrive(spool, queue_name, to, limit)
-    _print(queue_name, moved, kept, to, as_json, would=True)
+    outcome = _Outcome()
+    outcome.moved, outcome.kept = foreseen.redrive(spool, queue_name, to, limit)
+    _print(queue_name, outcome, to, as_json, would=True)
 
 
 def move_messages(
@@ -91,7 +92,7 @@ def move_messages(
             else:
                 _ask_to_move(broker, queue_name, to, limit, outcome)
         finally:
-            _print(queue_name, outcome.moved, outcome.kept, to, as_json, in_doubt=outcome.in_doubt)
+            _print(queue_name, outcome, to, as_json)
 
 
 class _Outcome:
@@ -104,6 +105,8 @@ class _Outcome:
         """How many stay, by reason."""
         self.in_doubt = 0
         """As many more at most may have been moved."""
+        self.why = "the owner was asked, and has not said how many it moved"
+        """They are not known."""
 
 
 def _move(broker: Broker, queue_name: str, to: str | None, limit: int | None, outcome: _Outcome) -> None:
@@ -115,7 +118,8 @@ def _move(broker: Broker, queue_name: str, to: str | None, limit: int | None, ou
     try:
         moving.run(limit)
     finally:
-        outcome.moved, outcome.kept = moving.moved, moving.kept
+        outcome.moved, outcome.kept, outcome.in_doubt = moving.moved, moving.kept, moving.in_doubt
+        outcome.why = "they were being committed when this ended"
 
 
 def _ask_to_move(broker: RemoteBroker, queue_name: str, to: str | None, limit: int | None, outcome: _Outcome) -> None:
@@ -132,20 +136,12 @@ def _ask_to_move(broker: RemoteBroker, queue_name: str, to: str | None, limit: i
         left = left - done if done == asked else 0
 
 
-def _print(
-    queue_name: str,
-    moved: dict[str, int],
-    kept: dict[str, int],
-    to: str | None,
-    as_json: bool,
-    *,
-    would: bool = False,
-    in_doubt: int = 0,
-) -> None:
+def _print(queue_name: str, outcome: _Outcome, to: str | None, as_json: bool, *, would: bool = False) -> None:
     from qflow.queues.redrive import NOT_DUE, PAUSED
 
+    moved, kept = outcome.moved, outcome.kept
     if as_json:
-        doubt = {"in_doubt": in_doubt} if in_doubt else {}
+        doubt = {"in_doubt": outcome.in_doubt} if outcome.in_doubt else {}
         facts.print_json({"queue": queue_name, "would_move" if would else "moved": moved, "kept": kept, **doubt})
         return
     what = "messages that would be moved" if would else "messages moved"
@@ -158,5 +154,5 @@ def _print(
             click.echo(f"  {count:,}: {reason}")
         if to is None and not kept.keys() <= {NOT_DUE, PAUSED}:
             click.echo("another queue gets them by --to QUEUE")
-    if in_doubt:
-        click.echo(f"not known of up to {in_doubt:,} more: the owner was asked, and has not said how many it moved")
+    if outcome.in_doubt:
+        click.echo(f"not known of up to {outcome.in_doubt:,} more: {outcome.why}")

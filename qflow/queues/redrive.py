@@ -9,7 +9,7 @@ from qflow.config import parse_count
 from qflow.deliveries import Deliveries
 from qflow.delivery import Delivery
 from qflow.durations import Duration
-from qflow.errors import InvalidArgument, NotFound, QueueFull, TransactionTooLarge
+from qflow.errors import InDoubt, InvalidArgument, NotFound, QueueFull, TransactionTooLarge
 from qflow.message import DELAYED, Message, Record, body_of, expires_of, lane_of
 from qflow.queues.dead_letters import headers_of, revived
 from qflow.queues.looking import not_due
@@ -70,6 +70,8 @@ class Redrive:
         """How many went to each queue; of those, a commit holds."""
         self.kept: dict[str, int] = {}
         """How many stay, by reason."""
+        self.in_doubt = 0
+        """As many more at most have moved: of those in a commit that was interrupted, or whose end is not known."""
         self._patience_s = PATIENCE_S
         self._begin()
 
@@ -166,14 +168,20 @@ class Redrive:
 
     def _commit(self) -> None:
         """Commit what is in the transaction, and begin another one."""
+        count = sum(map(len, self._going.values()))
+        self.in_doubt = count  # an interrupt strikes who waits, and not the commit
         try:
             self._tx.commit()
         except QueueFull:
             self._patience_s = 0.0
-            self.kept[TAKEN] = self.kept.get(TAKEN, 0) + sum(map(len, self._going.values()))
+            self.kept[TAKEN] = self.kept.get(TAKEN, 0) + count
+        except Exception as error:
+            self.in_doubt = count if isinstance(error, InDoubt) else 0
+            raise
         else:
             for target, sizes in self._going.items():
                 self.moved[target] = self.moved.get(target, 0) + len(sizes)
+        self.in_doubt = 0
         self._begin()
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+from click.testing import CliRunner
 
 import qflow
 from doors.command_line import CommandLine, error_line
+from qflow import inspect
+from qflow.cli.main import app
+from qflow.queues.together import Together
 
 
 @pytest.fixture
@@ -42,6 +49,39 @@ def test_facts_for_programs_a_limit_and_another_queue(dead: CommandLine) -> None
     assert dead.json("redrive", dead.spool, "dead", "--limit", 2) == {"queue": "dead", "moved": {"q": 2}, "kept": {}}
     assert dead.json("redrive", dead.spool, "dead", "--to", "q")["moved"] == {"q": 3}
     assert dead.waiting() == [b"1", b"2", b"3", b"4", b"5"]
+
+
+@pytest.mark.parametrize("verb", ["redrive", "move"])
+def test_what_an_interrupt_came_upon_is_told_as_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """A commit goes on without whoever waits for it: those in it are not among the moved, and may have moved."""
+    spool, committed = tmp_path / "spool", Together.commit
+    with qflow.open(spool) as broker:
+        queue = broker.declare_queue("q", dead_letter="dead")
+        queue.put_many([b"x"] * 250)
+        queue.get_many(250).nack(requeue=False)
+    words = [verb, str(spool), "dead", *(["q"] if verb == "move" else [])]
+    counts: list[int] = []
+
+    def commit(together: Together, *arguments: Any, **options: Any) -> Any:
+        receipts = committed(together, *arguments, **options)
+        counts.append(len(receipts))
+        if len(counts) == 2:
+            raise KeyboardInterrupt
+        return receipts
+
+    monkeypatch.setattr(Together, "commit", commit)
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.stdout.splitlines()) == (
+        130,
+        [
+            "messages moved from dead: 100",
+            "  100 to q",
+            "not known of up to 100 more: they were being committed when this ended",
+        ],
+    )
+    assert {queue.name: queue.messages for queue in inspect.read_spool(spool).queues} == {"q": 200, "dead": 50}
 
 
 @pytest.mark.parametrize(
