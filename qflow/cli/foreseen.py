@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,8 +28,11 @@ Found = TypeVar("Found")
 dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; say what would happen.")
 
 
-def redrive(spool: Path, name: str, to: str | None, limit: int | None) -> tuple[dict[str, int], dict[str, int]]:
-    """Return how many messages of a durable queue would go to which queue, and how many stay for which reason.
+def redrive(
+    spool: Path, name: str, to: str | None, limit: int | None
+) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """Return how many messages of a durable queue would go to which queue, how many stay for which reason, and why
+    some of them cannot be read.
 
     As the log has it: what a consumer holds is counted in, though it stays. What has expired is neither.
 
@@ -50,7 +53,8 @@ def redrive(spool: Path, name: str, to: str | None, limit: int | None) -> tuple[
     revive = reviving(name, to)
     moved: Counter[str] = Counter()
     kept: Counter[str] = Counter()
-    for message in (message for page in messages.pages(spool, name) for message in page.messages):
+    problems: list[str] = []
+    for message in _messages(spool, name, problems):
         if 0 < message.expires_ms <= now_ms:
             continue
         if message.due_ms > now_ms:
@@ -67,7 +71,14 @@ def redrive(spool: Path, name: str, to: str | None, limit: int | None) -> tuple[
             break
     if limit is not None and sum(moved.values()) >= limit:
         kept.pop(NOT_DUE, None)  # nobody looks whether there are
-    return dict(moved), dict(kept)
+    return dict(moved), dict(kept), problems
+
+
+def _messages(spool: Path, name: str, problems: list[str]) -> Iterator[MessageFacts]:
+    """Yield what a queue holds, and note what of it cannot be read."""
+    for page in messages.pages(spool, name):
+        problems += page.problems
+        yield from page.messages
 
 
 def depth(spool: Path, name: str, kind: str = "queue") -> tuple[int, int | None]:

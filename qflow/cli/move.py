@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from qflow.cli import asking, facts, foreseen, options
+from qflow.cli.exits import Exit
 from qflow.cli.redrive import foresee, move_messages
 
 
@@ -28,7 +29,7 @@ def move(
     dry_run: bool,
     capacity: int,
     as_json: bool,
-) -> None:
+) -> int:
     """Move the messages of QUEUE to the queue TO, in order, also while another process owns the spool.
 
     Each commit moves up to a hundred, so a message is always in one queue or in the other. It keeps its body, topic,
@@ -37,14 +38,17 @@ def move(
 
     What a consumer holds is not moved. A message stays if it is not due yet, or if TO is at its limit or takes none of
     that size; how many stay, and why, is printed. An owner is asked for some hundreds at a time: after Ctrl-C it ends
-    with those, which are printed as not known. At a terminal it asks, without --yes.
+    with those, which are printed as not known.
+
+    At a terminal it asks, without --yes. With --dry-run it reads the log, which has durable queues alone, and counts
+    what consumers hold as if it were moved.
 
     \b
         qflow move SPOOL jobs jobs.later --dry-run
         qflow move SPOOL jobs jobs.later --limit 100
     """
     if dry_run:
-        foresee(spool, queue_name, to, limit, as_json)
-        return
+        return foresee(spool, queue_name, to, limit, as_json)
     asking.ask_if_there(is_sure, f"Move the messages of {facts.readable(queue_name)} to {facts.readable(to)}?")
     move_messages(spool, queue_name, to, limit, capacity, as_json)
+    return Exit.FINE

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from qflow.cli import asking, facts, foreseen, options
+from qflow.cli.damage import tell_of_examination
+from qflow.cli.exits import Exit
 from qflow.cli.spool import existing_queue, reached_if_there
 from qflow.errors import InvalidArgument
 
@@ -37,7 +39,7 @@ def redrive(
     dry_run: bool,
     capacity: int,
     as_json: bool,
-) -> None:
+) -> int:
     """Move the messages of the dead-letter queue DLQ back to the queues they came from, in order.
 
     Each commit moves up to a hundred, so a message is always in one queue or in the other. It keeps
@@ -60,18 +62,20 @@ def redrive(
         qflow redrive SPOOL jobs.dead --to jobs --limit 100
     """
     if dry_run:
-        foresee(spool, queue_name, to, limit, as_json)
-        return
+        return foresee(spool, queue_name, to, limit, as_json)
     where = "where they came from" if to is None else facts.readable(to)
     asking.ask_if_there(is_sure, f"Move the messages of {facts.readable(queue_name)} to {where}?")
     move_messages(spool, queue_name, to, limit, capacity, as_json)
+    return Exit.FINE
 
 
-def foresee(spool: Path, queue_name: str, to: str | None, limit: int | None, as_json: bool) -> None:
-    """Print what would be moved."""
+def foresee(spool: Path, queue_name: str, to: str | None, limit: int | None, as_json: bool) -> int:
+    """Print what would be moved, and what cannot be read; return the exit code."""
     outcome = _Outcome()
-    outcome.moved, outcome.kept = foreseen.redrive(spool, queue_name, to, limit)
+    outcome.moved, outcome.kept, problems = foreseen.redrive(spool, queue_name, to, limit)
     _print(queue_name, outcome, to, as_json, would=True)
+    tell_of_examination(spool, problems, {})
+    return Exit.DIFFERS if problems else Exit.FINE
 
 
 def move_messages(

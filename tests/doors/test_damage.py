@@ -109,6 +109,17 @@ def test_check_snapshot_and_compact_of_a_damaged_spool_exit_with_1(shell: Comman
         assert (done.returncode, len(done.stdout.splitlines())) == (1, 188)
 
 
+def test_what_a_dry_run_cannot_read_it_does_not_leave_out_without_a_word(shell: CommandLine) -> None:
+    """What would be moved then is not all that is there; the command itself ends with 1, too."""
+    written(shell.spool)
+    damage(shell.spool, 2)
+    for words in (("redrive", shell.spool, "q", "--to", "other"), ("move", shell.spool, "q", "other")):
+        done = shell.run(*words, "--dry-run", "--json")
+        assert (done.returncode, json.loads(done.stdout)["would_move"]) == (1, {"other": MESSAGES - 13})
+        assert "block 26: the block does not match its checksum; `qflow check " in error_line(done)
+    assert shell.run(*words).returncode == 1
+
+
 def test_commands_that_come_upon_damage_on_their_way(shell: CommandLine) -> None:
     """`pipe` exits with 1 unless its command failed; what is asked for and is all there leaves 0, whatever else is."""
     written(shell.spool)
