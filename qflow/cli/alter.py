@@ -52,7 +52,7 @@ def alter(
         qflow alter SPOOL latest limit_messages=100 --dry-run
     """
     if dry_run:
-        _foresee(spool, queue_name, changes, is_stream)
+        _foresee(spool, queue_name, changes, is_stream, as_json)
         return
     with reached_if_there(spool, capacity) as broker:
         change = _alter_stream if is_stream else _alter_queue
@@ -83,22 +83,28 @@ def _alter_stream(broker: AnyBroker, stream_name: str, changes: tuple[str, ...],
     return broker.alter_stream(stream_name, **wanted).settings.to_dict()
 
 
-def _foresee(spool: Path, name: str, changes: tuple[str, ...], is_stream: bool) -> None:
+def _foresee(spool: Path, name: str, changes: tuple[str, ...], is_stream: bool, as_json: bool) -> None:
     """Print what would change, unless it would be refused."""
     before: QueueSettings | StreamSettings
+    dropped: str | None
     if is_stream:
         wanted = dict(parse_change(change, StreamSettings) for change in changes)
         before = foreseen.altered_stream(spool, name, wanted)
-        drops = "would drop what is beyond that" if keeps_less(before, wanted) else ""
+        dropped = "what is beyond that" if keeps_less(before, wanted) else None
     else:
         wanted = dict(map(parse_change, changes))
         before, messages, size_bytes = foreseen.altered_queue(spool, name, wanted)
         dropped = dropped_by(before, wanted, messages, size_bytes)
-        drops = f"would drop {dropped}, at once" if dropped else ""
-    now = before.to_dict()
+    now, then = before.to_dict(), before.changed(**wanted).to_dict()
+    if as_json:
+        kind = "stream" if is_stream else "queue"
+        was, would_be = ({setting: those[setting] for setting in wanted} for those in (now, then))
+        facts.print_json({kind: name, "before": was, "would_be": would_be, "would_drop": dropped})
+        return
     for setting, value in wanted.items():
         click.echo(f"would set {setting} of {facts.readable(name)} to {_shown(value)}; now {_shown(now[setting])}")
-    click.echo(drops or "would drop no message")
+    at_once = "" if is_stream else ", at once"
+    click.echo(f"would drop {dropped}{at_once}" if dropped else "would drop no message")
 
 
 def _shown(value: Any) -> str:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.spool import reached
+from qflow.cli.spool import asked_if_there, reached
 from qflow.cli.start import START_HELP, parse_start
 from qflow.config import parse_size
-from qflow.errors import NotFound
+from qflow.errors import NotFound, SettingsConflict
 from qflow.names import choices
 
 if TYPE_CHECKING:
@@ -59,9 +59,14 @@ def reset(
     name = facts.readable(group)
     meant = to.isoformat() if isinstance(to, datetime) else str(to)
     if dry_run:
-        click.echo(f"would move {name} to {meant}; now at {_shown(member.committed)}")
+        there = _foreseen(spool, stream, member, to, partition)
+        if as_json:
+            facts.print_json({"stream": stream, "group": group, "before": member.committed, "would_be": there})
+        else:
+            click.echo(f"would move {name} to {meant}: at {_shown(there)}; now at {_shown(member.committed)}")
         return
     asking.make_sure(is_sure, f"Move {name} of {facts.readable(stream)} to {meant}?")
+    facts_of, member = _found(spool, stream, group)  # an end may be another one by now
     with reached(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker:
         now_at = _moved(broker, facts_of, member, to, partition)
     if as_json:
@@ -80,6 +85,26 @@ def _found(spool: Path, stream: str, group: str) -> tuple[StreamFacts, Subscript
             f"stream {stream!r} has no group and no durable subscription {group!r}; {choices(group, members)}"
         )
     return found, members[group]
+
+
+def _foreseen(
+    spool: Path, stream: str, member: SubscriptionFacts, to: str | int | datetime, partition: int | None
+) -> list[int]:
+    """Return where it would be then.
+
+    Raises:
+        InvalidArgument: there is no such place. SettingsConflict: somebody has it open, and it is no group.
+    """
+    from qflow import inspect
+
+    with asked_if_there(spool) as owner:
+        open_now = [] if owner is None or member.group else owner.stream(stream).stats().subscriptions
+        if any(one.name == member.name and one.members for one in open_now):
+            raise SettingsConflict(f"subscription {member.name!r} of stream {stream!r} is open already: close it first")
+    with inspect.read_stream(
+        spool, stream, member.filter, partition=partition, start=to, on_gap=lambda _gap: None
+    ) as reader:
+        return [reader.offsets.get(number, offset) for number, offset in enumerate(member.committed)]
 
 
 def _moved(

@@ -166,6 +166,11 @@ class StreamReader:
             )
         return position
 
+    @property
+    def offsets(self) -> dict[int, int]:
+        """Where it goes on, by partition."""
+        return {number: offset_of(position) for number, position in self._positions.items()}
+
     # Reading ---------------------------------------------------------------------------------------------------------
 
     def new(self) -> Iterator[list[StreamMessage]]:

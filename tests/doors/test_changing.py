@@ -247,8 +247,11 @@ def test_what_loses_nothing_asks_only_where_somebody_is(
 
 @pytest.mark.parametrize(("to", "now"), [("earliest", 0), ("latest", 6), ("2", 2), ("2020-01-01", 0)])
 def test_a_group_goes_on_where_it_is_told(spool: Path, to: str, now: int) -> None:
-    """At an end, an offset or a time; a dry run only says so."""
-    assert "now at 4" in run("streams", "reset", spool, "plant", "readers", "--to", to, "--dry-run").stdout
+    """At an end, an offset or a time; a dry run only says where that is."""
+    words = ("streams", "reset", spool, "plant", "readers", "--to", to, "--dry-run")
+    assert run(*words).stdout.endswith(f": at {now}; now at 4\n")
+    told = {"stream": "plant", "group": "readers", "before": [4], "would_be": [now]}
+    assert json.loads(run(*words, "--json").stdout) == told
     done = run("streams", "reset", spool, "plant", "readers", "--to", to, "--yes", "--json")
     assert json.loads(done.stdout) == {"stream": "plant", "group": "readers", "before": [4], "now": [now]}
     with qflow.open(spool) as broker, broker.subscribe("plant", group="readers", follow=False) as readers:
@@ -267,10 +270,59 @@ def test_a_group_goes_on_where_it_is_told(spool: Path, to: str, now: int) -> Non
     ],
 )
 def test_a_place_that_is_none_is_bad_usage(spool: Path, words: list[str], sentence: str) -> None:
-    """The sentence names what there is."""
-    done = run("streams", "reset", spool, *words, "--yes")
-    assert done.exit_code == 2
-    assert sentence in done.stderr
+    """The sentence names what there is; a dry run has the same."""
+    for sure in ("--yes", "--dry-run"):
+        done = run("streams", "reset", spool, *words, sure)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert sentence in done.stderr
+
+
+def test_a_subscription_of_one_that_is_open_is_not_said_to_be_moved(spool: Path) -> None:
+    """A dry run asks the owner; where somebody else has it open, it ends as the command does."""
+    shell, words = CommandLine(spool.parent), ("streams", "reset", spool, "parts", "one", "--to", "earliest")
+    with qflow.open(spool) as broker:
+        assert shell.run(*words, "--dry-run").stdout == b"would move one to earliest: at 0, 0; now at 0, 0\n"
+        with broker.subscribe("parts", name="one"):
+            for sure in ("--yes", "--dry-run"):
+                done = shell.run(*words, sure)
+                assert (done.returncode, "is open already" in error_line(done)) == (2, True)
+
+
+def test_the_end_is_that_of_the_moment_at_which_somebody_says_yes(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is published while it asks is behind it."""
+
+    def publish(*_: object) -> None:
+        with qflow.open(spool) as broker:
+            broker.publish("plant/a", b"meanwhile")
+
+    monkeypatch.setattr(asking, "make_sure", publish)
+    done = run("streams", "reset", spool, "plant", "readers", "--to", "latest", "--json")
+    assert json.loads(done.stdout)["now"] == [7]
+
+
+def test_facts_of_what_would_be_altered_are_for_programs_too(spool: Path) -> None:
+    """What it is, and would be; what that drops is a text, as it is for people."""
+    done = run("alter", spool, "ring", "limit_messages=2", "ttl_s=60", "--dry-run", "--json")
+    assert json.loads(done.stdout) == {
+        "queue": "ring",
+        "before": {"limit_messages": None, "ttl_s": None},
+        "would_be": {"limit_messages": 2, "ttl_s": 60},
+        "would_drop": "its oldest 3 messages, down to 2",
+    }
+    done = run("alter", spool, "plant", "retention_messages=90", "--stream", "--dry-run", "--json")
+    assert json.loads(done.stdout) == {
+        "stream": "plant",
+        "before": {"retention_messages": None},
+        "would_be": {"retention_messages": 90},
+        "would_drop": "what is beyond that",
+    }
+    done = run("alter", spool, "ring", "on_overflow=reject", "--dry-run", "--json")
+    assert json.loads(done.stdout) == {
+        "queue": "ring",
+        "before": {"on_overflow": "drop_oldest"},
+        "would_be": {"on_overflow": "reject"},
+        "would_drop": None,
+    }
 
 
 def test_streams_are_listed_without_naming_the_command(spool: Path) -> None:
