@@ -11,6 +11,7 @@ import click
 from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.exits import Exit
 from qflow.cli.spool import existing_queue, existing_stream, reached_if_there
+from qflow.errors import InDoubt, QflowError
 
 if TYPE_CHECKING:
     from qflow.cli.spool import AnyQueue
@@ -90,8 +91,21 @@ def _delete_messages(queue: AnyQueue, sequences: list[int], is_sure: bool) -> in
     """Delete messages that wait, and name those that do not."""
     name = facts.readable(queue.name)
     asking.make_sure(is_sure, f"Delete {facts.counted(len(sequences), 'message')} of the queue {name}?")
-    deleted = {sequence for sequence in sequences if queue.delete(sequence)}
-    click.echo(f"messages deleted from {name}: {len(deleted):,}")
+    deleted: set[int] = set()
+    in_doubt = None
+    try:
+        for sequence in sequences:
+            in_doubt = sequence
+            if queue.delete(sequence):
+                deleted.add(sequence)
+            in_doubt = None
+    except QflowError as error:
+        in_doubt = in_doubt if isinstance(error, InDoubt) else None
+        raise
+    finally:
+        click.echo(f"messages deleted from {name}: {len(deleted):,}")
+        if in_doubt is not None:
+            click.echo(f"not known of {in_doubt}: it was being deleted when this ended")
     return _tell_of_left(queue.name, sequences, deleted)
 
 

@@ -38,7 +38,9 @@ def doctor(spool: Path, as_json: bool) -> int:
     found = judge(look)
     if as_json:
         findings = [finding.to_dict() for finding in found]
-        facts.print_json({"spool": str(spool), "read": look.is_read, "findings": findings})
+        facts.print_json(
+            {"spool": str(spool), "owner_pid": look.owner_pid, "read": look.is_read, "findings": findings}
+        )
     else:
         _print(found, look)
     return max((_CODES[finding.severity] for finding in found), default=Exit.FINE)
@@ -51,5 +53,7 @@ def _print(found: list[Finding], look: Look) -> None:
         severity = finding.severity.name.lower()
         click.echo(f"{severity} ({finding.kind}): {finding.sentence}")
         click.echo(f"    {finding.remedy}")
+    if look.owner_pid is None and look.failure is None:
+        click.echo("nobody owns the spool: its log was judged, and not who puts, takes, holds and reads")
     if not look.is_read and look.failure is None:
         click.echo(f"the log is long, and the messages were not read: {command('check', look.path)} reads everything")

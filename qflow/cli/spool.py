@@ -12,6 +12,7 @@ from qflow.cli import damage
 from qflow.cli.stop import Stop
 from qflow.config import QueueSettings
 from qflow.errors import NotFound, QflowError, SpoolInUse
+from qflow.names import command
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -84,12 +85,21 @@ def reached(spool: Path, capacity: int, stop: Stop | None = None) -> Iterator[An
                 found = _connected(spool)
                 if found is None:
                     if stop is None:
-                        raise SpoolInUse(f"{in_use}; and it lets nobody in") from in_use
+                        raise _locked_out(spool) from in_use
                     stop.sleep(Stop.PATIENCE_S)
                     continue
                 broker = stack.enter_context(found)
             yield broker
             return
+
+
+def _locked_out(spool: Path) -> SpoolInUse:
+    """Return the error of a spool whose owner lets nobody in: what else `SpoolInUse` advises is done already."""
+    from qflow import inspect
+    from qflow.storage.lock import process_in_words
+
+    owner, why = process_in_words(inspect.owner_of(spool) or 0), command("doctor", str(spool))
+    return SpoolInUse(f"the spool {spool} is in use by {owner}, which lets nobody in: {why} says why; or end it first")
 
 
 def _connected(spool: Path) -> RemoteBroker | None:

@@ -126,8 +126,8 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.PROBLEM if queue["messages"] else Severity.NOTICE,
             kind="paused",
-            sentence=f"queue {quoted(name)} is paused; {counted(queue['messages'], 'message')} wait",
-            remedy="call `resume()` of the queue, or press resume in `qflow top` or on the page",
+            sentence=f"queue {quoted(name)} is paused; {_waiting(queue['messages'])}",
+            remedy="`p` in `qflow top`, *Resume deliveries* on the page, or `resume()` of the queue has it go on",
             queue=name,
             facts={"messages": queue["messages"]},
         )
@@ -149,7 +149,7 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
             severity=Severity.PROBLEM,
             kind="no-consumer",
             sentence=f"nobody consumes queue {quoted(name)}{'' if is_slow else ', and it grows'}: "
-            f"{counted(waiting, 'message')} {'waits' if waiting == 1 else 'wait'}{'' if is_slow else coming}",
+            f"{_waiting(waiting)}{'' if is_slow else coming}",
             remedy=f"start its consumers; {shown}if it is not needed, {command('purge', look.path, name)} and end who "
             "puts",
             queue=name,
@@ -167,6 +167,10 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
             queue=name,
             facts=facts,
         )
+
+
+def _waiting(number: int) -> str:
+    return f"{counted(number, 'message')} {'waits' if number == 1 else 'wait'}"
 
 
 def _lost(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
@@ -236,13 +240,15 @@ def judge_streams(look: Look) -> Iterator[Finding]:
             is_behind = behind >= BEHIND_MESSAGES or size_bytes >= BEHIND_BYTES
             if subscription["name"] is None or subscription["members"] or not is_behind:
                 continue
+            to_the_end = command("streams reset --to latest", look.path, name, subscription["name"])
             yield Finding(
                 severity=Severity.NOTICE,
                 kind="stream-behind",
                 sentence=f"subscription {quoted(subscription['name'])} of stream {quoted(name)} is "
                 f"{counted(behind, 'message')} behind, about {size(size_bytes)}, and nobody has it open",
-                remedy="start who reads with it, or end it with `broker.delete_subscription(stream, name)`: a stream "
-                "that retains until all have consumed keeps what it has not read",
+                remedy=f"start who reads with it, have it go on at the end ({to_the_end}), or end it with "
+                "`broker.delete_subscription(stream, name)`: a stream that retains until all have consumed keeps what "
+                "it has not read",
                 queue=name,
                 facts={"subscription": subscription["name"], "lag_messages": behind, "lag_bytes": size_bytes},
             )

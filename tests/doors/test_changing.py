@@ -245,6 +245,26 @@ def test_what_loses_nothing_asks_only_where_somebody_is(
     assert depths(spool) != before
 
 
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_delete_that_ends_in_the_middle_says_what_is_deleted(
+    spool: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    """By Ctrl-C, which leaves it open whether one more is, or by an error."""
+    deleted, delete = [], qflow.Queue.delete
+
+    def end(queue: qflow.Queue[Any], sequence: int) -> bool:
+        if len(deleted) == 2:
+            raise KeyboardInterrupt if stops else qflow.DiskFull("the disk is full")
+        deleted.append(sequence)
+        return delete(queue, sequence)
+
+    monkeypatch.setattr(qflow.Queue, "delete", end)
+    done = run("delete", spool, "ring", "--yes", *(f"--sequence={number}" for number in (0, 2, 3, 4)))
+    doubt = ["not known of 3: it was being deleted when this ended"] if stops else []
+    assert done.stdout.splitlines() == ["messages deleted from ring: 2", *doubt]
+    assert (done.exit_code, depths(spool)["ring"]) == (130 if stops else 4, 3)
+
+
 @pytest.mark.parametrize(("to", "now"), [("earliest", 0), ("latest", 6), ("2", 2), ("2020-01-01", 0)])
 def test_a_group_goes_on_where_it_is_told(spool: Path, to: str, now: int) -> None:
     """At an end, an offset or a time; a dry run only says where that is."""

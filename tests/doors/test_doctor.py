@@ -53,6 +53,9 @@ def spool(tmp_path: Path) -> Path:
     return tmp_path / "spool"
 
 
+UNOWNED = "nobody owns the spool: its log was judged, and not who puts, takes, holds and reads"
+
+
 def killed(spool: Path) -> Path:
     """Return a copy of a spool that its owner has not closed."""
     with qflow.open(spool, capacity_bytes="1MiB") as broker:
@@ -61,9 +64,10 @@ def killed(spool: Path) -> Path:
 
 
 def test_a_spool_that_is_well(spool: Path) -> None:
-    """Nothing is said, and the exit code is 0."""
+    """Nothing but that nobody could be asked, and the exit code is 0."""
     assert doctor(spool) == (0, [])
-    assert CliRunner().invoke(app, ["doctor", str(spool)]).stdout == "nothing is wrong\n"
+    assert CliRunner().invoke(app, ["doctor", str(spool)]).stdout == f"nothing is wrong\n{UNOWNED}\n"
+    assert json.loads(CliRunner().invoke(app, ["doctor", str(spool), "--json"]).stdout)["owner_pid"] is None
 
 
 def test_a_log_that_is_gone_is_urgent(spool: Path) -> None:
@@ -96,7 +100,7 @@ def test_what_was_not_read_is_said(spool: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("qflow.doctor.looking.READ_BYTES", 1)
     done = CliRunner().invoke(app, ["doctor", str(spool)])
     unread = f"the log is long, and the messages were not read: `qflow check {spool}` reads everything"
-    assert (done.exit_code, done.stdout) == (0, f"nothing is wrong as far as was looked\n{unread}\n")
+    assert (done.exit_code, done.stdout) == (0, f"nothing is wrong as far as was looked\n{UNOWNED}\n{unread}\n")
     with qflow.open(spool, capacity_bytes="1MiB") as broker:
         broker.queue("orders").get().nack(requeue=False, reason="card declined")
         broker.engine.upkeep.tick()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -108,4 +109,6 @@ def test_bad_usage_and_a_spool_in_use(dead: CommandLine) -> None:
     with qflow.open(dead.spool, door=False):
         done = dead.run("redrive", dead.spool, "dead")
     assert done.returncode == 3
-    assert "in use" in error_line(done)
+    said = error_line(done)
+    assert f"in use by process {os.getpid()}, which lets nobody in: `qflow doctor {dead.spool}` says why" in said
+    assert "qflow.connect" not in said

@@ -120,6 +120,15 @@ def test_a_queue_that_grows_no_more_is_not_said_to_grow(empty: dict[str, Any]) -
     assert found.sentence == "nobody consumes queue 'q', and it grows: 500 messages wait, 9.0 more each second"
 
 
+@pytest.mark.parametrize(("messages", "said"), [(1, "1 message waits"), (0, "0 messages wait"), (2, "2 messages wait")])
+def test_a_paused_queue_says_what_waits_and_which_key_lets_it_go_on(
+    empty: dict[str, Any], messages: int, said: str
+) -> None:
+    found = only(Look(path="s", stats=told(empty, messages=messages, paused=True, rates=RATES)))
+    assert found.sentence == f"queue 'q' is paused; {said}"
+    assert found.remedy.startswith("`p` in `qflow top`, ")
+
+
 def test_what_no_command_shows_is_not_to_be_peeked_at(empty: dict[str, Any]) -> None:
     """Messages of a transient queue are in its owner's memory alone; a purge reaches it, and a redrive."""
     for durable in (True, False):
@@ -218,7 +227,9 @@ def test_streams_are_judged(empty: dict[str, Any]) -> None:
     stream = empty["streams"]["plant"]
     behind = {**stream["subscriptions"][0], "lag_messages": 5000}
     stats = {**empty, "streams": {"plant": {**stream, "subscriptions": [behind], "damaged_total": 3}}}
-    assert [finding.kind for finding in judge(Look(path="s", stats=stats))] == ["lost-messages", "stream-behind"]
+    found = judge(Look(path="s", stats=stats))
+    assert [finding.kind for finding in found] == ["lost-messages", "stream-behind"]
+    assert f"`qflow streams reset --to latest s plant {behind['name']}`" in found[1].remedy
 
 
 @pytest.mark.parametrize(
