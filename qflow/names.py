@@ -8,11 +8,18 @@ _LISTED = 20
 _NEAREST = 3
 
 
-def choices(name: str, known: Iterable[str]) -> str:
-    """Return what there is instead of `name`, for the end of a sentence: the nearest names first, if some are near."""
+def choices(name: str, known: Iterable[str], *, streams: Iterable[str] = (), queues: Iterable[str] = ()) -> str:
+    """Return what there is instead of `name`, for the end of a sentence: the nearest names first, if some are near.
+
+    Args:
+        streams: names of another kind, of which it may be one; so are `queues`.
+    """
     from difflib import get_close_matches
 
     names = sorted(known)
+    for kind, others in (("stream", streams), ("queue", queues)):
+        if name in others:
+            return f"it is a {kind}"
     near = get_close_matches(name, names, _NEAREST)
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     if len(names) > _LISTED:

@@ -9,7 +9,7 @@ import click
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print a script for SHELL that completes commands, options, paths, and the names of queues.
+    """Print a script for SHELL that completes commands, options, paths, and the names of queues and streams.
 
     \b
         eval "$(qflow completion bash)"                               # in ~/.bashrc

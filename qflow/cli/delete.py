@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Delete a queue, a stream, or single messages.")
 @options.existing_spool
-@click.argument("name", metavar="NAME")
+@click.argument("name", metavar="NAME", shell_complete=options.queues)
 @click.option("--stream", "is_stream", is_flag=True, help="NAME is a stream.")
 @click.option(
     "--sequence",

@@ -38,9 +38,7 @@ def doctor(spool: Path, as_json: bool) -> int:
     found = judge(look)
     if as_json:
         findings = [finding.to_dict() for finding in found]
-        facts.print_json(
-            {"spool": str(spool), "owner_pid": look.owner_pid, "read": look.is_read, "findings": findings}
-        )
+        facts.print_json({"spool": str(spool), "owner_pid": look.owner_pid, "read": look.is_read, "findings": findings})
     else:
         _print(found, look)
     return max((_CODES[finding.severity] for finding in found), default=Exit.FINE)

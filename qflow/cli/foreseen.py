@@ -44,10 +44,10 @@ def redrive(
     from qflow.queues.redrive import NOT_DUE
 
     now_ms = time.time() * 1000
-    queues = {queue.name: queue for queue in inspect.read_spool(spool).queues}
+    found = inspect.read_spool(spool)
+    queues = {queue.name: queue for queue in found.queues}
     for needed in (name, *([] if to is None else [to])):
-        if needed not in queues:
-            raise NotFound(f"there is no durable queue {needed!r} in {spool}; {choices(needed, queues)}")
+        named(spool, needed, "durable queue", queues, streams=[stream.name for stream in found.streams])
     if to == name:
         raise InvalidArgument(f"messages of queue {name!r} cannot be moved to itself")
     revive = reviving(name, to)
@@ -97,7 +97,8 @@ def depth(spool: Path, name: str, kind: str = "queue") -> tuple[int, int | None]
             return existing_stream(owner, name).stats().messages, 0
     listing = inspect.list_spool(spool)
     entries = {entry.name: entry for entry in listing.entries if entry.kind == kind}
-    found = named(spool, name, kind, entries)
+    others = [entry.name for entry in listing.entries if entry.kind != kind]
+    found = named(spool, name, kind, entries, **{"streams" if kind == "queue" else "queues": others})
     if found.messages is None:
         raise CorruptionError(f"a row of {kind} {name!r} is damaged: {command('check', str(spool))} tells more")
     return found.messages, 0 if listing.owner_pid is None else found.held_messages
@@ -128,8 +129,9 @@ def altered_queue(spool: Path, name: str, changes: dict[str, Any]) -> tuple[Queu
             _alter(name, queue.settings, changes, lambda other: owner.queue(other).settings if other in names else None)
             stats = queue.stats()
             return queue.settings, stats.messages, stats.bytes
-    queues = {queue.name: queue for queue in inspect.read_spool(spool).queues}
-    found = named(spool, name, "queue", queues)
+    read = inspect.read_spool(spool)
+    queues = {queue.name: queue for queue in read.queues}
+    found = named(spool, name, "queue", queues, streams=[stream.name for stream in read.streams])
     before = QueueSettings.from_dict(found.settings)
     _alter(
         name,
@@ -171,14 +173,16 @@ def _stream_settings(spool: Path, name: str) -> StreamSettings:
     with asked_if_there(spool) as owner:
         if owner is not None:
             return existing_stream(owner, name).settings
-    found = named(spool, name, "stream", {stream.name: stream for stream in inspect.read_spool(spool).streams})
+    read = inspect.read_spool(spool)
+    streams = {stream.name: stream for stream in read.streams}
+    found = named(spool, name, "stream", streams, queues=[queue.name for queue in read.queues])
     return StreamSettings.from_dict(found.settings)
 
 
-def named(spool: Path, name: str, kind: str, found: Mapping[str, Found]) -> Found:
-    """Return the one of this name. Raises NotFound, with the names that are like it."""
+def named(spool: Path, name: str, kind: str, found: Mapping[str, Found], **others: Iterable[str]) -> Found:
+    """Return the one of this name. Raises NotFound, with the names that are like it, as `choices` has them."""
     if name not in found:
-        raise NotFound(f"there is no {kind} {name!r} in {spool}; {choices(name, found)}")
+        raise NotFound(f"there is no {kind} {name!r} in {spool}; {choices(name, found, **others)}")
     return found[name]
 
 

@@ -29,7 +29,7 @@ Matches = Callable[[bytes, "Headers"], bool]
 @click.command(short_help="Find messages by what is in them.")
 @options.existing_spool
 @click.argument("pattern")
-@click.argument("names", metavar="[QUEUE|STREAM]...", nargs=-1)
+@click.argument("names", metavar="[QUEUE|STREAM]...", nargs=-1, shell_complete=options.queues_and_streams)
 @click.option("-i", "--ignore-case", is_flag=True, help="Large and small letters are the same.")
 @click.option("-F", "--fixed", is_flag=True, help="PATTERN is a text, not a regular expression.")
 @click.option("-c", "--count", "only_count", is_flag=True, help="Only how many there are, for each queue and stream.")

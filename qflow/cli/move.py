@@ -14,7 +14,7 @@ from qflow.cli.redrive import foresee, move_messages
 @click.command(short_help="Move the messages of a queue to another one.")
 @options.existing_spool
 @options.queue_name
-@click.argument("to", metavar="TO")
+@click.argument("to", metavar="TO", shell_complete=options.queues)
 @click.option("--limit", type=click.IntRange(min=1), help="Move at most so many.")
 @asking.yes
 @foreseen.dry_run

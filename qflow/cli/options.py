@@ -95,18 +95,34 @@ existing_spool = click.argument("spool", type=SpoolPath(exists=True))
 """A spool that must exist."""
 
 
-def _queues(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of queues that a shell may offer; none where the spool cannot be read."""
+def _offered(context: click.Context, incomplete: str, kinds: set[str]) -> list[str]:
+    """Return the names of queues or streams that a shell may offer; none where the spool cannot be read."""
     from qflow import inspect
 
+    wanted = {"stream"} if context.params.get("is_stream") else kinds
     try:
-        names = [entry.name for entry in inspect.list_spool(context.params["spool"]).entries if entry.kind == "queue"]
+        names = [entry.name for entry in inspect.list_spool(context.params["spool"]).entries if entry.kind in wanted]
     except (QflowError, OSError, KeyError):
         return []
     return [name for name in names if name.startswith(incomplete) and name.isprintable()]
 
 
-queue_name = click.argument("queue_name", metavar="QUEUE", callback=_parse_name, shell_complete=_queues)
+def queues(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of queues that a shell may offer; with `--stream`, those of streams."""
+    return _offered(context, incomplete, {"queue"})
+
+
+def streams(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of streams that a shell may offer."""
+    return _offered(context, incomplete, {"stream"})
+
+
+def queues_and_streams(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names that a shell may offer, of both."""
+    return _offered(context, incomplete, {"queue", "stream"})
+
+
+queue_name = click.argument("queue_name", metavar="QUEUE", callback=_parse_name, shell_complete=queues)
 
 capacity = click.option(
     "--capacity",

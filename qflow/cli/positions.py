@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Have a group, or a durable subscription, go on elsewhere.")
 @options.existing_spool
-@click.argument("stream")
+@click.argument("stream", shell_complete=options.streams)
 @click.argument("group")
 @click.option("--to", metavar="START", required=True, callback=parse_start, help=START_HELP)
 @click.option("--partition", type=click.IntRange(min=0), help="Only in this partition; an offset needs one of several.")
@@ -78,7 +78,9 @@ def reset(
 def _found(spool: Path, stream: str, group: str) -> tuple[StreamFacts, SubscriptionFacts]:
     from qflow import inspect
 
-    found = foreseen.named(spool, stream, "stream", {one.name: one for one in inspect.read_spool(spool).streams})
+    read = inspect.read_spool(spool)
+    streams = {one.name: one for one in read.streams}
+    found = foreseen.named(spool, stream, "stream", streams, queues=[one.name for one in read.queues])
     members = {one.name: one for one in found.subscriptions}
     if group not in members:
         raise NotFound(

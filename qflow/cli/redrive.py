@@ -23,7 +23,7 @@ SLICE_MESSAGES = 500
 
 @click.command(short_help="Move dead letters back to the queues they came from.")
 @options.existing_spool
-@click.argument("queue_name", metavar="DLQ")
+@click.argument("queue_name", metavar="DLQ", shell_complete=options.queues)
 @click.option("--to", metavar="QUEUE", help="Move all of them to this queue instead, also those without an origin.")
 @click.option("--limit", type=click.IntRange(min=1), help="Move at most so many.")
 @asking.yes

@@ -12,7 +12,7 @@ from qflow.cli import facts, options
 
 @click.command(short_help="List what lies in the spill directory.")
 @options.existing_spool
-@click.argument("queue_name", metavar="[QUEUE]", required=False)
+@click.argument("queue_name", metavar="[QUEUE]", required=False, shell_complete=options.queues)
 @options.as_json
 def spilled(spool: Path, queue_name: str | None, as_json: bool) -> None:
     """List the messages that lie in the spill directory, of all queues or of one.

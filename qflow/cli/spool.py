@@ -12,7 +12,7 @@ from qflow.cli import damage
 from qflow.cli.stop import Stop
 from qflow.config import QueueSettings
 from qflow.errors import NotFound, QflowError, SpoolInUse
-from qflow.names import command
+from qflow.names import choices, command
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -179,15 +179,13 @@ def existing_queue(broker: AnyBroker, name: str) -> AnyQueue:
     try:
         return broker.queue(name)
     except NotFound as error:
-        from qflow.names import choices
-
-        raise NotFound(f"there is no queue {name!r} in {broker.path}; {choices(name, broker.queues())}") from error
+        there = choices(name, broker.queues(), streams=broker.streams())
+        raise NotFound(f"there is no queue {name!r} in {broker.path}; {there}") from error
 
 
 def existing_stream(broker: AnyBroker, name: str) -> Stream:
     """Return the stream; raise `NotFound` with the names of those that exist."""
     if name not in broker.streams():
-        from qflow.names import choices
-
-        raise NotFound(f"there is no stream {name!r} in {broker.path}; {choices(name, broker.streams())}")
+        there = choices(name, broker.streams(), queues=broker.queues())
+        raise NotFound(f"there is no stream {name!r} in {broker.path}; {there}")
     return broker.stream(name)

@@ -29,7 +29,7 @@ STDOUT = 1
 
 @click.command(short_help="Write messages of a stream to stdout, and change nothing.")
 @options.existing_spool
-@click.argument("stream")
+@click.argument("stream", shell_complete=options.streams)
 @click.argument("topic_filter", metavar="[FILTER]", default="#")
 @click.option(
     "--from",

@@ -140,7 +140,8 @@ def queue_of(found: Recovery, name: str) -> QueueRecord:
         if record.name == name and not record.deleted:
             return record
     names = (record.name for record in found.queues if not record.deleted)
-    raise NotFound(f"there is no durable queue {name!r} in the log; {choices(name, names)}")
+    streams = (record.name for record in found.streams if not record.deleted)
+    raise NotFound(f"there is no durable queue {name!r} in the log; {choices(name, names, streams=streams)}")
 
 
 def as_now(txn: Any, record: QueueRecord) -> QueueRecord:

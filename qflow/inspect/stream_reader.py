@@ -129,7 +129,8 @@ class StreamReader:
         record = find_stream(found, name)
         if record is None:
             names = (one.name for one in found.streams if not one.deleted)
-            raise NotFound(f"there is no stream {name!r} in {self._spool}; {choices(name, names)}")
+            queues = (one.name for one in found.queues if not one.deleted)
+            raise NotFound(f"there is no stream {name!r} in {self._spool}; {choices(name, names, queues=queues)}")
         if record.rows is None:
             raise CorruptionError(f"the rows of stream {name!r} are damaged: see `qflow check`")
         return record

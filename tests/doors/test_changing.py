@@ -245,6 +245,32 @@ def test_what_loses_nothing_asks_only_where_somebody_is(
     assert depths(spool) != before
 
 
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (["peek", "plant"], "stream"),
+        (["tail", "plant"], "stream"),
+        (["show", "plant", "0"], "stream"),
+        (["get", "plant"], "stream"),
+        (["purge", "plant", "--yes"], "stream"),
+        (["purge", "plant", "--dry-run"], "stream"),
+        (["delete", "plant", "--yes"], "stream"),
+        (["alter", "plant", "ttl_s=5"], "stream"),
+        (["alter", "plant", "ttl_s=5", "--dry-run"], "stream"),
+        (["redrive", "plant", "--dry-run"], "stream"),
+        (["move", "ring", "plant"], "stream"),
+        (["subscribe", "ring"], "queue"),
+        (["delete", "ring", "--stream", "--yes"], "queue"),
+        (["alter", "ring", "--stream", "retention_s=5", "--dry-run"], "queue"),
+    ],
+)
+def test_a_name_of_another_kind_is_told_as_one(spool: Path, words: list[str], kind: str) -> None:
+    """It is there, as `ls` shows: whoever reads that there is none looks for a slip of the pen."""
+    done = run(words[0], spool, *words[1:])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"; it is a {kind}\n" in done.stderr
+
+
 @pytest.mark.parametrize("stops", [True, False])
 def test_a_delete_that_ends_in_the_middle_says_what_is_deleted(
     spool: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
@@ -369,6 +395,16 @@ def test_there_is_a_completion_for_each_shell(shell: str) -> None:
         ("qflow purge --dr", 2, {"--dry-run"}),
         ("qflow streams re", 2, {"reset"}),
         ("qflow peek nowhere r", 3, set()),
+        ("qflow redrive {spool} d", 3, {"dead"}),
+        ("qflow move {spool} ring j", 4, {"jobs"}),
+        ("qflow delete {spool} r", 3, {"ring"}),
+        ("qflow delete --stream {spool} pl", 4, {"plant"}),
+        ("qflow spilled {spool} r", 3, {"ring"}),
+        ("qflow subscribe {spool} pl", 3, {"plant"}),
+        ("qflow streams reset {spool} pl", 4, {"plant"}),
+        ("qflow export {spool} r", 3, {"ring"}),
+        ("qflow export {spool} pl", 3, {"plant"}),
+        ("qflow grep {spool} text pl", 4, {"plant"}),
     ],
 )
 def test_commands_options_and_queues_are_completed(spool: Path, line: str, last: int, offered: set[str]) -> None:
