@@ -36,6 +36,11 @@ def parse_change(text: str, kind: type[QueueSettings] | type[StreamSettings] = Q
     return name, value
 
 
+def as_typed(value: Any) -> str:
+    """Return the value of a setting as `parse_change` takes it."""
+    return "none" if value is None else ",".join(value) if isinstance(value, list | tuple) else str(value)
+
+
 def dropped_by(settings: QueueSettings, changes: dict[str, Any], messages: int, size_bytes: int) -> str | None:
     """Return what changed settings of a queue drop of it at once, in words; None for nothing."""
     after = {**settings.to_dict(), **changes}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qflow.altering import dropped_by, keeps_less, parse_change
+from qflow.altering import as_typed, dropped_by, keeps_less, parse_change
 from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.spool import existing_queue, existing_stream, reached_if_there
 from qflow.config import QueueSettings, StreamSettings
@@ -60,7 +60,7 @@ def alter(
     if as_json:
         facts.print_json({"stream" if is_stream else "queue": queue_name, "settings": settings})
     else:
-        facts.print_table(["setting", "value"], ([name, _shown(value)] for name, value in settings.items()))
+        facts.print_table(["setting", "value"], ([name, as_typed(value)] for name, value in settings.items()))
 
 
 def _alter_queue(broker: AnyBroker, queue_name: str, changes: tuple[str, ...], is_sure: bool) -> dict[str, Any]:
@@ -102,10 +102,6 @@ def _foresee(spool: Path, name: str, changes: tuple[str, ...], is_stream: bool, 
         facts.print_json({kind: name, "before": was, "would_be": would_be, "would_drop": dropped})
         return
     for setting, value in wanted.items():
-        click.echo(f"would set {setting} of {facts.readable(name)} to {_shown(value)}; now {_shown(now[setting])}")
+        click.echo(f"would set {setting} of {facts.readable(name)} to {as_typed(value)}; now {as_typed(now[setting])}")
     at_once = "" if is_stream else ", at once"
     click.echo(f"would drop {dropped}{at_once}" if dropped else "would drop no message")
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else ",".join(value) if isinstance(value, list | tuple) else str(value)

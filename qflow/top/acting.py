@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from qflow import inspect
-from qflow.altering import dropped_by, parse_change
+from qflow.altering import as_typed, dropped_by, parse_change
 from qflow.errors import InvalidArgument, NotFound, QflowError
 from qflow.top import words
 from qflow.top.look import Key
@@ -95,4 +95,5 @@ def alter(source: Source, name: str, change: str) -> str:
     if dropped := dropped_by(before, {setting: value}, depth.messages, depth.bytes):
         raise InvalidArgument(f"that would drop {dropped}, at once: `qflow alter` does that where it is meant")
     after = _broker(source).alter_queue(name, **{setting: value}).settings.to_dict()
-    return f"{shown}: {words.safe(setting)} is {after[setting]} now, and was {before.to_dict()[setting]}"
+    now, was = as_typed(after[setting]), as_typed(before.to_dict()[setting])
+    return f"{shown}: {words.safe(setting)} is {words.safe(now)} now, and was {words.safe(was)}"

@@ -293,7 +293,7 @@ class Top(App[int]):
         if key is None or key.kind != "queue":
             self._say("choose a queue for that")
         elif self.board.look.mode is not Mode.LIVE:
-            self._say(f"read-only: {self.board.look.note}")
+            self._say(_why_not(self.board.look))
         else:
             return key.name
         return None
@@ -374,3 +374,10 @@ def run(source: Source) -> int:
     if code is None:
         return 1 if top.return_code is None else top.return_code  # None: Textual has shown what went wrong
     return code
+
+
+def _why_not(look: Look) -> str:
+    """Return why nothing can be changed from here, and what does it where something can."""
+    if look.mode is Mode.DEAD and look.pid is None:
+        return "nobody owns it: in a shell, `qflow purge`, `redrive` and `alter` do it, which own it meanwhile"
+    return f"nothing is changed from here: {look.note}"

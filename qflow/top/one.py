@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from rich.text import Text
 
+from qflow.altering import as_typed
 from qflow.inspect.health import REASONS
 from qflow.top import words
 from qflow.top.look import FLOWS, Board, Key
@@ -97,7 +98,7 @@ def _figure(name: str, value: float) -> str:
 def _setting(name: str, value: Any) -> str:
     if name in SIZES and isinstance(value, int):
         return words.size(value)
-    return str(getattr(value, "value", value))
+    return as_typed(getattr(value, "value", value))
 
 
 def _takers(facts: Mapping[str, Any], width: int) -> list[Text]:

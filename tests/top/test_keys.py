@@ -175,9 +175,18 @@ def test_nothing_is_changed_where_that_cannot_be() -> None:
     async def script(top: Top, pilot: Pilot[int]) -> None:
         await pilot.press("down", "x")
         await sees(pilot, "choose a queue for that")
-        top.take(Look(mode=Mode.DEAD, time_s=1.0, note="nobody owns it", queues=top.board.look.queues))
-        await pilot.press("x", "R", "p", "a")
-        await sees(pilot, "read-only: nobody owns it")
+        queues = top.board.look.queues
+        for mode, note, said in (
+            (
+                Mode.DEAD,
+                "",
+                "nobody owns it: in a shell, `qflow purge`, `redrive` and `alter` do it, which own it meanwhile",
+            ),
+            (Mode.TOLD, "7 lets nobody in", "nothing is changed from here: 7 lets nobody in"),
+        ):
+            top.take(Look(mode=mode, time_s=1.0, note=note, pid=7 if note else None, queues=queues))
+            await pilot.press("x", "R", "p", "a")
+            await sees(pilot, said)
         assert len(top.screen_stack) == 1
 
     played(script)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from rich.cells import cell_len
 
+import qflow
 import top_seen
 from qflow.top import drawing, one
 from qflow.top.look import Board, Key, Look, Mode
@@ -69,6 +70,21 @@ def test_what_was_opened_may_be_gone() -> None:
     """Somebody deletes the queue that is looked at."""
     lines = one.page(top_seen.board(), Key("queue", "gone\x1b"), one.Inside(), 60)
     assert [line.plain for line in lines] == [r"queue gone\x1b is not there any more"]
+
+
+def test_settings_are_shown_as_they_are_typed() -> None:
+    """`none` takes a limit away; topics have commas between them."""
+    settings = {
+        "limit_messages": None,
+        "topics": ("a/#", "b\x1b"),
+        "durable": True,
+        "on_overflow": qflow.Overflow.REJECT,
+    }
+    key = Key("stream", next(iter(top_seen.board().look.streams)))
+    lines = [line.plain for line in one.page(top_seen.board(), key, one.Inside(settings=settings), 90)]
+    assert r"limit_messages none · topics a/#,b\x1b · durable True · on_overflow reject" in [
+        line.rstrip() for line in lines
+    ]
 
 
 def test_all_findings_are_read_with_their_remedies() -> None:

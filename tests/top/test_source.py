@@ -204,7 +204,7 @@ def test_a_setting_is_altered_and_the_reason_told_if_not(spool: Path) -> None:
         source = Source(spool)
         source.look()
         assert acting.alter(source, "jobs", " limit_messages=20") == "jobs: limit_messages is 20 now, and was 9"
-        assert acting.alter(source, "jobs", "limit_messages=none") == "jobs: limit_messages is None now, and was 20"
+        assert acting.alter(source, "jobs", "limit_messages=none") == "jobs: limit_messages is none now, and was 20"
         assert jobs.settings.limit_messages is None
         for change, why in (
             ("limit_messages", "no NAME=VALUE"),
@@ -217,7 +217,7 @@ def test_a_setting_is_altered_and_the_reason_told_if_not(spool: Path) -> None:
             qflow.InvalidArgument, match="that would drop its oldest 1 messages, down to 2, at once: `qflow alter`"
         ):
             acting.alter(source, "ring", "limit_messages=2")
-        assert acting.alter(source, "ring", "limit_messages=3").endswith("is 3 now, and was None")
+        assert acting.alter(source, "ring", "limit_messages=3").endswith("is 3 now, and was none")
         source.leave()
 
 
