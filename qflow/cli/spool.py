@@ -99,7 +99,7 @@ def _locked_out(spool: Path) -> SpoolInUse:
     from qflow.storage.lock import process_in_words
 
     owner, why = process_in_words(inspect.owner_of(spool) or 0), command("doctor", str(spool))
-    return SpoolInUse(f"the spool {spool} is in use by {owner}, which lets nobody in: {why} says why; or end it first")
+    return SpoolInUse(f"the spool {spool} is in use by {owner}, which lets nobody in, and {why} says why: wait for it to end")
 
 
 def _connected(spool: Path) -> RemoteBroker | None:
