@@ -96,10 +96,12 @@ def reached(spool: Path, capacity: int, stop: Stop | None = None) -> Iterator[An
 def _locked_out(spool: Path) -> SpoolInUse:
     """Return the error of a spool whose owner lets nobody in: what else `SpoolInUse` advises is done already."""
     from qflow import inspect
-    from qflow.storage.lock import process_in_words
 
-    owner, why = process_in_words(inspect.owner_of(spool) or 0), command("doctor", str(spool))
-    return SpoolInUse(f"the spool {spool} is in use by {owner}, which lets nobody in, and {why} says why: wait for it to end")
+    pid, why = inspect.owner_of(spool), command("doctor", str(spool))
+    owner = f"process {pid}" if pid else "another process"
+    return SpoolInUse(
+        f"the spool {spool} is in use by {owner}, which lets nobody in, and {why} says why: wait for it to end"
+    )
 
 
 def _connected(spool: Path) -> RemoteBroker | None:

@@ -110,5 +110,7 @@ def test_bad_usage_and_a_spool_in_use(dead: CommandLine) -> None:
         done = dead.run("redrive", dead.spool, "dead")
     assert done.returncode == 3
     said = error_line(done)
-    assert f"in use by process {os.getpid()}, which lets nobody in, and `qflow doctor {dead.spool}` says why: wait" in said
+    assert (
+        f"in use by process {os.getpid()}, which lets nobody in, and `qflow doctor {dead.spool}` says why: wait" in said
+    )
     assert "qflow.connect" not in said
