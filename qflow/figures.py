@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from qflow.adoption import Adoption
+from qflow.importing import importing
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import sheltered
 from qflow.queues import looking
@@ -151,7 +152,8 @@ class Figures:
         return self._stats({**self._of_all(_summed(shown)), "queues": {}})
 
     def _stats(self, facts: dict[str, Any]) -> BrokerStats:
-        from qflow.stats import BrokerStats, InboxStats, TimeStats
+        with importing:
+            from qflow.stats import BrokerStats, InboxStats, TimeStats
 
         times = {name: TimeStats(**facts[name]) for name in ("commit_times", "sync_times")}
         return BrokerStats(**{**facts, **times, "inbox": InboxStats(**facts["inbox"])})
@@ -204,7 +206,8 @@ class Figures:
             shown = [(one.facts, one.text) for one in self._renew(with_rates=True).values()]
         others = self._of_all(_summed([facts for facts, _ in shown]))
         if others["streams"]:
-            from attrs import asdict  # a dear import, not for whoever has no streams
+            with importing:
+                from attrs import asdict  # a dear import, not for whoever has no streams
 
             others["streams"] = {name: asdict(stats) for name, stats in others["streams"].items()}
         facts = json.dumps({"pid": os.getpid(), "time_s": spool.clock(), "uuid": spool.uuid, **others})

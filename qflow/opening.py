@@ -12,6 +12,7 @@ from qflow.broker import Broker, make_broker
 from qflow.config import BrokerSettings
 from qflow.door import Door, open_door
 from qflow.errors import QflowError
+from qflow.importing import importing
 from qflow.memory.waiting import shelter_made
 
 if TYPE_CHECKING:
@@ -55,4 +56,6 @@ def with_door(broker: Broker) -> Broker:
 
 def _serve(broker: Broker, door: Door) -> None:
     """Serve callers from other processes: what that takes is imported when the first one comes."""
-    import_module("qflow.remote.server.serving").serve(broker, door)
+    with importing:
+        serving = import_module("qflow.remote.server.serving")
+    serving.serve(broker, door)

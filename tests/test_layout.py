@@ -41,6 +41,7 @@ WORDS = {
     "handlers",
     "held_batch",
     "identity",
+    "importing",
     "inherited",
     "loggers",
     "names",

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from qflow.errors import NotFound
+from qflow.importing import importing
 
 if TYPE_CHECKING:
     from qflow.message import HeaderValue, Record
@@ -47,7 +48,8 @@ def reviving(queue_name: str, to: str | None) -> Revive:
 def _reading() -> Any:
     """Return `qflow.amqp.reading`, or why it cannot be imported."""
     try:
-        from qflow.amqp import reading
+        with importing:
+            from qflow.amqp import reading
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "pamqp":
             raise

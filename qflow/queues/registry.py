@@ -21,6 +21,7 @@ from qflow.errors import (
 )
 from qflow.events import Teller
 from qflow.identity import new_number
+from qflow.importing import importing
 from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import StraightLock
@@ -394,7 +395,8 @@ class Queues:
 
     def problems(self) -> list[str]:
         """Return what does not agree, in words."""
-        from qflow.queues.checking import problems  # which few need
+        with importing:
+            from qflow.queues.checking import problems  # which few need
 
         found = [f"queue {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
         for queue in self._passing(self.all()):

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from qflow.errors import GapError, InvalidArgument, QflowError, TooManyUnsettled
+from qflow.importing import importing
 from qflow.memory.line import WORK, Line, Wake, Watcher
 from qflow.memory.waiting import StraightLock, attend, sheltered
 from qflow.message import offset_of
@@ -379,7 +380,8 @@ class Cursor:
     @sheltered
     def stats(self, *, matching: bool = False) -> SubscriptionStats:
         """Return a snapshot; see `Subscription.stats`."""
-        from qflow.stats import SubscriptionStats
+        with importing:
+            from qflow.stats import SubscriptionStats
 
         claims, place = self.claims, self.place
         return SubscriptionStats(

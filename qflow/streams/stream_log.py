@@ -12,6 +12,7 @@ from xxhash import xxh3_64_intdigest
 
 from qflow.config import StreamSettings, parse_count
 from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QflowError, StreamDeleted
+from qflow.importing import importing
 from qflow.memory.waiting import StraightLock, sheltered
 from qflow.message import offset_of
 from qflow.rates import Meter
@@ -141,7 +142,8 @@ class StreamLog(Stream):
 
     @sheltered
     def stats(self) -> StreamStats:
-        from qflow.stats import Rates, StreamStats
+        with importing:
+            from qflow.stats import Rates, StreamStats
 
         rows = [partition.lane.row for partition in self.partitions]
         cursors = {id(cursor): cursor for cursor in self.open_cursors()} | {

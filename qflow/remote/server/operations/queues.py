@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
+from qflow.aio.broker import in_thread
 from qflow.aio.delivery import AsyncDeliveries, held_of
 from qflow.aio.queue import AsyncQueue, work_of
 from qflow.amqp.letters import reviving
@@ -85,7 +85,7 @@ async def redrive(session: Session, head: dict[str, Any], columns: Columns) -> R
     to = None if head.get("to") is None else arguments.text(head, "to")
     limit = None if head.get("limit") is None else arguments.number(head, "limit", 1)
     moving = partial(move_back, session.broker.broker, name, to, limit, reviving(name, to))
-    return {"result": plain(await asyncio.to_thread(moving))}, []
+    return {"result": plain(await in_thread(session.broker, moving))}, []
 
 
 async def purge(session: Session, head: dict[str, Any], columns: Columns) -> Reply:

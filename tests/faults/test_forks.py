@@ -1,0 +1,127 @@
+"""Forks of a program that has a broker, at the moments that are bad for the child."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+IN_THE_MIDDLE = """
+import faulthandler, importlib, os, subprocess, sys, threading
+
+sys.setswitchinterval(100)  # whoever forks does so before another thread goes on, unless it waits for one
+begun, forking = threading.Event(), threading.Event()
+spool, module, what = sys.argv[1:]
+
+
+class Held:
+    def find_spec(self, name, path, target=None):
+        if name == module and threading.current_thread().name.startswith("qflow-"):
+            begun.set()
+            forking.wait()
+
+
+import qflow
+
+sys.meta_path.insert(0, Held())
+with qflow.open(spool) as broker:
+    os.register_at_fork(before=forking.set)  # called before those of the package
+    exec(what)
+    assert begun.wait(60)
+    child = os.fork()
+    if child == 0:
+        faulthandler.dump_traceback_later(15, exit=True)
+        importlib.import_module(module)
+        with qflow.connect(spool) as near:
+            near.declare_queue("q").put(b"x")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert broker.queue("q").get().body == b"x"
+"""
+CALLER = "import sys, qflow; qflow.connect(sys.argv[1]).close()"
+
+
+@pytest.mark.parametrize(
+    ("module", "what"),
+    [
+        ("asyncio", f"caller = subprocess.Popen([sys.executable, '-c', {CALLER!r}, spool])"),
+        ("qflow.remote.wire.frames", f"caller = subprocess.Popen([sys.executable, '-c', {CALLER!r}, spool])"),
+        ("qflow.stats", "broker.declare_stream('s', topics=['#'])"),
+        ("attrs", "broker.declare_stream('s', topics=['#'])"),
+    ],
+)
+def test_a_fork_does_not_cut_off_what_a_thread_of_the_package_imports(module: str, what: str, spool: Path) -> None:
+    """Else the child waits for good where it imports the same: for its module's lock, which nobody gives back."""
+    command = [sys.executable, "-W", "ignore", "-c", IN_THE_MIDDLE, str(spool), module, what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+WATCHED = """
+import asyncio, gc, sys, threading
+import qflow
+from qflow.importing import importing
+
+spool, caller = sys.argv[1:]
+cut_off = []
+
+
+def look(event, arguments):
+    name = threading.current_thread().name
+    if event == "import" and name.startswith("qflow-") and name != "qflow-sheltered" and not importing._lock._is_owned():
+        cut_off.append((name, arguments[0]))
+
+
+with qflow.open(spool) as broker:
+    broker.declare_queue("jobs", dead_letter="dead", max_deliveries=2, ttl_s=60, dedupe_window_s=60)
+    broker.declare_queue("dead")
+    broker.declare_stream("plant", topics=["plant/#"], retention_s=60)
+    sys.addaudithook(look)
+    import subprocess
+
+    assert subprocess.run([sys.executable, "-c", caller, spool]).returncode == 0
+assert cut_off == [], cut_off
+"""
+CALLS = """
+import sys, qflow
+
+with qflow.connect(sys.argv[1]) as broker:
+    jobs = broker.queue("jobs")
+    jobs.put(b"one", dedupe_key="k" * 255)
+    jobs.put_many([b"two", b"three"])
+    jobs.submit(b"four").result()
+    jobs.get().ack(wait=True)
+    jobs.get().nack(requeue=False)
+    jobs.get_many(2).ack(wait=True)
+    jobs.put(b"later", delay_s=60)
+    print(broker.redrive("dead"), list(jobs.browse()), jobs.stats(), broker.stats(), broker.check())
+    with broker.transaction() as transaction:
+        transaction.put(jobs, b"five")
+    with jobs.consume(lambda delivery: None):
+        jobs.put(b"six")
+    broker.publish("plant/1", b"21", key="hall")
+    with broker.subscribe("plant", "plant/#", name="panel", start="earliest", follow=False) as panel:
+        print([message.body for message in panel], panel.stats(), broker.stream("plant").stats())
+    broker.stream("plant").last("plant/#")
+    broker.on_event(print)
+    broker.alter_queue("jobs", limit_messages=5)
+    broker.schedule("tick", "jobs", b"tick", every_s=60)
+    broker.cancel_schedule("tick")
+    try:
+        broker.queue("job")
+    except qflow.NotFound as error:
+        print(error)
+    jobs.purge()
+    broker.snapshot(sys.argv[1] + ".copy")
+    broker.compact()
+    broker.delete_queue("dead")
+"""
+
+
+def test_threads_of_the_package_import_nothing_where_a_fork_could_cut_them_off(spool: Path) -> None:
+    """What those of a door and of maintenance import, as they serve all that a caller may ask."""
+    command = [sys.executable, "-c", WATCHED, str(spool), CALLS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
