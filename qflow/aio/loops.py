@@ -242,16 +242,14 @@ class Tended(Protocol):
 
 
 _homes: WeakKeyDictionary[Tended, Homes] = WeakKeyDictionary()
-_homes_lock = StraightLock()
 
 
 def homes_of(engine: Tended) -> Homes:
     """Return the homes of a broker: the same for all that go around it."""
-    with _homes_lock:
-        homes = _homes.get(engine)
-        if homes is None:
-            homes = _homes[engine] = Homes(engine.log, engine.upkeep.jobs)
-    return homes
+    found = _homes.get(engine)
+    if found is None:  # without a lock, which would stay taken in a child that is forked meanwhile
+        found = _homes.setdefault(engine, Homes(engine.log, engine.upkeep.jobs))
+    return found
 
 
 class Waiter:

@@ -174,3 +174,4 @@ class _Remover:
 _logger = get_logger("qflow.compat")
 _remover = _Remover()
 atexit.register(_remover.end)
+os.register_at_fork(after_in_child=_remover.__init__)  # type: ignore[misc]

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from crash.seams import run_in_child
+from qflow.compat import Queue, items
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 IN_THE_MIDDLE = """
 import faulthandler, importlib, os, subprocess, sys, threading
 
@@ -125,3 +130,22 @@ def test_threads_of_the_package_import_nothing_where_a_fork_could_cut_them_off(s
     command = [sys.executable, "-c", WATCHED, str(spool), CALLS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_lock_of_the_process_does_not_stay_taken_in_a_child() -> None:
+    """The one that belongs to no broker: another thread may have it at a fork."""
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with items._remover._lock:
+            taken.set()
+            done.wait()
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    taken.wait()
+    try:
+        assert run_in_child(lambda: Queue().put(1)) == 0
+    finally:
+        done.set()
+        holding.join()
