@@ -175,6 +175,8 @@ def _lock(fd: int, spool: str) -> None:
         owner += " of another container (pid namespace)"
     elif pid == os.getpid():
         owner = f"this process ({pid})"
+    elif pid and pid == os.getppid():  # as that of a reloader, or a server's master, which loads the same program
+        owner += ", which has started this one"
     raise SpoolInUse(
         f"the spool {spool} is in use by {owner}: use it from here with qflow.connect, close it there first, or open "
         "another directory"

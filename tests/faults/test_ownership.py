@@ -54,7 +54,7 @@ def test_a_second_process_is_refused_before_anything_is_wiped(spool, open_spool)
     before = tree(spool / "spill")
     said = open_elsewhere(spool)
     assert said.startswith("SpoolInUse")
-    assert str(os.getpid()) in said
+    assert f"in use by process {os.getpid()}, which has started this one:" in said
     assert tree(spool / "spill") == before
     assert drained(queue) == [b"x" * 100] * 30 + [b"y"]
 
