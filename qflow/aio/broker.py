@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
 
@@ -338,9 +337,7 @@ class AsyncBroker(Unpicklable):
     async def __aenter__(self) -> AsyncBroker:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol
 
 from qflow.aio.delivery import AsyncDelivery, Settling
@@ -214,9 +213,7 @@ class AsyncConsumer:
     async def __aenter__(self) -> AsyncConsumer:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol, overload
 
 from qflow.config import parse_span
@@ -136,9 +135,7 @@ class AsyncDelivery(Unpicklable):
     async def __aenter__(self) -> AsyncDelivery:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         try:
             if kind is None:
                 rest = self._settling.settle(self.delivery, False)

@@ -8,7 +8,6 @@ from copy import copy
 from datetime import datetime
 from functools import partial
 from itertools import count
-from types import TracebackType
 from typing import TypeVar
 
 from qflow.aio.delivery import AnyDeliveries, AsyncStreamDeliveries, AsyncStreamDelivery, InMemory, held_of
@@ -194,9 +193,7 @@ class AsyncSubscription(Unpicklable):
     async def __aenter__(self) -> AsyncSubscription:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

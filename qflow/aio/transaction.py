@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
-from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, Unpack
 
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
@@ -260,9 +259,7 @@ class AsyncTransaction(Unpicklable):
     async def __aenter__(self) -> AsyncTransaction:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._gathering.state != "open":
             return  # the block ended it itself
         if kind is None:

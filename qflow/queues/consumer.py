@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qflow.backoff import retried
@@ -226,9 +225,7 @@ class Consumer(Unpicklable):
     def __enter__(self) -> Consumer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(ForkedProcess):  # the parent goes on with it
             self.close()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any
 
 from qflow.deliveries import Deliveries
@@ -136,9 +135,7 @@ class Transaction(Unpicklable):
         self._gathering.check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._gathering.state != "open":
             return  # the block ended it itself
         if kind is None:

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from qflow.config import parse_count
@@ -183,9 +182,7 @@ class Subscription(Made, by="Broker.subscribe"):
     def __enter__(self) -> Subscription:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(ForkedProcess):  # the parent goes on with it
             self.close()
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any, Unpack
 from uuid import UUID
 
@@ -249,9 +248,7 @@ class RemoteBroker(Unpicklable):
     def __enter__(self) -> RemoteBroker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from qflow.config import StreamSettings
@@ -215,9 +214,7 @@ class RemoteSubscription(Unpicklable):
     def __enter__(self) -> RemoteSubscription:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(ForkedProcess):  # the parent goes on with it
             self.close()
 

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Unpack
 from uuid import UUID
 
@@ -266,9 +265,7 @@ class AsyncRemoteBroker(Unpicklable):
     async def __aenter__(self) -> AsyncRemoteBroker:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery
@@ -238,9 +237,7 @@ class AsyncRemoteSubscription(Unpicklable):
     async def __aenter__(self) -> AsyncRemoteSubscription:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

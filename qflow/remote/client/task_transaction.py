@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any, Unpack
 
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
@@ -81,9 +80,7 @@ class AsyncRemoteTransaction(Unpicklable):
         self._draft.check_open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._draft.state != "open":
             return  # the block ended it itself
         if kind is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 from qflow.deliveries import Deliveries
@@ -90,9 +89,7 @@ class RemoteTransaction(Unpicklable):
         self._locked(self._draft.check_open)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._draft.state != "open":
             return  # the block ended it itself
         if kind is None:

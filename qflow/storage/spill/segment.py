@@ -13,7 +13,6 @@ import os
 from array import array
 from itertools import pairwise
 from threading import Lock
-from types import TracebackType
 from typing import Protocol, TypeAlias
 
 from qflow.descriptors import EXHAUSTED
@@ -255,9 +254,7 @@ class Reading:
     def __enter__(self) -> Reading:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._leave()
 
     def _leave(self) -> None:
