@@ -14,14 +14,18 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 from qflow.aio.broker import AsyncBroker, in_thread
+from qflow.aio.delivery import AsyncDelivery
+from qflow.aio.queue import AsyncQueue
+from qflow.aio.subscription import AsyncSubscription
 from qflow.amqp.model.queues import BRIDGE_QUEUE, ROOT
 from qflow.amqp.server.content import content_of_delivery
 from qflow.amqp.server.dead_letters import Letter
 from qflow.amqp.server.host import Host, Hosts
+from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.parcels import Parcel
 from qflow.bridge.translation import EXCHANGE, MARK, key_of, message_of, parcel_of, topics_of
 from qflow.broker import Broker
@@ -36,12 +40,6 @@ from qflow.mqtt.server.house import House
 from qflow.mqtt.server.storing import STREAM
 from qflow.serving.tasks import Tasks
 from qflow.serving.telling import Telling
-
-if TYPE_CHECKING:
-    from qflow.aio.delivery import AsyncDelivery
-    from qflow.aio.queue import AsyncQueue
-    from qflow.aio.subscription import AsyncSubscription
-    from qflow.amqp.server.hosted import HostedQueue
 
 QUEUE = BRIDGE_QUEUE
 """What `amq.topic` has for MQTT waits in it."""

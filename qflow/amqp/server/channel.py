@@ -5,29 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pamqp import commands
 from pamqp.commands import Basic, Confirm, Exchange, Queue, Tx
 
+from qflow.aio.delivery import AsyncDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.queues import check_not_the_servers, new_name
 from qflow.amqp.model.vhost import declared_name
+from qflow.amqp.server.client import Client
 from qflow.amqp.server.confirms import Confirms
 from qflow.amqp.server.consuming import Consumer, limits_those_there, priority_of
 from qflow.amqp.server.holding import Held, Holding, settle_all
+from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.publishing import Publishing
 from qflow.amqp.server.settling import give_back, settle
 from qflow.amqp.server.tasks import attempt, ending
 from qflow.amqp.server.units import Unit
+from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.methods import unchecked
 from qflow.errors import QueueEmpty
-
-if TYPE_CHECKING:
-    from qflow.aio.delivery import AsyncDelivery
-    from qflow.amqp.server.client import Client
-    from qflow.amqp.server.hosted import HostedQueue
-    from qflow.amqp.wire.frames import Content
 
 AT_ONCE = 1000
 """Messages that go back together."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from qflow.amqp.errors import AmqpError
+from qflow.amqp.server.budget import Share
+from qflow.amqp.server.host import Host
+from qflow.amqp.wire.connection import Connection
 from qflow.queues.queue import parts_of
-
-if TYPE_CHECKING:
-    from qflow.amqp.errors import AmqpError
-    from qflow.amqp.server.budget import Share
-    from qflow.amqp.server.host import Host
-    from qflow.amqp.wire.connection import Connection
-    from qflow.serving.users import Action
+from qflow.serving.users import Action
 
 BLOCKED_S = 0.5
 """A publisher that waits so long for room is told that it is blocked."""

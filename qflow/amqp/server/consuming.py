@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from qflow.aio.delivery import AsyncDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.settling import settle
+from qflow.amqp.server.stores import Source
+from qflow.amqp.wire.frames import Content
 from qflow.errors import BrokerClosed, QflowError, QueueDeleted, StreamDeleted
 from qflow.loggers import get_logger
-
-if TYPE_CHECKING:
-    from qflow.aio.delivery import AsyncDelivery
-    from qflow.amqp.server.hosted import HostedQueue
-    from qflow.amqp.server.stores import Source
-    from qflow.amqp.wire.frames import Content
 
 AT_ONCE = 64
 """The most messages a consumer takes from its queue at once."""

@@ -12,14 +12,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from qflow.aio.broker import in_thread
+from qflow.aio.broker import AsyncBroker, in_thread
+from qflow.aio.delivery import AsyncDelivery
+from qflow.aio.queue import AsyncQueue
 from qflow.amqp.errors import AmqpError
-from qflow.amqp.server.content import content_of
+from qflow.amqp.server.content import Properties, content_of
 from qflow.amqp.server.deaths import REJECTED, dead
 from qflow.amqp.server.held_up import HeldUp
+from qflow.amqp.server.hosted import HostedQueue
+from qflow.amqp.server.parcels import Parcel
 from qflow.amqp.server.stores import DEAD_LETTERS
+from qflow.amqp.wire.frames import Content
 from qflow.errors import (
     AlreadySettled,
     BrokerClosed,
@@ -35,16 +40,7 @@ from qflow.loggers import get_logger
 from qflow.memory.waiting import in_place
 from qflow.named_tuples import NamedTuple
 from qflow.queues.dead_letters import PREFIX, QUEUE, REASON
-
-if TYPE_CHECKING:
-    from qflow.aio.broker import AsyncBroker
-    from qflow.aio.delivery import AsyncDelivery
-    from qflow.aio.queue import AsyncQueue
-    from qflow.amqp.server.content import Properties
-    from qflow.amqp.server.hosted import HostedQueue
-    from qflow.amqp.server.parcels import Parcel
-    from qflow.amqp.wire.frames import Content
-    from qflow.serving.tasks import Tasks
+from qflow.serving.tasks import Tasks
 
 AT_ONCE = 100
 AGAIN_S = 1.0

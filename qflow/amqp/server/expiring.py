@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
-from qflow.amqp.server.stores import QueueStore
+from qflow.aio.queue import AsyncQueue
+from qflow.amqp.model.arguments import QueueArguments
+from qflow.amqp.server.stores import QueueStore, StreamStore
 from qflow.queues.queue import parts_of
 from qflow.queues.tending import expire
-
-if TYPE_CHECKING:
-    from qflow.aio.queue import AsyncQueue
-    from qflow.amqp.model.arguments import QueueArguments
-    from qflow.amqp.server.stores import StreamStore
-    from qflow.serving.tasks import Tasks
+from qflow.serving.tasks import Tasks
 
 LATE_S = 0.001
 """Moments of expiry are whole milliseconds: the timer is not to be early."""

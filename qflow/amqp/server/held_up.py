@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from qflow.aio.broker import AsyncBroker
+from qflow.aio.delivery import AsyncDelivery
+from qflow.aio.queue import AsyncQueue
+from qflow.aio.transaction import AsyncTransaction
 from qflow.amqp.server.content import content_of, read_properties
+from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.parcels import Parcel
 from qflow.amqp.server.stores import DEAD_LETTERS, QueueStore
 from qflow.errors import (
@@ -24,14 +28,7 @@ from qflow.errors import (
 )
 from qflow.loggers import get_logger
 from qflow.queues.queue import parts_of
-
-if TYPE_CHECKING:
-    from qflow.aio.broker import AsyncBroker
-    from qflow.aio.delivery import AsyncDelivery
-    from qflow.aio.queue import AsyncQueue
-    from qflow.aio.transaction import AsyncTransaction
-    from qflow.amqp.server.hosted import HostedQueue
-    from qflow.serving.tasks import Tasks
+from qflow.serving.tasks import Tasks
 
 PREFIX = DEAD_LETTERS + "/"
 """How the names of queues begin in which they wait; the name of the target in qflow follows."""

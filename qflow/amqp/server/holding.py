@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
+from qflow.aio.delivery import AsyncDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.server.consuming import Consumer
+from qflow.amqp.server.hosted import HostedQueue
+from qflow.delivery import Delivery
 from qflow.named_tuples import NamedTuple
-
-if TYPE_CHECKING:
-    from qflow.aio.delivery import AsyncDelivery
-    from qflow.amqp.server.consuming import Consumer
-    from qflow.amqp.server.hosted import HostedQueue
-    from qflow.delivery import Delivery
 
 
 class Held(NamedTuple):

@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from qflow.amqp.errors import AmqpError, ReplyCode
-from qflow.amqp.model.arguments import DROP_HEAD, QUORUM
-from qflow.amqp.server.stores import QueueStore
-
-if TYPE_CHECKING:
-    from qflow.amqp.model.arguments import QueueArguments
-    from qflow.amqp.model.queues import Queue
-    from qflow.amqp.server.expiring import Expiring
-    from qflow.amqp.server.parcels import Parcel
-    from qflow.amqp.server.stores import StreamStore
+from qflow.amqp.model.arguments import DROP_HEAD, QUORUM, QueueArguments
+from qflow.amqp.model.queues import Queue
+from qflow.amqp.server.expiring import Expiring
+from qflow.amqp.server.parcels import Parcel
+from qflow.amqp.server.stores import QueueStore, StreamStore
 
 CONSUMER_TIMEOUT_S = 1800.0
 """A client settles a message within this time, if its queue says nothing else."""

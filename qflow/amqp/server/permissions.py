@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qflow.amqp.errors import AmqpError, ReplyCode
-
-if TYPE_CHECKING:
-    from qflow.serving.users import Action, User
+from qflow.serving.users import Action, User
 
 REMEMBERED = 1024
 DEFAULT_EXCHANGE = "amq.default"

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from qflow.aio.broker import put_into_all
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import REJECT_DLX
-from qflow.amqp.server.client import until_done
-from qflow.amqp.server.confirms import MOST_OPEN
+from qflow.amqp.server.client import Client, until_done
+from qflow.amqp.server.confirms import MOST_OPEN, Confirms, Unconfirmed
 from qflow.amqp.server.content import Properties, content_of, headers_of, read_properties
+from qflow.amqp.server.host import Host
+from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.parcels import Parcel
 from qflow.amqp.server.runs import Run
 from qflow.amqp.server.stores import FILTER_VALUE, QueueStore
+from qflow.amqp.server.units import Unit
+from qflow.amqp.wire.events import Published
 from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.properties import changed
 from qflow.errors import (
@@ -28,14 +32,6 @@ from qflow.errors import (
     StreamDeleted,
     TransactionTooLarge,
 )
-
-if TYPE_CHECKING:
-    from qflow.amqp.server.client import Client
-    from qflow.amqp.server.confirms import Confirms, Unconfirmed
-    from qflow.amqp.server.host import Host
-    from qflow.amqp.server.hosted import HostedQueue
-    from qflow.amqp.server.units import Unit
-    from qflow.amqp.wire.events import Published
 
 PUBLISH = 60, 40
 """Numbers of class and method."""

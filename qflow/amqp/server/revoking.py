@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from qflow.amqp.errors import AmqpError
-
-if TYPE_CHECKING:
-    from qflow.amqp.server.channel import Channel
-    from qflow.amqp.server.consuming import Consumer
+from qflow.amqp.server.channel import Channel
+from qflow.amqp.server.consuming import Consumer
 
 
 async def end_forbidden(channel: Channel) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from qflow.amqp.server.confirms import Unconfirmed
-    from qflow.amqp.server.hosted import HostedQueue
-    from qflow.amqp.server.parcels import Parcel
-    from qflow.amqp.server.stores import QueueStore
-    from qflow.amqp.wire.events import Published
+from qflow.amqp.server.confirms import Unconfirmed
+from qflow.amqp.server.hosted import HostedQueue
+from qflow.amqp.server.parcels import Parcel
+from qflow.amqp.server.stores import QueueStore
+from qflow.amqp.wire.events import Published
 
 LARGEST_BYTES = 16 * 1024
 """A larger body is put on its own: there is nothing to gain."""

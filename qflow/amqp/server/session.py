@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from pamqp import commands
 
@@ -14,6 +14,7 @@ from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
 from qflow.amqp.server.budget import Share
 from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.consuming import BUFFER_BYTES
+from qflow.amqp.server.host import Host
 from qflow.amqp.server.permissions import Permissions
 from qflow.amqp.server.publishing import PUBLISH
 from qflow.amqp.server.revoking import end_forbidden
@@ -25,11 +26,7 @@ from qflow.errors import QflowError
 from qflow.loggers import get_logger
 from qflow.serving.budget import Budget
 from qflow.serving.sockets import Drain, has_hung_up
-from qflow.serving.users import User
-
-if TYPE_CHECKING:
-    from qflow.amqp.server.host import Host
-    from qflow.serving.users import Action, Users
+from qflow.serving.users import Action, User, Users
 
 READ_BYTES = 128 * 1024
 """Read at once at most."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
+from qflow.aio.delivery import AsyncDelivery
 from qflow.errors import AlreadySettled, BrokerClosed, QueueDeleted, StreamDeleted
 from qflow.memory.waiting import in_place
-
-if TYPE_CHECKING:
-    from qflow.aio.delivery import AsyncDelivery
 
 
 async def give_back(delivery: AsyncDelivery) -> None:

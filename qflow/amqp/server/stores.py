@@ -8,16 +8,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import quote
 
+from qflow.aio.broker import AsyncBroker
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, AsyncStreamDelivery, held_of
-from qflow.aio.queue import check_put, nack_all, submit_many, work_of
+from qflow.aio.queue import AsyncQueue, check_put, nack_all, submit_many, work_of
+from qflow.aio.stream import AsyncStream
+from qflow.aio.subscription import AsyncSubscription
+from qflow.aio.transaction import AsyncTransaction
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import seconds_of
+from qflow.amqp.model.queues import Queue
 from qflow.amqp.server.content import content_of_delivery
+from qflow.amqp.server.parcels import Parcel
+from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.properties import changed
 from qflow.config import AMQP_STREAMS
+from qflow.delivery import Delivery
 from qflow.errors import (
     AlreadySettled,
     BrokerClosed,
@@ -28,24 +36,13 @@ from qflow.errors import (
     QueueEmpty,
     StreamDeleted,
 )
+from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import in_place
 from qflow.named_tuples import NamedTuple
 from qflow.options import Start
 from qflow.queues.overflow import Decision, may_hold, when_full
 from qflow.queues.queue import parts_of
 from qflow.takers import Taker, cut_name
-
-if TYPE_CHECKING:
-    from qflow.aio.broker import AsyncBroker
-    from qflow.aio.queue import AsyncQueue
-    from qflow.aio.stream import AsyncStream
-    from qflow.aio.subscription import AsyncSubscription
-    from qflow.aio.transaction import AsyncTransaction
-    from qflow.amqp.model.queues import Queue
-    from qflow.amqp.server.parcels import Parcel
-    from qflow.amqp.wire.frames import Content
-    from qflow.delivery import Delivery
-    from qflow.held_batch import HeldBatch
 
 DEAD_LETTERS = "amqp:dead-letters"
 """The queue of qflow in which they are on their way."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from qflow.amqp.server.dead_letters import DeadLetters, Place
 from qflow.amqp.server.deaths import TOO_MANY
+from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.stores import QueueStore
 from qflow.errors import BrokerClosed, QflowError, QueueDeleted
 from qflow.loggers import get_logger
-
-if TYPE_CHECKING:
-    from qflow.amqp.server.dead_letters import DeadLetters, Place
-    from qflow.amqp.server.hosted import HostedQueue
-    from qflow.serving.tasks import Tasks
+from qflow.serving.tasks import Tasks
 
 TRIMMED_AT_ONCE = 1000
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
-from qflow.amqp.server.client import until_done
+from qflow.amqp.server.client import Client, until_done
+from qflow.amqp.server.content import Properties
+from qflow.amqp.server.holding import Held, Holding
+from qflow.amqp.server.host import Host
+from qflow.amqp.server.hosted import HostedQueue
+from qflow.amqp.server.parcels import Parcel
 from qflow.errors import AlreadySettled, InDoubt, InvalidArgument, QflowError, QueueDeleted, QueueFull, StreamDeleted
 from qflow.named_tuples import NamedTuple
-
-if TYPE_CHECKING:
-    from qflow.amqp.server.client import Client
-    from qflow.amqp.server.content import Properties
-    from qflow.amqp.server.holding import Held, Holding
-    from qflow.amqp.server.host import Host
-    from qflow.amqp.server.hosted import HostedQueue
-    from qflow.amqp.server.parcels import Parcel
-
 
 OVERHEAD_BYTES = 1024
 """What a message is counted to have beside its body."""

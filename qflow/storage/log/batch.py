@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from qflow.errors import StorageError
 from qflow.message import Record
 from qflow.named_tuples import NamedTuple
 from qflow.storage.blocks import Reference
+from qflow.storage.environment import Environment
 from qflow.storage.log import removal
 from qflow.storage.log.bodies import SHARED_BYTES, shared_among
 from qflow.storage.log.calls import Calls
@@ -31,14 +33,9 @@ from qflow.storage.log.notes import Note, put_note, settle_note
 from qflow.storage.log.parts import extend
 from qflow.storage.log.rows import Row, Settled
 
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from qflow.storage.environment import Environment
-
 RANGE_WEIGHT = 4096
 """A settled range weighs as much as so many bytes of messages: a batch of either takes about as long."""
-Work = Callable[["Environment", "AbstractContextManager[object]"], None]
+Work = Callable[[Environment, AbstractContextManager[object]], None]
 """What is done in place of a batch, given a context in which nobody reads."""
 
 
