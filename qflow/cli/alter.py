@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from qflow.altering import as_typed, dropped_by, keeps_less, parse_change
 from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.spool import existing_queue, existing_stream, reached_if_there
+from qflow.cli.spool import AnyBroker, existing_queue, existing_stream, reached_if_there
 from qflow.config import QueueSettings, StreamSettings
-
-if TYPE_CHECKING:
-    from qflow.cli.spool import AnyBroker
 
 
 @click.command(short_help="Change settings of a queue, or a stream.")

@@ -11,14 +11,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import attrs
 
+from qflow.cli.flow import Flow
 from qflow.cli.stop import Stop
-
-if TYPE_CHECKING:
-    from qflow.cli.flow import Flow
 
 _LONGEST_PAUSE_S = 30.0
 _RETRIES_AT_THE_END = 2

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from itertools import filterfalse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.exits import Exit
-from qflow.cli.spool import existing_queue, existing_stream, reached_if_there
+from qflow.cli.spool import AnyQueue, existing_queue, existing_stream, reached_if_there
 from qflow.errors import InDoubt, QflowError
-
-if TYPE_CHECKING:
-    from qflow.cli.spool import AnyQueue
 
 
 @click.command(short_help="Delete a queue, a stream, or single messages.")

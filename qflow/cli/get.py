@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from qflow.cli import options
 from qflow.cli.outlet import Outlet
-from qflow.cli.spool import existing_queue, is_owner, reached_if_there
+from qflow.cli.spool import AnyQueue, existing_queue, is_owner, reached_if_there
 from qflow.cli.stop import Stop, Stopped
 from qflow.errors import BrokerClosed
-
-if TYPE_CHECKING:
-    from qflow.cli.spool import AnyQueue
 
 BATCH_LINES = 1000
 STDOUT = 1

@@ -13,14 +13,13 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.exits import Exit
 from qflow.cli.progress import counting
-from qflow.cli.spool import largest_message, reached
+from qflow.cli.spool import AnyBroker, largest_message, reached
 from qflow.cli.standard import stdin_bytes
 from qflow.cli.stop import Stop, Stopped
 from qflow.errors import InvalidArgument, MessageTooLarge, QflowError
 
 if TYPE_CHECKING:
     from qflow.cli.portable.items import Declared
-    from qflow.cli.spool import AnyBroker
     from qflow.restoring import Item
 
 

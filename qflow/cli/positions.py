@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.spool import asked_if_there, reached
+from qflow.cli.spool import AnyBroker, asked_if_there, reached
 from qflow.cli.start import START_HELP, parse_start
 from qflow.config import parse_size
 from qflow.errors import NotFound, SettingsConflict
 from qflow.names import choices
 
 if TYPE_CHECKING:
-    from qflow.cli.spool import AnyBroker
     from qflow.inspect import StreamFacts, SubscriptionFacts
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import click
@@ -13,14 +13,11 @@ import click
 from qflow.cli import options
 from qflow.cli.lines import Lines
 from qflow.cli.published import Tally
-from qflow.cli.spool import is_owner, largest_message, reached
+from qflow.cli.spool import AnyBroker, is_owner, largest_message, reached
 from qflow.cli.stop import Stop, Stopped
 from qflow.config import QueueSettings
 from qflow.errors import InvalidArgument, MessageTooLarge, QflowError, TransactionTooLarge
-
-if TYPE_CHECKING:
-    from qflow.cli.spool import AnyBroker
-    from qflow.message import Headers
+from qflow.message import Headers
 
 STDIN = 0
 ROOM_S = 1.0

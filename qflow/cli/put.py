@@ -12,7 +12,7 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.lines import Lines
-from qflow.cli.spool import is_owner, queue_to_fill, reached
+from qflow.cli.spool import AnyQueue, is_owner, queue_to_fill, reached
 from qflow.cli.stop import Stop, Stopped
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import QueueFull
@@ -21,7 +21,6 @@ from qflow.message import charge
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from qflow.cli.spool import AnyQueue
 
 STDIN = Path("-")
 ROOM_S = 1.0

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeAlias, overload
 
 from qflow.cli import damage
 from qflow.cli.stop import Stop
@@ -15,8 +15,6 @@ from qflow.errors import NotFound, QflowError, SpoolInUse
 from qflow.names import choices, command
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from qflow.broker import Broker
     from qflow.options import Spill
     from qflow.queues.queue import Queue
@@ -24,9 +22,8 @@ if TYPE_CHECKING:
     from qflow.remote.client.queue import RemoteQueue
     from qflow.streams.stream import Stream
 
-    AnyBroker: TypeAlias = Broker | RemoteBroker
-    AnyQueue: TypeAlias = Queue | RemoteQueue
-
+AnyBroker: TypeAlias = "Broker | RemoteBroker"
+AnyQueue: TypeAlias = "Queue | RemoteQueue"
 
 ANSWERS_S = 5.0
 """Seconds that an owner may take to answer a command that can do without."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import attrs
 
 from qflow.broker import Broker
 from qflow.cli.portable.items import Declared
+from qflow.cli.spool import AnyBroker
 from qflow.config import QueueSettings, StreamSettings
 from qflow.errors import InvalidArgument
 from qflow.remote.client.broker import restore as restore_through
 from qflow.restoring import Item, Refused, restore
-
-if TYPE_CHECKING:
-    from qflow.cli.spool import AnyBroker
 
 BATCH_MESSAGES, BATCH_BYTES = 500, 4 * 2**20
 """A batch, which is one commit, ends with the message that reaches one of these."""
