@@ -37,7 +37,7 @@ class Stream(Protocol):
 
 
 class Rooms(Protocol):
-    """A log that is read."""
+    """A log that is read; see `inspect.rooms.Rooms`."""
 
     problems: list[str]
 
@@ -45,11 +45,8 @@ class Rooms(Protocol):
     def is_owned(self) -> bool: ...
     @property
     def streams(self) -> Sequence[Stream]: ...
-    def facts(self, room: str) -> Iterator[tuple[str, bytes]]:
-        """Yield key and value of all facts of a room."""
-
-    def count_waiting(self, stream: str, starts: list[tuple[str, int]], end: int, reads: int) -> tuple[int, bool]:
-        """Return how many messages any of some filters matches, from offsets on, and whether that is exact."""
+    def facts(self, room: str) -> Iterator[tuple[str, bytes]]: ...
+    def count_waiting(self, stream: str, starts: list[tuple[str, int]], end: int, reads: int) -> tuple[int, bool]: ...
 
 
 @attrs.frozen(kw_only=True)

@@ -37,7 +37,6 @@ from qflow.queues.dead_letters import REJECTED, Cause
 from qflow.queues.held import Held
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Depth
-from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.rows import Settled
@@ -149,9 +148,7 @@ class Leaving:
 class Exits:
     """Lets messages go, and counts them."""
 
-    def __init__(
-        self, lanes: Lanes, admission: Admission, held: Held, source: Source, spiller: Spiller, restorer: Restorer
-    ) -> None:
+    def __init__(self, lanes: Lanes, admission: Admission, held: Held, source: Source, spiller: Spiller) -> None:
         self.context = lanes.context
         self._gate = lanes.gate
         self._lanes = lanes
@@ -159,7 +156,6 @@ class Exits:
         self._held = held
         self._source = source
         self._spiller = spiller
-        self._restorer = restorer
         self.bury = lanes.context.shared.bury
         self.counts = dict.fromkeys(Fate, 0)
         self.purged_total = 0

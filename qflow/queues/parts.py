@@ -40,7 +40,7 @@ class Parts:
         self.source = source = Source(lanes, admission)
         self.spiller = spiller = Spiller(lanes, admission, store, incarnation)
         self.restorer = restorer = Restorer(lanes, admission, held, spiller)
-        self.exits = exits = Exits(lanes, admission, held, source, spiller, restorer)
+        self.exits = exits = Exits(lanes, admission, held, source, spiller)
         self.expiry = Expiry(lanes, held, source, spiller, restorer, exits)
         self.claims = Claims(lanes, admission, held, source, spiller, exits)
         self.leases = Leases(lanes, held, self.claims)

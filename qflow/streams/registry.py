@@ -5,8 +5,6 @@ In the log a stream has a record and rows as a queue has, under a number of its 
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -33,7 +31,6 @@ from qflow.storage.log.table import Forgotten
 from qflow.storage.log.transaction_log import Lane
 from qflow.storage.streams import producers as table
 from qflow.streams.producers import Producers
-from qflow.streams.room import QUIET_S
 from qflow.streams.sessions import Sessions
 from qflow.streams.shared import Shared
 from qflow.streams.stream import Stream
@@ -369,14 +366,6 @@ class Streams:
         """End all streams; waiting calls raise the error."""
         self.room.close()
         self._sessions.end(self.all(), error)
-
-    @sheltered
-    def settle_down(self) -> None:
-        """After `end`: return when no publish is under way any more."""
-        deadline = time.monotonic() + QUIET_S
-        while self.room.busy and time.monotonic() < deadline and not self._log.failed:
-            self._log.drain()
-            threading.Event().wait(0.001)
 
     def die(self, lock: Any) -> None:
         """In a forked child: refuse everything."""

@@ -15,6 +15,7 @@ import qflow
 from qflow.amqp.errors import AmqpError
 from qflow.amqp.model.arguments import parse
 from qflow.amqp.model.tables import Table, decode_table, encode_table
+from qflow.amqp.server.parcels import Parcel
 from qflow.config import QueueSettings, StreamSettings
 
 WHERE = "queue 'q' in vhost '/'"
@@ -181,10 +182,16 @@ def test_what_is_rejected_goes_to_the_dead_letter_exchange_only_if_there_is_one(
 
 def test_priorities_above_the_highest_are_the_highest() -> None:
     """Of 256 priorities, those from 9 on are one."""
-    many, few, none = (parse({"x-max-priority": most}, WHERE) for most in (255, 3, 0))
-    assert [many.priority(asked) for asked in (None, 0, 8, 9, 10, 255)] == [0, 0, 8, 9, 9, 9]
-    assert [few.priority(asked) for asked in (3, 4)] == [3, 3]
-    assert (none.priorities, none.priority(5), parse({}, WHERE).priority(5)) == (1, 0, 0)
+
+    def got(most: int | None, *asked: int) -> list[int]:
+        priorities = parse({} if most is None else {"x-max-priority": most}, WHERE).priorities
+        settings = QueueSettings(priorities=priorities)
+        parcels = [Parcel(b"", {}, True, priority, None, None) for priority in asked]
+        return [parcel.options(settings).get("priority", 0) for parcel in parcels]
+
+    assert got(255, 0, 8, 9, 10, 255) == [0, 8, 9, 9, 9]
+    assert got(3, 3, 4) == [3, 3]
+    assert (got(0, 5), got(None, 5)) == ([0], [0])
 
 
 def test_arguments_become_settings_of_a_stream() -> None:

@@ -186,13 +186,6 @@ class QueueArguments:
         """How many priorities the queue of qflow has, 1 to 10."""
         return min((self.max_priority or 0) + 1, MAX_PRIORITIES)
 
-    def priority(self, asked: int | None) -> int:
-        """Return the priority that a message with this property gets.
-
-        RabbitMQ has up to 256 priorities and qflow 10: from 9 on they are one, and so are all above `x-max-priority`.
-        """
-        return min(asked or 0, self.priorities - 1)
-
     def settings(self, *, dead_letter: str | None = None) -> QueueOptions[Overflow]:
         """Return the keyword arguments of `Broker.declare_queue`, but `durable`.
 

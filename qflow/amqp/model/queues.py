@@ -36,12 +36,6 @@ class Queue:
     settled: QueueArguments = attrs.field(factory=QueueArguments)
     """What the arguments say."""
     server_named: bool = False
-    is_foreign: bool = False
-    """A program declared it in the engine: there is no record of it."""
-
-    @property
-    def exclusive(self) -> bool:
-        return self.owner is not None
 
     def settings(self, *, dead_letter: str | None = None) -> QueueOptions[Overflow]:
         """Return the keyword arguments of `Broker.declare_queue`; see `QueueArguments.settings`."""

@@ -71,7 +71,7 @@ class VirtualHost:
         """Return a queue, one that a program declared in the engine included; None if there is none."""
         queue = self.queues.get(name)
         if queue is None and (durable := self._foreign(name)) is not None:
-            return Queue(name=name, durable=durable, is_foreign=True)
+            return Queue(name=name, durable=durable)
         return queue
 
     def has_queue(self, name: str) -> bool:

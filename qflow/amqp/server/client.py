@@ -19,69 +19,36 @@ BLOCKED_S = 0.5
 
 
 class Client(Protocol):
-    """A connection that has opened a virtual host."""
+    """A connection that has opened a virtual host, as its channels see it; see `session.Session`."""
 
     @property
-    def number(self) -> int:
-        """No other connection of the server has had it."""
-
+    def number(self) -> int: ...
     @property
     def machine(self) -> Connection: ...
     @property
     def host(self) -> Host: ...
     @property
-    def is_full(self) -> bool:
-        """There is a lot to write already."""
-
+    def is_full(self) -> bool: ...
     @property
-    def holds(self) -> bool:
-        """The client has messages that it has not settled."""
-
+    def holds(self) -> bool: ...
     @property
-    def is_draining(self) -> bool:
-        """The server ends: no message is sent any more."""
-
+    def is_draining(self) -> bool: ...
     @property
-    def cancels_consumers(self) -> bool:
-        """The client wants to be told when a consumer's queue is gone."""
-
+    def cancels_consumers(self) -> bool: ...
     @property
-    def max_unit_bytes(self) -> int:
-        """The most that a transaction may hold."""
-
+    def max_unit_bytes(self) -> int: ...
     @property
-    def share(self) -> Share:
-        """What it holds of the budget that connections have together."""
-
-    async def drain(self) -> None:
-        """Return when there is less to write."""
-
-    def flush(self) -> None:
-        """Write what is to be written now."""
-
-    def flush_soon(self) -> None:
-        """Write what is to be written, together with what other tasks have until they all wait."""
-
-    def new_tag(self) -> str:
-        """Return a consumer tag."""
-
-    def may(self, what: Action, name: str) -> None:
-        """Refuse what the user may not do."""
-
-    def check_user_id(self, name: str) -> None:
-        """Refuse a message that names another user than its connection has."""
-
-    def blocked(self, reason: str) -> AbstractContextManager[None]:
-        """Tell the client, for as long as this lasts, that it is not read from."""
-
-    def warn(self, text: str, *values: object) -> None:
-        """Write a warning to the log, unless there was one a short time ago."""
-
-    def fail_channel(self, channel: Any, error: AmqpError) -> None:
-        """End a channel with an error, from any task."""
-
-    def fail(self, error: AmqpError) -> None:
-        """End the connection with an error."""
+    def share(self) -> Share: ...
+    async def drain(self) -> None: ...
+    def flush(self) -> None: ...
+    def flush_soon(self) -> None: ...
+    def new_tag(self) -> str: ...
+    def may(self, what: Action, name: str) -> None: ...
+    def check_user_id(self, name: str) -> None: ...
+    def blocked(self, reason: str) -> AbstractContextManager[None]: ...
+    def warn(self, text: str, *values: object) -> None: ...
+    def fail_channel(self, channel: Any, error: AmqpError) -> None: ...
+    def fail(self, error: AmqpError) -> None: ...
 
 
 async def until_done(client: Client, work: Collection[asyncio.Future[Any]]) -> None:

@@ -19,19 +19,16 @@ CONSUMER_TIMEOUT_S = 1800.0
 
 
 class Consuming(Protocol):
-    """A consumer, as its queue sees it."""
+    """A consumer, as its queue sees it; see `consuming.Consumer`."""
 
     @property
     def exclusive(self) -> bool: ...
     @property
     def priority(self) -> int: ...
     @property
-    def may_have_more(self) -> bool:
-        """Its client may be sent a message now."""
-
+    def may_have_more(self) -> bool: ...
     def wake(self) -> None: ...
-    def look_again(self) -> None:
-        """Look whether it is still its turn, also if it waits for a message already."""
+    def look_again(self) -> None: ...
 
 
 class HostedQueue:

@@ -71,6 +71,7 @@ class Session:
         self.user: User | None = None
         self.began_s = self.read_s = self.written_s = time.monotonic()
         self.is_draining = False
+        """The server ends: no message is sent any more."""
         self.is_handling = False
         """The reading task does something else: a client that is not read from is not silent."""
         self._drain = Drain(writer)
@@ -87,6 +88,7 @@ class Session:
         self._handled = self._handled_before = 0
         """Events, now and at the last tick."""
         self.share = Share(server.budget)
+        """What it holds of the budget that connections have together."""
         self._closing_s: float | None = None
         """When the client was told to close."""
         self._task = asyncio.current_task()

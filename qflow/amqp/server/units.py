@@ -29,7 +29,7 @@ class _Returned(NamedTuple):
 
 
 class UnitChannel(Protocol):
-    """A channel, as far as its transaction sees it."""
+    """A channel, as far as its transaction sees it; see `channel.Channel`."""
 
     @property
     def client(self) -> Client: ...
@@ -39,11 +39,8 @@ class UnitChannel(Protocol):
     def holding(self) -> Holding: ...
     @property
     def publishing(self) -> Returning: ...
-    def settled(self, taken: dict[int, Held]) -> None:
-        """Let consumers have others for messages that were settled."""
-
-    async def give_back(self, taken: dict[int, Held], requeue: bool) -> None:
-        """Have messages go back to their queues, or to where dead letters go."""
+    def settled(self, taken: dict[int, Held]) -> None: ...
+    async def give_back(self, taken: dict[int, Held], requeue: bool) -> None: ...
 
 
 class Returning(Protocol):

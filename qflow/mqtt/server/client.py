@@ -65,32 +65,17 @@ class Pipe(Protocol):
 
 
 class Office(Protocol):
-    """The server, as far as a client needs it."""
+    """The server, as far as a client needs it; see `server.Server`."""
 
     @property
-    def budget(self) -> Budget:
-        """What clients may hold together of packets and frames that are not whole."""
-
-    def monotonic(self) -> float:
-        """Return seconds from some beginning."""
-
-    def flush_soon(self, client: Client) -> None:
-        """Have `client.flush` called before the loop sleeps."""
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> object:
-        """Have a task do something."""
-
-    def tell(self, text: str, *values: object) -> None:
-        """Write a warning to the log, unless there was one a short time ago."""
-
-    async def admit(self, client: Client, connect: Connect) -> None:
-        """Answer CONNECT; if it is taken, `client.session` is there."""
-
-    async def rest(self, client: Client) -> None:
-        """Have a session go to sleep whose client is told to go."""
-
-    async def dismiss(self, client: Client) -> None:
-        """Have a session go to sleep whose client is gone, and forget the client."""
+    def budget(self) -> Budget: ...
+    def monotonic(self) -> float: ...
+    def flush_soon(self, client: Client) -> None: ...
+    def spawn(self, work: Coroutine[Any, Any, None]) -> object: ...
+    def tell(self, text: str, *values: object) -> None: ...
+    async def admit(self, client: Client, connect: Connect) -> None: ...
+    async def rest(self, client: Client) -> None: ...
+    async def dismiss(self, client: Client) -> None: ...
 
 
 class Client:
@@ -98,7 +83,7 @@ class Client:
 
     __slots__ = (
         "_closing_s", "_handlers", "_heard_s", "_in_frame", "_in_turn", "_incomplete", "_is_busy", "_is_held",
-        "_office", "_opened_s", "access", "disconnect", "is_flushing", "is_gone", "is_paused", "keep_alive_s",
+        "_office", "_opened_s", "access", "is_flushing", "is_gone", "is_paused", "keep_alive_s",
         "machine", "pipe", "session", "session_expiry_of", "will_is_due",
     )  # fmt: skip
 
@@ -117,8 +102,6 @@ class Client:
         """Seconds that its session lasts without it, of those that it wants."""
         self.will_is_due = True
         """It has not said good-bye."""
-        self.disconnect: Disconnect | None = None
-        """How it said good-bye."""
         self._office = office
         self._opened_s = self._heard_s = office.monotonic()
         self._closing_s = 0.0
@@ -217,7 +200,6 @@ class Client:
             self.machine.fail(MqttError(ReasonCode.PROTOCOL_ERROR, "there is no authentication but by CONNECT"))
 
     def _left(self, packet: Disconnect) -> None:
-        self.disconnect = packet
         self.will_is_due = packet.code != ReasonCode.SUCCESS
         expiry_s = packet.properties.get("session_expiry_s")
         if expiry_s is not None and self.session is not None:

@@ -49,7 +49,7 @@ Starts = list[tuple[str, int]]
 
 
 class Source(Protocol):
-    """The stream as the hub sees it."""
+    """The stream as the hub sees it; see `hub.Hub`."""
 
     broker: AsyncBroker
     stream: Stream
@@ -61,8 +61,7 @@ class Source(Protocol):
     next: int
     """The offset of the next message that the hub will see."""
 
-    def now_ms(self) -> int:
-        """Return the time of day."""
+    def now_ms(self) -> int: ...
 
 
 class _Searching:

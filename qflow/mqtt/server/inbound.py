@@ -28,26 +28,17 @@ SETTLE_S = 1.0
 
 
 class Publishing(Protocol):
-    """Who stores messages and gives them to subscribers."""
+    """Who stores messages and gives them to subscribers; see `hub.Hub`."""
 
     counts: Counts
     retained: Retaining
 
-    def store(self, message: Message, rooms: Rooms) -> Stored:
-        """Store a message, and keep facts in the same commit."""
-
-    def forget(self, rooms: Rooms) -> asyncio.Future[Any]:
-        """Keep facts."""
-
-    def fan_out(self, message: Message) -> Stored | None:
-        """Give a message with QoS 0 to those who are there; return what tells when it is retained, if it is to be."""
-
-    def now_ms(self) -> int:
-        """Return the time of day."""
-
+    def store(self, message: Message, rooms: Rooms) -> Stored: ...
+    def forget(self, rooms: Rooms) -> asyncio.Future[Any]: ...
+    def fan_out(self, message: Message) -> Stored | None: ...
+    def now_ms(self) -> int: ...
     @property
-    def tell(self) -> Callable[..., None]:
-        """Writes a warning to the log, unless there was one a short time ago."""
+    def tell(self) -> Callable[..., None]: ...
 
 
 class _Waiting:

@@ -57,7 +57,7 @@ class Keeper:
         self._dirty[one] = None
 
     def soon(self, one: Keepable) -> None:
-        """Have a record written at once."""
+        """Have a record written at once; what waits for it goes on then."""
         self._urgent[one] = None
         if not self._is_writing and not self._is_called:
             self._is_called = True

@@ -32,7 +32,7 @@ _logger = get_logger("qflow.mqtt")
 
 
 class Line(Protocol):
-    """The connection, as far as what goes out needs it."""
+    """The connection, as far as what goes out needs it; see `client.Client`."""
 
     machine: Connection
     will_is_due: bool
@@ -40,18 +40,14 @@ class Line(Protocol):
     is_paused: bool
     """The network takes nothing more for now."""
 
-    def flush_soon(self) -> None:
-        """Have what was written sent before the loop sleeps."""
+    def flush_soon(self) -> None: ...
 
 
 class Keeping(Protocol):
-    """Who writes the records of sessions."""
+    """Who writes the records of sessions; see `keeping.Keeper`."""
 
-    def lazily(self, session: Any) -> None:
-        """Have a record written within a second."""
-
-    def soon(self, session: Any) -> None:
-        """Have a record written at once; what waits for it goes on then."""
+    def lazily(self, session: Any) -> None: ...
+    def soon(self, session: Any) -> None: ...
 
 
 class Counts:

@@ -177,7 +177,7 @@ class Server(Listening):
         return self._hub.tasks.spawn(work)
 
     async def admit(self, client: Client, connect: Connect) -> None:
-        """Answer CONNECT."""
+        """Answer CONNECT; if it is taken, `client.session` is there."""
         await self._reception.admit(client, connect)
 
     async def rest(self, client: Client) -> None:

@@ -63,21 +63,18 @@ class Figures(Protocol):
 
 
 class Told(Protocol):
-    """Who gives messages to subscribers, and knows how the server is."""
+    """Who gives messages to subscribers, and knows how the server is; see `hub.Hub`."""
 
     @property
     def counts(self) -> Figures: ...
     @property
-    def connected(self) -> int:
-        """How many clients are."""
-
+    def connected(self) -> int: ...
     @property
     def subscriptions(self) -> int: ...
     def monotonic(self) -> float: ...
     def has_subscribers(self, topic: str) -> bool: ...
     def fan_out(self, message: Message) -> object: ...
-    async def count_retained(self) -> int:
-        """Count them, in a thread."""
+    async def count_retained(self) -> int: ...
 
 
 class SysTopics:
