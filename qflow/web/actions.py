@@ -12,11 +12,10 @@ from typing import Any
 
 from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.altering import dropped_by
+from qflow.amqp.letters import reviving
 from qflow.config import QueueSettings
-from qflow.errors import InvalidArgument, NotFound, QflowError
+from qflow.errors import InvalidArgument, QflowError
 from qflow.queues import redrive as redriving
-from qflow.queues.dead_letters import revived
-from qflow.serving.extras import load
 from qflow.web.arguments import Arguments
 from qflow.web.lookup import queue_of, stream_of
 from qflow.web.rights import Rights
@@ -95,19 +94,9 @@ async def _redrive(broker: AsyncBroker, rights: Rights, given: Arguments, to: st
     else:
         rights.check("write", to)
         queue_of(broker, rights, to)
-    work = partial(redriving.redrive, broker.broker, name, to, limit, _reviving(name, to))
+    work = partial(redriving.redrive, broker.broker, name, to, limit, reviving(name, to))
     report = await in_thread(broker, work)
     return {"queue": name, "moved": report.moved, "kept": report.kept}
-
-
-def _reviving(name: str, to: str | None) -> redriving.Revive:
-    """Return what tells where letters came from, also those that died in a server of AMQP."""
-    try:
-        letters = load("qflow.amqp.letters", needs="pamqp", what="AMQP")
-    except NotFound:
-        return revived
-    revive: redriving.Revive = letters.reviving(name, to)
-    return revive
 
 
 async def pause(broker: AsyncBroker, rights: Rights, given: Arguments) -> dict[str, Any]:
