@@ -85,13 +85,13 @@ def parse_size(value: int | str, what: str) -> int:
     return value
 
 
-def parse_timeout(value: Duration | None, what: str = "timeout_s") -> float | None:
+def parse_timeout(value: Duration | None) -> float | None:
     """Return a time-out in seconds; None waits without end."""
     if value is None:
         return None
     seconds = seconds_of(value)
     if seconds is None or not seconds >= 0:
-        raise InvalidArgument(f"{what} must be None, or at least 0: {EXPECTED}; got {value!r}")
+        raise InvalidArgument(f"timeout_s must be None, or at least 0: {EXPECTED}; got {value!r}")
     return None if seconds > LONGEST_S else float(seconds)
 
 

@@ -182,7 +182,7 @@ def pipe(
     wanted = _Settings(**settings)  # type: ignore[arg-type]
     wanted.check(command)
     skip = _count_stored(spool, queue_name) if isinstance(resume_from, str) else resume_from
-    with Stop() as stop, owned(spool, capacity, None, spill=spill, door=True) as broker:
+    with Stop() as stop, owned(spool, capacity, spill=spill, door=True) as broker:
         flow = Flow(queue_to_fill(broker, queue_name), capacity, delimiter, skip, stop)
         try:
             code = _run(flow, command, wanted)

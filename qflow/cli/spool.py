@@ -77,7 +77,7 @@ def reached(spool: Path, capacity: int, stop: Stop | None = None) -> Iterator[An
         with ExitStack() as stack:
             broker: AnyBroker
             try:
-                broker = stack.enter_context(owned(spool, capacity, None))
+                broker = stack.enter_context(owned(spool, capacity))
             except SpoolInUse as in_use:
                 found = _connected(spool)
                 if found is None:
@@ -119,39 +119,27 @@ def is_owner(broker: AnyBroker) -> bool:
 
 
 @contextmanager
-def owned(
-    spool: Path, capacity: int, stop: Stop | None, *, spill: Spill = "files", door: bool = False
-) -> Iterator[Broker]:
-    """Own a spool as long as the context lasts; with `stop`, wait while another process owns it.
+def owned(spool: Path, capacity: int, *, spill: Spill = "files", door: bool = False) -> Iterator[Broker]:
+    """Own a spool as long as the context lasts.
 
     Args:
         door: others may connect to it, which is for commands that stay: nobody is to be cut off by one that ends.
 
     Raises:
-        Stopped: asked to stop while waiting.
+        SpoolInUse: another process owns it.
     """
-    with _opened(spool, capacity, stop, spill, door) as broker:
-        try:
-            yield broker
-        finally:
-            damage.of_command().note(spool, broker)
-        broker.engine.upkeep.finish_wiping(WIPING_S)
-
-
-def _opened(spool: Path, capacity: int, stop: Stop | None, spill: Spill, door: bool) -> Broker:
     import qflow
 
     told_elsewhere = logging.getLogger("qflow.damage")  # `damage` prints one line at the end of the command
     if told_elsewhere.propagate:
         told_elsewhere.propagate = False
         told_elsewhere.addHandler(logging.NullHandler())
-    while True:
+    with qflow.open(spool, capacity_bytes=capacity, spill=spill, door=door) as broker:
         try:
-            return qflow.open(spool, capacity_bytes=capacity, spill=spill, door=door)
-        except SpoolInUse:
-            if stop is None:
-                raise
-            stop.sleep(Stop.PATIENCE_S)
+            yield broker
+        finally:
+            damage.of_command().note(spool, broker)
+        broker.engine.upkeep.finish_wiping(WIPING_S)
 
 
 def largest_message(broker: AnyBroker) -> int:

@@ -322,15 +322,15 @@ def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str, header
     )
 
 
-def outline(data: bytes, key: BlockKey, *, where: str) -> tuple[Header, Sequence[int], Sequence[int]]:
+def outline(data: bytes, key: BlockKey) -> tuple[Header, Sequence[int], Sequence[int]]:
     """Return a block's header, and lengths and offsets of its messages; of all that, only the header is checked.
 
     Raises:
         CorruptionError: the header, its key or the length does not match.
     """
-    header = read_header(data, where=where)
+    header = read_header(data, where="a block")
     if header.key != key or len(data) != header.total_bytes(data):
-        raise CorruptionError(f"{where}: not the block that belongs here")
+        raise CorruptionError("a block: not the block that belongs here")
     width = 4 * header.count
     lengths = values(data[HEADER_BYTES : HEADER_BYTES + width])
     if not header.columns & OFFSETS:

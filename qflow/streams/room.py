@@ -136,7 +136,7 @@ class Room:
 
     def _borrow_at_once(self, asking: Asking) -> bool:
         with self._lock:
-            if not self._line and self._take(asking.amount, evict=True):
+            if not self._line and self._take(asking.amount):
                 self._incoming += asking.amount
                 asking.granted = True
             return asking.granted
@@ -182,7 +182,7 @@ class Room:
     def hold(self, amount: int, *, least: bool) -> bool:
         """Reserve memory for messages of a subscriber, if there is some; with `least` even if there is none."""
         with self._lock:
-            if not self._take(amount, evict=True):
+            if not self._take(amount):
                 if not least:
                     return False
                 self._slack += amount
@@ -203,7 +203,7 @@ class Room:
                 return
             while self._kept and self._kept_bytes + slab.charged > self._most_kept:
                 self._evict()
-            if slab.charged <= self._most_kept and self._take(slab.charged, evict=True):
+            if slab.charged <= self._most_kept and self._take(slab.charged):
                 self._kept_bytes += slab.charged
                 tail.slabs[slab.first] = slab
                 self._kept.append((tail, slab.first))
@@ -313,7 +313,7 @@ class Room:
         while line:
             asking = line[0]
             if not asking.granted:  # a handler that raises may come before it is woken, or has left the line
-                if not self._take(asking.amount, evict=True):
+                if not self._take(asking.amount):
                     if self._incoming or not without_room:
                         if not (self._incoming and asking.is_first):
                             _wake(asking)
@@ -325,12 +325,12 @@ class Room:
             _wake(asking)
             line.popleft()
 
-    def _take(self, amount: int, *, evict: bool) -> bool:
+    def _take(self, amount: int) -> bool:
         """Borrow from the ledger until so many bytes are free; return whether they are."""
         missing = self.used + amount - self._account.borrowed
         if missing <= 0 or self.ledger.borrow(self._account, missing):
             return True
-        while evict and self._kept:
+        while self._kept:
             self._evict()
             missing = self.used + amount - self._account.borrowed
             if missing <= 0 or self.ledger.borrow(self._account, missing):

@@ -138,7 +138,7 @@ def _hollow_block(
     first, floor = key.first, row.floor
     value = txn.get(key_of(*key))
     try:
-        header, lengths, offsets = blocks.outline(value, key, where="a block")
+        header, lengths, offsets = blocks.outline(value, key)
         if first < row.referring and header.columns & blocks.KINDS:
             lengths = [full_length(record) for record in blocks.decode(value, key, where="a block").records]
     except CorruptionError:

@@ -163,7 +163,7 @@ def _lengths(value: Any, header: blocks.Header, referring: int) -> Sequence[int]
     if header.key.first < referring and header.columns & blocks.KINDS:
         records = blocks.decode(data, header.key, where="a block").records
         return list(map(full_length, records))
-    lengths = blocks.outline(data, header.key, where="a block")[1]
+    lengths = blocks.outline(data, header.key)[1]
     if sum(lengths) != header.payload_bytes:
         raise CorruptionError("a block: the lengths of the messages do not add up")
     return lengths
