@@ -16,7 +16,6 @@ from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.host import Host, Hosts
 from qflow.amqp.server.logging_in import AMQPLAIN, EXTERNAL, PLAIN, credentials
 from qflow.amqp.server.permissions import Permissions
-from qflow.amqp.server.present import present
 from qflow.amqp.server.session import Session
 from qflow.amqp.wire.connection import SERVER_PROPERTIES, Connection
 from qflow.amqp.wire.events import Login
@@ -83,8 +82,8 @@ class Server(Listening):
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), self._connected)
 
     def _present(self) -> list[presence.Connected]:
-        now = time.monotonic()
-        return [present(session, now) for session in self._sessions]
+        now_s = time.monotonic()
+        return [_present(session, now_s) for session in self._sessions]
 
     @property
     def connections(self) -> int:
@@ -231,6 +230,18 @@ async def serve(
     server = Server(around, users, ssl)
     await server.start(host, port)
     return server
+
+
+def _present(session: Session, now_s: float) -> presence.Connected:
+    """Return who it is that a connection is of, for those who show it."""
+    consumers = sum(len(channel.consumers) for channel in session.channels.values())
+    detail = f"{len(session.channels)} channels, {consumers} consumers"
+    if session.is_open:
+        detail = f"virtual host {session.host.name}, {detail}"
+    told = (session.machine.client_properties or {}).get("connection_name")
+    name = told if isinstance(told, str) else ""
+    user = "" if session.user is None else session.user.name
+    return presence.Connected("amqp", name, user, session.peer, now_s - session.began_s, detail)
 
 
 def _shutdown() -> AmqpError:

@@ -70,7 +70,7 @@ class Reception:
         if client.keep_alive_s != connect.keep_alive_s:
             properties["server_keep_alive_s"] = client.keep_alive_s
         client.session_expiry_of = self._terms.session_expiry_s
-        async with self._hub.turns.turn(client_id):
+        async with self._hub.turn(client_id):
             if client.is_gone:
                 return
             await self._take_over(client_id)
@@ -138,5 +138,5 @@ class Reception:
         session = client.session
         if session is None:
             return
-        async with self._hub.turns.turn(session.state.client_id):
+        async with self._hub.turn(session.state.client_id):
             await session.leave()

@@ -43,7 +43,7 @@ async def forget_session(broker: AsyncBroker, client_id: str) -> None:
 async def _end(house: House, client_id: str) -> None:
     """Forget a session, in the loop of the server."""
     hub = house.hub
-    async with hub.turns.turn(client_id):
+    async with hub.turn(client_id):
         session = hub.sessions.get(client_id)
         if session is not None:
             session.state.expiry_s = 0  # so it ends with its connection

@@ -235,7 +235,7 @@ class Groups:
             MqttError: QUOTA_EXCEEDED; it has too many members.
         """
         key = key_of(one.group, one.filter)
-        async with self._hub.turns.turn(f"\0{key}"):
+        async with self._hub.turn(f"\0{key}"):
             group = self._groups.get(key)
             if group is None:
                 group = await self._load(one, start)
@@ -297,7 +297,7 @@ class Groups:
         hub = self._hub
         rooms: Rooms = {GROUPS: {}}
         for key in [key_of(*one) for one in shared]:
-            async with hub.turns.turn(f"\0{key}"):
+            async with hub.turn(f"\0{key}"):
                 group = self._groups.get(key)
                 if group is not None:
                     group.lasting.discard(client_id)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from qflow.aio.broker import AsyncBroker, in_thread, keep, publish_and_keep
 from qflow.aio.subscription import AsyncSubscription
@@ -27,7 +28,6 @@ from qflow.mqtt.server.recent import Recent
 from qflow.mqtt.server.retaining import Retaining
 from qflow.mqtt.server.storing import RETAINED, Records, Rooms
 from qflow.mqtt.server.sys_topics import SysTopics
-from qflow.mqtt.server.tasks import Turns
 from qflow.mqtt.server.together import LARGE_BYTES, Stored, Together
 from qflow.serving.tasks import Tasks
 from qflow.serving.telling import Telling
@@ -68,7 +68,7 @@ class Hub:
         self.tasks = Tasks(_logger)
         self.telling = Telling(_logger)
         self.tell = self.telling.tell
-        self.turns = Turns()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.retained = Retaining(broker, self.records, clock, self.tasks)
         self.sessions: dict[str, Any] = {}
         """Of connected clients, by client id."""
@@ -93,6 +93,10 @@ class Hub:
         """Return the time of day, milliseconds since the epoch; if it was set, `steps` knows."""
         self.steps.look()
         return self.clock.now_ms()
+
+    def turn(self, name: str) -> asyncio.Lock:
+        """Return the lock of a name, which there is as long as somebody has it, or waits for it."""
+        return self._turns.setdefault(name, asyncio.Lock())
 
     async def open(self, name: str) -> None:
         """Know the stream, which is declared if there is none; nobody deletes it before `leave`.

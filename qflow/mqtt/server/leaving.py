@@ -176,7 +176,7 @@ class Leaving:
 
     async def _publish_due(self, client_id: str) -> None:
         hub = self._hub
-        async with hub.turns.turn(client_id):
+        async with hub.turn(client_id):
             if not self.is_due(client_id):  # it is back, and goes again
                 return
             kept = await hub.records.load(client_id, hub.now_ms())
@@ -212,7 +212,7 @@ class Leaving:
         hub = self._hub
         if client_id in hub.sessions:  # that tells of its end when its client goes
             return
-        async with hub.turns.turn(client_id):
+        async with hub.turn(client_id):
             if client_id in hub.sessions:
                 return
             try:
