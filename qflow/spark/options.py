@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ import attrs
 from qflow.arrow.bounds import COMMITTED, EARLIEST, EARLIEST_OFFSET, LATEST, OFFSETS, TIMES, Bound
 from qflow.config import parse_size
 from qflow.errors import InvalidArgument
-from qflow.spark.places.parse import OF_PLACES, SAME, check_no_table, parse_flag, parse_places, where
+from qflow.spark.places.parse import OF_PLACES, SAME, parse_flag, parse_known, parse_places, where
 from qflow.spark.places.place import Place
 from qflow.streams.topic_filter import check_filter
 
@@ -102,13 +101,7 @@ def parse(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadO
     Raises:
         InvalidArgument: an option makes no sense, or they do not go together.
     """
-    given = {name.lower(): value for name, value in options.items()}
-    check_no_table(given)
-    known = {name.lower(): name for name in NAMES}
-    for name in given:
-        if name not in known and not OF_KAFKA.fullmatch(name):
-            raise InvalidArgument(_unknown(name, known))
-    values = {known[name]: value for name, value in given.items() if name in known}
+    values = parse_known(options, NAMES, OF_KAFKA, "reading", _INSTEAD)
     elsewhere = {None: (), False: _ONLY_STREAMING, True: _ONLY_BATCH}[streaming]
     for wrong in sorted(set(elsewhere) & set(values)):
         kind = "spark.read" if streaming else "spark.readStream"
@@ -156,14 +149,6 @@ def naming(stream: str) -> tuple[str, str]:
     if _split(stream) == [stream]:
         return "subscribe", stream
     return "subscribePattern", re.escape(stream)
-
-
-def _unknown(name: str, known: dict[str, str]) -> str:
-    if name in _INSTEAD:
-        return f"format qflow has no option {name!r}: {_INSTEAD[name]}"
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {known[close[0]]!r}?" if close else f"there are: {', '.join(NAMES)}"
-    return f"format qflow has no option {name!r}; {hint}"
 
 
 def _check_source(values: Mapping[str, str]) -> None:

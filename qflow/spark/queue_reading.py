@@ -17,7 +17,7 @@ from qflow.arrow.record_batches import check_nulls, headers_of
 from qflow.arrow.schema import LOG_APPEND_TIME, Column, arrow_schema
 from qflow.errors import CorruptionError, InvalidArgument, NotFound
 from qflow.message import Message, Record, is_logged
-from qflow.names import command
+from qflow.names import choices, command
 from qflow.spark.options import ReadOptions
 from qflow.spark.places.hosts import check_hosts
 from qflow.spark.places.local import LocalPlace
@@ -61,10 +61,8 @@ class QueueReader(DataSourceReader):
             queues = {record.name: record for record in state.found.queues if not record.deleted}
             record = queues.get(self._options.queue or "")
             if record is None:
-                names = ", ".join(map(repr, sorted(queues))) or "none"
-                raise NotFound(
-                    f"there is no durable queue {self._options.queue!r} in {self._options.path}; there are: {names}"
-                )
+                name = self._options.queue or ""
+                raise NotFound(f"there is no durable queue {name!r} in {self._options.path}; {choices(name, queues)}")
             if record.rows is None:
                 raise CorruptionError(
                     f"the rows of queue {record.name!r} are damaged: see {command('check', self._options.path)}"

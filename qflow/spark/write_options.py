@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 
@@ -13,15 +12,15 @@ from qflow.arrow.handover import LONGEST_S
 from qflow.errors import InvalidArgument
 from qflow.spark.options import OF_KAFKA
 from qflow.spark.places.local import LocalPlace
-from qflow.spark.places.parse import OF_PLACES, SAME, check_no_table, parse_flag, parse_places, parse_seconds, where
+from qflow.spark.places.parse import OF_PLACES, SAME, parse_flag, parse_known, parse_places, parse_seconds, where
 from qflow.spark.places.place import Place
 from qflow.storage.inbox.batches import Target
 from qflow.storage.inbox.stages import Batch, check_batch
 from qflow.streams.topic_filter import check_topic
 
 NAMES = ("topic", "stream", "commitTimeout", "txnAppId", "txnVersion", *OF_PLACES)
-_OF_OTHERS = frozenset({"checkpointlocation", "queryname", "includeheaders"})
-"""Ignored: options that Spark passes on, and Kafka's `includeHeaders`: headers are always written."""
+_OF_OTHERS = re.compile(f"{OF_KAFKA.pattern}|checkpointlocation|queryname|includeheaders")
+"""Ignored: options that Spark passes on, and Kafka's, such as `includeHeaders`: headers are always written."""
 COMMIT_TIMEOUT_S = 60.0
 _APP = re.compile(r"[A-Za-z0-9_-]{1,96}")
 
@@ -54,25 +53,17 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
     Raises:
         InvalidArgument: an option makes no sense.
     """
-    given = {name.lower(): value for name, value in options.items()}
-    check_no_table(given)
-    known = {name.lower(): name for name in NAMES}
-    for name in given:
-        if name not in known and name not in _OF_OTHERS and not OF_KAFKA.fullmatch(name):
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {known[close[0]]!r}?" if close else f"there are: {', '.join(NAMES)}"
-            raise InvalidArgument(f"format qflow has no option {name!r} for writing; {hint}")
-    values = {known[name]: value for name, value in given.items() if name in known}
-    topic = given.get("topic")
+    values = parse_known(options, NAMES, _OF_OTHERS, "writing")
+    topic = values.get("topic")
     if topic is not None:
         try:
             check_topic(topic)
         except InvalidArgument as error:
             raise InvalidArgument(f"option 'topic': {error}") from error
-    stream = given.get("stream")
+    stream = values.get("stream")
     if stream is not None and not stream:
         raise InvalidArgument("option 'stream' is empty: name a stream, or leave it out")
-    app, version = given.get("txnappid"), given.get("txnversion")
+    app, version = values.get("txnAppId"), values.get("txnVersion")
     if streaming and (app is not None or version is not None):
         raise InvalidArgument(
             "options 'txnAppId' and 'txnVersion' are for df.write: what a streaming query has written is known by its "
@@ -93,7 +84,7 @@ def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) ->
         stream=stream,
         commit_timeout_s=timeout_s,
         batch=None if app is None or version is None else batch_of(app, version),
-        checkpoint=given.get("checkpointlocation"),
+        checkpoint=next((value for name, value in options.items() if name.lower() == "checkpointlocation"), None),
         same_on_every_host=parse_flag(values, SAME, default=False),
     )
 

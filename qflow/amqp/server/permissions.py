@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.serving.users import Action, User
 
@@ -14,9 +16,8 @@ class Permissions:
     """See the module."""
 
     def __init__(self, user: User, host_name: str) -> None:
-        self._user = user
-        self._host_name = host_name
-        self._may: dict[tuple[Action, str], bool] = {}
+        self._where = f"in vhost '{host_name}' refused for user '{user.name}'"
+        self._may = lru_cache(REMEMBERED)(lambda what, name: user.may(what, host_name, name))
 
     def check(self, what: Action, name: str) -> None:
         """Refuse what the user may not do; `what` is "configure", "write" or "read".
@@ -24,15 +25,6 @@ class Permissions:
         Raises:
             AmqpError: ACCESS_REFUSED.
         """
-        key = what, name
-        may = self._may.get(key)
-        if may is None:
-            if len(self._may) >= REMEMBERED:
-                self._may.clear()
-            may = self._may[key] = self._user.may(what, self._host_name, name or DEFAULT_EXCHANGE)
-        if not may:
-            raise AmqpError(
-                ReplyCode.ACCESS_REFUSED,
-                f"{what} access to '{name or DEFAULT_EXCHANGE}' in vhost '{self._host_name}' refused for user "
-                f"'{self._user.name}'",
-            )
+        name = name or DEFAULT_EXCHANGE
+        if not self._may(what, name):
+            raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{what} access to '{name}' {self._where}")

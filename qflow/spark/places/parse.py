@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import unquote
 
 from qflow.errors import InvalidArgument
@@ -28,13 +29,37 @@ _A_VIEW = (
 )
 
 
-def check_no_table(given: Mapping[str, str]) -> None:
-    """Raises InvalidArgument: these options, by names in small letters, are those with which Spark makes or uses a
-    table."""
+def parse_known(
+    options: Mapping[str, str],
+    names: Sequence[str],
+    ignored: re.Pattern[str],
+    what: str,
+    instead: Mapping[str, str] = {},
+) -> dict[str, str]:
+    """Return the options that have one of these names, whatever letters of it are large.
+
+    Args:
+        what: what the options are for.
+        ignored: matches options without a meaning here, in small letters.
+        instead: what to do in place of some options that there are not.
+
+    Raises:
+        InvalidArgument: there is no such option; or Spark makes or uses a table with them.
+    """
+    given = {name.lower(): value for name, value in options.items()}
     if "provider" in given:
         raise InvalidArgument(_A_VIEW)
     if not given:
         raise InvalidArgument(f"no option is given, not even 'path'; if a table is read or written, {_A_VIEW}")
+    known = {name.lower(): name for name in names}
+    for name in given:
+        if name in instead:
+            raise InvalidArgument(f"format qflow has no option {name!r}: {instead[name]}")
+        if name not in known and not ignored.fullmatch(name):
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {known[close[0]]!r}?" if close else f"there are: {', '.join(names)}"
+            raise InvalidArgument(f"format qflow has no option {name!r} for {what}; {hint}")
+    return {known[name]: value for name, value in given.items() if name in known}
 
 
 def parse_places(values: Mapping[str, str]) -> tuple[Place, ...]:
