@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -23,6 +23,7 @@ from qflow.storage.log.recovery import QueueRecord
 from qflow.storage.log.rows import Row
 from qflow.storage.log.table import number_of
 
+Result = TypeVar("Result")
 PAGE_BYTES = 16 * 2**20
 """Of the log, that a page is made of; about so much of it may be in memory."""
 MESSAGE_BYTES = 1024
@@ -65,15 +66,11 @@ def read_page(
         NotFound: there is no spool, or no such queue. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
     Cost: a child process, and 10 µs a message.
     """
-    spool = spool_path(path)
 
-    def read() -> Page:
-        with opened_log(spool) as (env, found):
-            record = queue_of(found, queue)
-            with env.reading() as txn:
-                return _Reading(txn, as_now(txn, record), Page(dict(positions or {})), keep, most, body_bytes).run()
+    def read(txn: Any, record: QueueRecord) -> Page:
+        return _Reading(txn, record, Page(dict(positions or {})), keep, most, body_bytes).run()
 
-    return in_child(spool, read)
+    return _in_queue(spool_path(path), queue, read)
 
 
 def read_newest(
@@ -88,13 +85,17 @@ def read_newest(
 
     See `read_page`. Its positions are the ends of the lanes, for what comes next.
     """
-    spool = spool_path(path)
+    return _in_queue(spool_path(path), queue, lambda txn, record: _newest(txn, record, count, keep, body_bytes))
 
-    def read() -> Page:
+
+def _in_queue(spool: str, queue: str, work: Callable[[Any, QueueRecord], Result]) -> Result:
+    """Return what is made of a transaction and of the record of a queue in it, in a child process."""
+
+    def read() -> Result:
         with opened_log(spool) as (env, found):
             record = queue_of(found, queue)
             with env.reading() as txn:
-                return _newest(txn, as_now(txn, record), count, keep, body_bytes)
+                return work(txn, as_now(txn, record))
 
     return in_child(spool, read)
 
@@ -142,17 +143,14 @@ def _whole(spool: str, queue: str, part: list[MessageFacts]) -> list[MessageFact
     if not cut:
         return part
 
-    def read() -> list[MessageFacts]:
-        with opened_log(spool) as (env, found):
-            record = queue_of(found, queue)
-            with env.reading() as txn:
-                reading = _Reading(txn, as_now(txn, record), Page({}), None)
-                for _, run in groupby(enumerate(cut), lambda one: one[1] - one[0]):
-                    sequences = [sequence for _, sequence in run]
-                    reading.read_range(sequences[0], sequences[-1] + 1)
-                return reading.page.messages
+    def read(txn: Any, record: QueueRecord) -> list[MessageFacts]:
+        reading = _Reading(txn, record, Page({}), None)
+        for _, run in groupby(enumerate(cut), lambda one: one[1] - one[0]):
+            sequences = [sequence for _, sequence in run]
+            reading.read_range(sequences[0], sequences[-1] + 1)
+        return reading.page.messages
 
-    whole = {one.sequence: one for one in in_child(spool, read)}
+    whole = {one.sequence: one for one in _in_queue(spool, queue, read)}
     return [whole.get(one.sequence, one) for one in part if len(one.body) == one.size_bytes or one.sequence in whole]
 
 

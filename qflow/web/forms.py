@@ -22,7 +22,7 @@ from qflow.web.arguments import Arguments
 from qflow.web.guard import peer_of, session_of
 from qflow.web.lookup import queue_of, stream_of, visible
 from qflow.web.pages import inside, link, shown
-from qflow.web.sessions import LONGEST_S
+from qflow.web.sessions import LONGEST_S, Session
 from qflow.web.text import name as readable
 
 _MOST_FIELDS = 40
@@ -86,10 +86,8 @@ def _asked(request: Request, form: Form, given: Arguments, status: int = 200, se
 
 
 async def _do(request: Request) -> Response:
-    form, session = _form(request), session_of(request.scope)
-    given = await _fields(request)
-    if session is None or not session.matches(given.optional_text("csrf") or ""):
-        raise HTTPException(403, "this form is not one of your session: open the page again")
+    form = _form(request)
+    session, given = await _of_session(request)
     given = _changed(given)
     try:
         found = await form.action(request.app.state.site.broker, request.state.rights, given)
@@ -147,10 +145,8 @@ async def _login(request: Request) -> Response:
 
 
 async def _logout(request: Request) -> Response:
-    site, session = request.app.state.site, session_of(request.scope)
-    given = await _fields(request)
-    if session is None or not session.matches(given.optional_text("csrf") or ""):
-        raise HTTPException(403, "this form is not one of your session: open the page again")
+    site = request.app.state.site
+    await _of_session(request)
     site.sessions.close(request.cookies.get(site.cookie, ""))
     response = RedirectResponse("/login", 303)
     response.delete_cookie(site.cookie, path="/", secure=site.is_secure, httponly=True, samesite="strict")
@@ -162,6 +158,14 @@ def _form(request: Request) -> Form:
     if form is None:
         raise NotFound("there is no such action")
     return form
+
+
+async def _of_session(request: Request) -> tuple[Session, Arguments]:
+    """Return the session of who sends a form, and its fields; refuse what another site may have sent."""
+    session, given = session_of(request.scope), await _fields(request)
+    if session is None or not session.matches(given.optional_text("csrf") or ""):
+        raise HTTPException(403, "this form is not one of your session: open the page again")
+    return session, given
 
 
 async def _fields(request: Request) -> Arguments:
