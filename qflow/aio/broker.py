@@ -282,7 +282,7 @@ class AsyncBroker(Unpicklable):
 
     async def stats(self) -> BrokerStats:
         """Return a snapshot of the broker and each queue."""
-        return await self._worker.run(self._homes.here(), self.broker.stats)
+        return await self._run(self.broker.stats)
 
     async def check(self) -> list[str]:
         """Wait for the tasks' work on the disk, then compare everything; see `Broker.check`."""
@@ -292,15 +292,15 @@ class AsyncBroker(Unpicklable):
             futures.wait(begun)
             return self.broker.check()
 
-        return await self._worker.run(self._homes.here(), check)
+        return await self._run(check)
 
     async def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
         """Copy what is in the log to a new spool; see `Broker.snapshot`. Cancelled, it completes anyway."""
-        return await self._worker.run(self._homes.here(), partial(self.broker.snapshot, path))
+        return await self._run(partial(self.broker.snapshot, path))
 
     async def compact(self) -> CompactionReport:
         """Give disk back; see `Broker.compact`. Cancelled, it completes anyway."""
-        return await self._worker.run(self._homes.here(), self.broker.compact)
+        return await self._run(self.broker.compact)
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have `callback(event)` called in the running loop for each event from now on; see `Broker.on_event`."""

@@ -11,10 +11,9 @@ from typing import Any, TypeAlias, TypeVar, Unpack
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.aio.queue import AsyncQueue
-from qflow.durations import Duration
 from qflow.memory.waiting import StraightLock, in_place
 from qflow.message import Headers, Message
-from qflow.options import Body, Key, Moment, PutOptions
+from qflow.options import Body, Key, PutOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.assembly import Assembly, Reserving
 from qflow.queues.exits import Leaving
@@ -159,36 +158,14 @@ class AsyncTransaction(Unpicklable):
     _in_thread: bool
     """That one does: it may be at work on the disk."""
 
-    async def put(
-        self,
-        queue: AsyncQueue | Queue | str,
-        body: Body,
-        *,
-        headers: Headers | None = None,
-        durable: bool | None = None,
-        priority: int = 0,
-        ttl_s: Duration | None = None,
-        delay_s: Duration | None = None,
-        not_before: Moment | None = None,
-    ) -> None:
-        """Put a message when the transaction commits; see `Transaction.put`."""
-        work = partial(
-            self._transaction.put,
-            _plain(queue),
-            body,
-            headers=headers,
-            durable=durable,
-            priority=priority,
-            ttl_s=ttl_s,
-            delay_s=delay_s,
-            not_before=not_before,
-        )
-        await self._add(work, _size(body))
+    async def put(self, queue: AsyncQueue | Queue | str, body: Body, **options: Unpack[PutOptions]) -> None:
+        """Put a message when the transaction commits; options as `Transaction.put`."""
+        await self._add(partial(self._transaction.put, _plain(queue), body, **options), _size(body))
 
     async def put_many(
         self, queue: AsyncQueue | Queue | str, bodies: Iterable[Body], **options: Unpack[PutOptions]
     ) -> None:
-        """Put messages when the transaction commits; options as `put`; see `Transaction.put_many`."""
+        """Put messages when the transaction commits; options as `Transaction.put_many`."""
         all_bodies = list(bodies)
         size = sum(map(_size, all_bodies))
         await self._add(partial(self._transaction.put_many, _plain(queue), all_bodies, **options), size)
