@@ -37,10 +37,16 @@ from qflow.takers import Taker
 Reply = tuple[dict[str, Any], list[Any]]
 """A head and columns."""
 T = TypeVar("T")
-Operation = Callable[["Session", dict[str, Any], Columns], Awaitable[Reply]]
+Operation = Callable[["Session", dict[str, Any], Columns], Awaitable[Any]]
+"""Gives the result, which is no tuple; with columns, a `Reply`."""
 Notify = Callable[[dict[str, Any]], object]
 
 _logger = get_logger("qflow")
+
+
+def by_name(*operations: Operation) -> dict[str, Operation]:
+    """Return operations by their names."""
+    return {operation.__name__: operation for operation in operations}
 
 
 class Flow(Protocol):
@@ -105,7 +111,8 @@ class Session:
         Cancelled, it gives up what it waits for; what it acquired meanwhile is given back.
         """
         try:
-            return await self._operation(head)(self, head, columns)
+            answer = await self._operation(head)(self, head, columns)
+            return answer if type(answer) is tuple else ({"result": answer}, [])
         except NotFound as error:
             return encode_error(self.deleted(head, error)), []
         except BrokerClosed:

@@ -13,7 +13,7 @@ from qflow.events import Event
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.records import restored_items
-from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.server.session import Session, by_name
 from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.values import plain
 
@@ -28,7 +28,7 @@ def frame_bytes(session_or_settings: Any) -> int:
     return FRAME_BYTES + int(session_or_settings.max_transaction_bytes)
 
 
-async def hello(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def hello(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     arguments.text(head, "product")
     if head.get("pid") is not None:
         said = arguments.number(head, "pid", 1)
@@ -36,53 +36,51 @@ async def hello(session: Session, head: dict[str, Any], columns: Columns) -> Rep
     broker = session.broker.broker
     limits = {"frame_bytes": frame_bytes(broker.settings), "requests": MOST_REQUESTS, "bytes": session.credit_bytes}
     return {
-        "result": {
-            "product": f"qflow {qflow.__version__}",
-            "uuid": str(broker.uuid),
-            "path": broker.path,
-            "settings": plain(broker.settings),
-            "limits": limits,
-            "recovery": plain(broker.recovery),
-        }
-    }, []
+        "product": f"qflow {qflow.__version__}",
+        "uuid": str(broker.uuid),
+        "path": broker.path,
+        "settings": plain(broker.settings),
+        "limits": limits,
+        "recovery": plain(broker.recovery),
+    }
 
 
-async def recovery(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": plain(session.broker.recovery)}, []
+async def recovery(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return plain(session.broker.recovery)
 
 
-async def stats(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": plain(await session.broker.stats())}, []
+async def stats(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return plain(await session.broker.stats())
 
 
-async def figures(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": list(await session.broker.figures(arguments.number(head, "since")))}, []
+async def figures(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return list(await session.broker.figures(arguments.number(head, "since")))
 
 
-async def check(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": await session.broker.check()}, []
+async def check(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return await session.broker.check()
 
 
-async def snapshot(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": plain(await session.broker.snapshot(arguments.text(head, "path")))}, []
+async def snapshot(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return plain(await session.broker.snapshot(arguments.text(head, "path")))
 
 
-async def compact(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": plain(await session.broker.compact())}, []
+async def compact(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return plain(await session.broker.compact())
 
 
-async def restore(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def restore(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     """One commit; what is refused is told with its place in the batch, and nothing was put."""
     broker = session.broker
     items = restored_items(head, columns)
     try:
         expired = await in_thread(broker, partial(restoring.restore, broker.broker, items))
     except restoring.Refused as refused:
-        return {"result": {"refused": refused.index, **encode_error(refused.why)}}, []
-    return {"result": {"expired": expired}}, []
+        return {"refused": refused.index, **encode_error(refused.why)}
+    return {"expired": expired}
 
 
-async def events(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def events(session: Session, head: dict[str, Any], columns: Columns) -> None:
     """One listener at the broker for all connections: who is gone is not told, and nothing keeps it."""
     hearing = _hearing.get(session.broker)
     if hearing is None:
@@ -91,7 +89,6 @@ async def events(session: Session, head: dict[str, Any], columns: Columns) -> Re
     if session not in hearing:
         hearing.add(session)
         session.ended.append(partial(hearing.discard, session))
-    return {"result": None}, []
 
 
 _hearing: WeakKeyDictionary[AsyncBroker, set[Session]] = WeakKeyDictionary()
@@ -105,14 +102,4 @@ def _tell(hearing: set[Session], event: Event) -> None:
             session.notify(head)
 
 
-OPERATIONS: dict[str, Operation] = {
-    "hello": hello,
-    "recovery": recovery,
-    "stats": stats,
-    "figures": figures,
-    "check": check,
-    "snapshot": snapshot,
-    "compact": compact,
-    "restore": restore,
-    "events": events,
-}
+OPERATIONS = by_name(hello, recovery, stats, figures, check, snapshot, compact, restore, events)

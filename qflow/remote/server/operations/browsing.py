@@ -13,28 +13,27 @@ from qflow.queues.queue import parts_of
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.operations.queues import queue_of
-from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.server.session import Session, by_name
 
 
-async def browse(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def browse(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     return _told(*await session.browsing.begin(queue_of(session, head).queue.browse))
 
 
-async def browse_next(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def browse_next(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     return _told(*await session.browsing.go_on(arguments.number(head, "browse", 1)))
 
 
-async def browse_close(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def browse_close(session: Session, head: dict[str, Any], columns: Columns) -> None:
     session.browsing.close(arguments.number(head, "browse", 1))
-    return {"result": None}, []
 
 
-def _told(entries: list[Entry], number: int | None) -> Reply:
+def _told(entries: list[Entry], number: int | None) -> Any:
     page = [[entry.sequence, entry.size_bytes, entry.state, entry.due_ms] for entry in entries]
-    return {"result": {"browse": number, "entries": page}}, []
+    return {"browse": number, "entries": page}
 
 
-async def move_entry(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def move_entry(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     entries = Entries(parts_of(queue_of(session, head).queue))
     sequence = arguments.number(head, "sequence")
     match head.get("to"):
@@ -44,12 +43,7 @@ async def move_entry(session: Session, head: dict[str, Any], columns: Columns) -
             move = partial(entries.restore_entry, sequence)
         case other:
             raise InvalidArgument(f"an entry is moved to disk or to memory, not to {other!r:.100}")
-    return {"result": await in_thread(session.broker, move)}, []
+    return await in_thread(session.broker, move)
 
 
-OPERATIONS: dict[str, Operation] = {
-    "browse": browse,
-    "browse_next": browse_next,
-    "browse_close": browse_close,
-    "move_entry": move_entry,
-}
+OPERATIONS = by_name(browse, browse_next, browse_close, move_entry)

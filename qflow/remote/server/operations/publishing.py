@@ -11,14 +11,14 @@ from qflow.config import parse_timeout
 from qflow.errors import InvalidArgument, NotFound
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
-from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.server.session import Session, by_name
 from qflow.remote.wire.results import encode_results
 from qflow.routing.results import PublishResult
 
 _PUT = ("headers", "durable", "priority", "ttl_s", "delay_s", "not_before")
 
 
-async def publish(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def publish(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     bodies = arguments.column(head, columns, 0)
     keys = columns[1] if len(columns) > 1 and columns[1] else [None] * len(bodies)
     named = _topics(head, columns, len(bodies))
@@ -30,7 +30,7 @@ async def publish(session: Session, head: dict[str, Any], columns: Columns) -> R
     results = await session.broker.publish_many(
         messages, headers=headers, producer=producer, number=head.get("number"), timeout_s=head.get("timeout_s")
     )
-    return {"result": encode_results(results)}, []
+    return encode_results(results)
 
 
 def _topics(head: dict[str, Any], columns: Columns, count: int) -> list[str]:
@@ -44,7 +44,7 @@ def _topics(head: dict[str, Any], columns: Columns, count: int) -> list[str]:
     return [topics] * count if isinstance(topics, str) else arguments.texts(head, "topics")
 
 
-async def transaction(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def transaction(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     steps = head.get("steps")
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise InvalidArgument(f"steps of a transaction must be a list of objects, got {steps!r:.100}")
@@ -69,7 +69,7 @@ async def transaction(session: Session, head: dict[str, Any], columns: Columns) 
         result = await tx.commit()
     for number in settled:
         session.grants.drop(number)
-    return {"result": [_told(one) for one in result]}, []
+    return [_told(one) for one in result]
 
 
 def _taken(step: dict[str, Any], items: Iterator[bytes], count: int) -> list[bytes]:
@@ -113,4 +113,4 @@ def _told(result: Any) -> Any:
     return {"sequence": result}
 
 
-OPERATIONS: dict[str, Operation] = {"publish": publish, "transaction": transaction}
+OPERATIONS = by_name(publish, transaction)

@@ -19,7 +19,7 @@ from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.grants import Grant
 from qflow.remote.server.records import MOST_MESSAGES, describe, fitting
-from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.server.session import Reply, Session, by_name
 from qflow.remote.wire.values import plain
 from qflow.takers import Taker, parse_name
 
@@ -38,88 +38,82 @@ def queue_of(session: Session, head: dict[str, Any]) -> AsyncQueue[Any]:
     return session.named("queue", arguments.text(head, "queue"), session.broker.queue)
 
 
-async def declare_queues(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def declare_queues(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     names = arguments.texts(head, "names")
     queues = await session.broker.declare_queues(
         names, **arguments.settings(head, "settings", QueueOptions.__annotations__)
     )
     session.known["queue"].update(names)
-    return {"result": [queue.settings.to_dict() for queue in queues]}, []
+    return [queue.settings.to_dict() for queue in queues]
 
 
-async def alter_queue(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def alter_queue(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     name = arguments.text(head, "queue")
     queue = await session.broker.alter_queue(name, **arguments.settings(head, "changes", QueueOptions.__annotations__))
-    return {"result": queue.settings.to_dict()}, []
+    return queue.settings.to_dict()
 
 
-async def queue(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def queue(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     name = arguments.text(head, "queue")
     found = session.broker.queue(name)
     session.known["queue"].add(name)
-    return {"result": found.settings.to_dict()}, []
+    return found.settings.to_dict()
 
 
-async def queues(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": session.broker.queues()}, []
+async def queues(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return session.broker.queues()
 
 
-async def delete_queue(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def delete_queue(session: Session, head: dict[str, Any], columns: Columns) -> None:
     await session.broker.delete_queue(arguments.text(head, "queue"))
-    return {"result": None}, []
 
 
-async def bind(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def bind(session: Session, head: dict[str, Any], columns: Columns) -> None:
     await session.broker.bind(arguments.text(head, "queue"), arguments.text(head, "filter"))
-    return {"result": None}, []
 
 
-async def unbind(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def unbind(session: Session, head: dict[str, Any], columns: Columns) -> None:
     await session.broker.unbind(arguments.text(head, "queue"), arguments.text(head, "filter"))
-    return {"result": None}, []
 
 
-async def redrive(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def redrive(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     """Cancelled, it goes on: what waits for it does not hold it up."""
     name = arguments.text(head, "queue")
     to = None if head.get("to") is None else arguments.text(head, "to")
     limit = None if head.get("limit") is None else arguments.number(head, "limit", 1)
     moving = partial(move_back, session.broker.broker, name, to, limit, reviving(name, to))
-    return {"result": plain(await in_thread(session.broker, moving))}, []
+    return plain(await in_thread(session.broker, moving))
 
 
-async def purge(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": await queue_of(session, head).purge()}, []
+async def purge(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return await queue_of(session, head).purge()
 
 
-async def delete_message(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": await queue_of(session, head).delete(arguments.number(head, "sequence"))}, []
+async def delete_message(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return await queue_of(session, head).delete(arguments.number(head, "sequence"))
 
 
-async def pause(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def pause(session: Session, head: dict[str, Any], columns: Columns) -> None:
     await queue_of(session, head).pause()
-    return {"result": None}, []
 
 
-async def resume(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def resume(session: Session, head: dict[str, Any], columns: Columns) -> None:
     await queue_of(session, head).resume()
-    return {"result": None}, []
 
 
-async def length(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": len(queue_of(session, head))}, []
+async def length(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return len(queue_of(session, head))
 
 
-async def queue_stats(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": plain(await queue_of(session, head).stats())}, []
+async def queue_stats(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return plain(await queue_of(session, head).stats())
 
 
-async def on_slow_consumer(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def on_slow_consumer(session: Session, head: dict[str, Any], columns: Columns) -> None:
     await queue_of(session, head).on_slow_consumer(head.get("after_s"), head.get("policy", "notify"))
-    return {"result": None}, []
 
 
-async def put(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def put(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     queue, bodies = queue_of(session, head), arguments.column(head, columns, 0)
     options: dict[str, Any] = {name: head[name] for name in _PUT if head.get(name) is not None}
     headers: Headers | None = options.get("headers")
@@ -128,9 +122,9 @@ async def put(session: Session, head: dict[str, Any], columns: Columns) -> Reply
     if head.get("single") is True and len(bodies) == 1:
         if head.get("dedupe_key") is not None:
             options["dedupe_key"] = head["dedupe_key"]
-        return {"result": {"first": await queue.put(bodies[0], **options), "count": 1}}, []
+        return {"first": await queue.put(bodies[0], **options), "count": 1}
     placed = await queue.put_many(bodies, **options)
-    return {"result": {"first": placed.start if placed else None, "count": len(placed)}}, []
+    return {"first": placed.start if placed else None, "count": len(placed)}
 
 
 _PUT = ("headers", "durable", "priority", "ttl_s", "delay_s", "not_before", "timeout_s")
@@ -184,7 +178,7 @@ def _taker(session: Session, head: dict[str, Any]) -> Taker:
     return taker
 
 
-async def consume(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def consume(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     """A consumer of the caller begins: from now on it is told of."""
     at_once = arguments.number(head, "at_once", 1) if "at_once" in head else None
     taker = Taker(parse_name(arguments.text(head, "name"), "name"), "consumer", session.pid, at_once)
@@ -194,34 +188,16 @@ async def consume(session: Session, head: dict[str, Any], columns: Columns) -> R
     in_place(partial(known.welcome, taker))
     number = next(session.numbers)
     session.consumers[number] = taker, known
-    return {"result": number}, []
+    return number
 
 
-async def consume_end(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def consume_end(session: Session, head: dict[str, Any], columns: Columns) -> None:
     found = session.consumers.pop(arguments.number(head, "consumer", 1), None)
     if found is not None:
         in_place(partial(found[1].see_off, found[0]))
-    return {"result": None}, []
 
 
-OPERATIONS: dict[str, Operation] = {
-    "declare_queues": declare_queues,
-    "alter_queue": alter_queue,
-    "queue": queue,
-    "queues": queues,
-    "delete_queue": delete_queue,
-    "bind": bind,
-    "unbind": unbind,
-    "purge": purge,
-    "delete_message": delete_message,
-    "redrive": redrive,
-    "length": length,
-    "pause": pause,
-    "resume": resume,
-    "queue_stats": queue_stats,
-    "on_slow_consumer": on_slow_consumer,
-    "put": put,
-    "get": get,
-    "consume": consume,
-    "consume_end": consume_end,
-}
+OPERATIONS = by_name(
+    declare_queues, alter_queue, queue, queues, delete_queue, bind, unbind, purge, delete_message, redrive,
+    length, pause, resume, queue_stats, on_slow_consumer, put, get, consume, consume_end,
+)  # fmt: skip

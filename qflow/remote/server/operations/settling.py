@@ -12,9 +12,7 @@ from qflow.errors import AlreadySettled
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.grants import Grant
-from qflow.remote.server.session import Operation, Reply, Session
-
-_NOTHING: Reply = ({"result": None}, [])
+from qflow.remote.server.session import Session, by_name
 
 
 def _asked(session: Session, head: dict[str, Any]) -> tuple[int, Grant, list[int] | None]:
@@ -36,7 +34,7 @@ async def _each(grant: Grant, places: list[int], settle: Callable[[AsyncDelivery
         raise problem
 
 
-async def ack(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def ack(session: Session, head: dict[str, Any], columns: Columns) -> None:
     number, grant, places = _asked(session, head)
     wait = arguments.flag(head, "wait")
     try:
@@ -48,10 +46,9 @@ async def ack(session: Session, head: dict[str, Any], columns: Columns) -> Reply
                 await grant.settled()
     finally:
         session.grants.drop(number)
-    return _NOTHING
 
 
-async def nack(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def nack(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     number, grant, places = _asked(session, head)
     reason = head.get("reason")
     if isinstance(reason, str) and arguments.flag(head, "raised"):
@@ -64,25 +61,22 @@ async def nack(session: Session, head: dict[str, Any], columns: Columns) -> Repl
             await _each(grant, places, lambda delivery: delivery.nack(*how))
     finally:
         session.grants.drop(number)
-    return _NOTHING
 
 
-async def extend(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def extend(session: Session, head: dict[str, Any], columns: Columns) -> None:
     number, grant, _ = _asked(session, head)
     seconds = parse_span(head.get("seconds"), "seconds")
     try:
         await grant.batch.extend(seconds)  # a lease is of a batch
     finally:
         session.grants.drop(number)
-    return _NOTHING
 
 
-async def give_back(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def give_back(session: Session, head: dict[str, Any], columns: Columns) -> None:
     number, grant, _ = _asked(session, head)
     first = arguments.number(head, "from") if "from" in head else 0
     grant.give_up(first)
     session.grants.drop(number, given_up=not first)
-    return _NOTHING
 
 
-OPERATIONS: dict[str, Operation] = {"ack": ack, "nack": nack, "extend": extend, "give_back": give_back}
+OPERATIONS = by_name(ack, nack, extend, give_back)

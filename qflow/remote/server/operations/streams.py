@@ -11,47 +11,45 @@ from qflow.errors import InvalidArgument
 from qflow.options import StreamOptions
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
-from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.server.session import Reply, Session, by_name
 from qflow.remote.server.stream_records import describe_messages
 from qflow.remote.wire.values import plain
 from qflow.streams.deliveries import StreamMessage
 
 
-async def declare_stream(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def declare_stream(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     name, settings = arguments.text(head, "stream"), arguments.settings(head, "settings", StreamOptions.__annotations__)
     declared = await session.broker.declare_stream(name, **settings)
     session.known["stream"].add(name)
-    return {"result": declared.settings.to_dict()}, []
+    return declared.settings.to_dict()
 
 
-async def alter_stream(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def alter_stream(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     name, changes = arguments.text(head, "stream"), arguments.settings(head, "changes", StreamOptions.__annotations__)
-    return {"result": (await session.broker.alter_stream(name, **changes)).settings.to_dict()}, []
+    return (await session.broker.alter_stream(name, **changes)).settings.to_dict()
 
 
-async def stream(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def stream(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     name = arguments.text(head, "stream")
     found = session.broker.stream(name)
     session.known["stream"].add(name)
-    return {"result": found.settings.to_dict()}, []
+    return found.settings.to_dict()
 
 
-async def streams(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": session.broker.streams()}, []
+async def streams(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return session.broker.streams()
 
 
-async def delete_stream(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def delete_stream(session: Session, head: dict[str, Any], columns: Columns) -> None:
     await session.broker.delete_stream(arguments.text(head, "stream"))
-    return {"result": None}, []
 
 
-async def delete_subscription(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def delete_subscription(session: Session, head: dict[str, Any], columns: Columns) -> None:
     await session.broker.delete_subscription(arguments.text(head, "stream"), arguments.text(head, "name"))
-    return {"result": None}, []
 
 
-async def stream_stats(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": plain(await _stream(session, head).stats())}, []
+async def stream_stats(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return plain(await _stream(session, head).stats())
 
 
 async def last(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
@@ -72,9 +70,8 @@ async def query_next(session: Session, head: dict[str, Any], columns: Columns) -
     return _told(*await session.queries.go_on(arguments.number(head, "query")))
 
 
-async def query_close(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def query_close(session: Session, head: dict[str, Any], columns: Columns) -> None:
     session.queries.close(arguments.number(head, "query"))
-    return {"result": None}, []
 
 
 def _told(messages: list[StreamMessage], number: int | None) -> Reply:
@@ -104,16 +101,7 @@ def _stream(session: Session, head: dict[str, Any]) -> AsyncStream:
     return session.named("stream", arguments.text(head, "stream"), session.broker.stream)
 
 
-OPERATIONS: dict[str, Operation] = {
-    "declare_stream": declare_stream,
-    "alter_stream": alter_stream,
-    "stream": stream,
-    "streams": streams,
-    "delete_stream": delete_stream,
-    "delete_subscription": delete_subscription,
-    "stream_stats": stream_stats,
-    "last": last,
-    "query": query,
-    "query_next": query_next,
-    "query_close": query_close,
-}
+OPERATIONS = by_name(
+    declare_stream, alter_stream, stream, streams, delete_stream, delete_subscription, stream_stats, last, query,
+    query_next, query_close,
+)  # fmt: skip

@@ -15,7 +15,7 @@ from qflow.remote.server.arguments import Columns
 from qflow.remote.server.grants import Grant
 from qflow.remote.server.operations.streams import moment
 from qflow.remote.server.records import MOST_MESSAGES
-from qflow.remote.server.session import Operation, Reply, Session
+from qflow.remote.server.session import Reply, Session, by_name
 from qflow.remote.server.stream_records import describe_batch
 from qflow.remote.wire.values import plain
 
@@ -41,7 +41,7 @@ class _Lender:
         """Nothing: its subscription is closed, which does that."""
 
 
-async def subscribe(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def subscribe(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     options = dict(arguments.settings(head, "options", SubscriptionOptions.__annotations__))
     if "start" in options:
         options["start"] = moment(options["start"])
@@ -50,7 +50,7 @@ async def subscribe(session: Session, head: dict[str, Any], columns: Columns) ->
     session.subscriptions[number] = opened
     stream = session.broker.stream(opened.stream)
     told = {"name": opened.name, "filter": opened.filter, "leased": is_leased(opened), "stream": opened.stream}
-    return {"result": {"subscription": number, **told, "settings": stream.settings.to_dict()}}, []
+    return {"subscription": number, **told, "settings": stream.settings.to_dict()}
 
 
 async def subscription_get(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
@@ -74,53 +74,48 @@ async def subscription_get(session: Session, head: dict[str, Any], columns: Colu
     return {"result": told}, answer
 
 
-async def shown(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def shown(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     """A loop has returned so many of a grant, and the one before is settled."""
     number = arguments.number(head, "grant", 1)
     grant = session.grants.find(number)
     if grant is not None:
         await show(grant.batch, arguments.number(head, "count"), head.get("ack"))
         session.grants.drop(number)
-    return {"result": None}, []
 
 
-async def loop_begins(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def loop_begins(session: Session, head: dict[str, Any], columns: Columns) -> None:
     abandon(_subscription(session, head), _taker(session, head)[0])
-    return {"result": None}, []
 
 
-async def loop_ends(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def loop_ends(session: Session, head: dict[str, Any], columns: Columns) -> None:
     number = arguments.number(head, "grant", 1)
     grant = session.grants.find(number)
     if grant is not None:
         grant.give_up()
         session.grants.drop(number, given_up=True)
-    return {"result": None}, []
 
 
-async def seek(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def seek(session: Session, head: dict[str, Any], columns: Columns) -> None:
     await _subscription(session, head).seek(moment(head.get("to")), partition=head.get("partition"))
-    return {"result": None}, []
 
 
-async def positions(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": _subscription(session, head).positions}, []
+async def positions(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return _subscription(session, head).positions
 
 
-async def lag(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
-    return {"result": _subscription(session, head).lag}, []
+async def lag(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return _subscription(session, head).lag
 
 
-async def subscription_stats(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def subscription_stats(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     matching = arguments.flag(head, "matching")
-    return {"result": plain(await _subscription(session, head).stats(matching=matching))}, []
+    return plain(await _subscription(session, head).stats(matching=matching))
 
 
-async def subscription_close(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
+async def subscription_close(session: Session, head: dict[str, Any], columns: Columns) -> None:
     closed = session.subscriptions.pop(arguments.number(head, "subscription"), None)
     if closed is not None:
         await closed.close()
-    return {"result": None}, []
 
 
 def _subscription(session: Session, head: dict[str, Any]) -> AsyncSubscription:
@@ -135,15 +130,7 @@ def _taker(session: Session, head: dict[str, Any]) -> Taker:
     return f"{id(session)} {arguments.number(head, 'taker')}", loop
 
 
-OPERATIONS: dict[str, Operation] = {
-    "subscribe": subscribe,
-    "subscription_get": subscription_get,
-    "shown": shown,
-    "loop_begins": loop_begins,
-    "loop_ends": loop_ends,
-    "seek": seek,
-    "positions": positions,
-    "lag": lag,
-    "subscription_stats": subscription_stats,
-    "subscription_close": subscription_close,
-}
+OPERATIONS = by_name(
+    subscribe, subscription_get, shown, loop_begins, loop_ends, seek, positions, lag, subscription_stats,
+    subscription_close,
+)  # fmt: skip
