@@ -1,4 +1,7 @@
-"""Actions: what planners and groups of readers ask of a log, and what a sink hands in. JSON in, JSON out."""
+"""Actions: what planners and groups of readers ask of a log, and what a sink hands in. JSON in, JSON out.
+
+`ACTIONS` says what each is for.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,6 @@ class House(NamedTuple):
 
 
 def _describe(house: House, _asked: Command) -> Any:
-    """The log, its streams with their bounds, its queues."""
     owner = house.owner
     state = owner.state()
     return {
@@ -64,7 +66,6 @@ def _partitions(stream: StreamState) -> list[dict[str, int]] | None:
 
 
 def _resolve(house: House, asked: Command) -> Any:
-    """The offsets that a bound stands for."""
     state = house.owner.state()
     said = asked.object("assigned")
     assigned = {name: frozenset(said.numbers(name)) for name in said.value}
@@ -111,7 +112,6 @@ def _known_range(streams: dict[int, StreamState], number: int, partition: int, s
 
 
 def _cut(house: House, asked: Command) -> Any:
-    """Ranges cut for tasks."""
     streams = _by_number(house)
     ranges = [
         (_known_range(streams, number, partition, start, end), partition, start, end)
@@ -127,7 +127,6 @@ def _cut(house: House, asked: Command) -> Any:
 
 
 def _offset_after(house: House, asked: Command) -> Any:
-    """The ends of the blocks that reach so many bytes."""
     streams = _by_number(house)
     rows = asked.rows("asked", int, int, int, int, int)
     if len({(number, partition) for number, partition, *_ in rows}) < len(rows):
@@ -142,13 +141,11 @@ def _offset_after(house: House, asked: Command) -> Any:
 
 
 def _eras(house: House, asked: Command) -> Any:
-    """The eras of the last messages before offsets."""
     with house.owner.transaction() as txn:
         return {"eras": {number: eras_of(txn, number, parts) for number, parts in asked.numbered("offsets").items()}}
 
 
 def _other_era(house: House, asked: Command) -> Any:
-    """A partition in which the log is not the one that was read."""
     offsets = asked.by_partition("offsets")
     known = asked.texts_by_partition("known")
     if not known.keys() <= offsets.keys():
@@ -163,7 +160,6 @@ def _other_era(house: House, asked: Command) -> Any:
 
 
 def _takers(house: House, asked: Command) -> Any:
-    """The streams and queues that take some topics."""
     takers = Takers(house.owner.state().found, house.owner.path, asked.maybe_text("stream"))
     rooms = {topic: takers.room(topic) for topic in asked.texts("topics")}
     return {"rooms": rooms, "takers": sorted(takers.found)}
@@ -173,7 +169,6 @@ def _takers(house: House, asked: Command) -> Any:
 
 
 def _positions(house: House, asked: Command) -> Any:
-    """Where a group has come to."""
     return {"offsets": committed_of(house.owner.path, _group(asked), house.owner.uuid)}
 
 
@@ -186,13 +181,11 @@ def _group(asked: Command) -> str:
 
 
 def _lease(house: House, asked: Command) -> Any:
-    """Take or renew the lease of a group."""
     found = house.leases.take(_group(asked), asked.maybe_number("token", least=1), asked.seconds("seconds", _LEASE_S))
     return {"token": found.token, "offsets": found.offsets}
 
 
 def _commit_positions(house: House, asked: Command) -> Any:
-    """Keep that everything below offsets is done."""
     group, token, offsets = _group(asked), asked.number("token", least=1), asked.numbered("offsets")
     _check_positions(house.owner, offsets)
     house.leases.acknowledge(group, token, offsets, asked.seconds("seconds", _LEASE_S))
@@ -223,22 +216,8 @@ def _check_positions(owner: Owner, offsets: Mapping[int, Mapping[int, int]]) -> 
 
 
 def _release(house: House, asked: Command) -> Any:
-    """Give the lease of a group back."""
     house.leases.release(_group(asked), asked.number("token", least=1))
     return {}
-
-
-# Batches of sinks ---------------------------------------------------------------------------------------------------
-
-
-def _adopt(house: House, asked: Command) -> Any:
-    """A batch brought into the log."""
-    return adopt(house.owner, asked)
-
-
-def _withdraw(house: House, asked: Command) -> Any:
-    """Stages taken back."""
-    return withdraw(house.owner, asked)
 
 
 class Action(NamedTuple):
@@ -259,8 +238,13 @@ ACTIONS = {
     "positions": Action(_positions, "where a group of readers has come to"),
     "lease": Action(_lease, "take or renew the lease of a group of readers"),
     "commit_positions": Action(_commit_positions, "keep that a group has read everything below some offsets"),
-    "adopt": Action(_adopt, "have a batch that was staged put into the log, once; it is there when this answers"),
-    "withdraw": Action(_withdraw, "remove what was staged under some tokens and not handed in"),
+    "adopt": Action(
+        lambda house, asked: adopt(house.owner, asked),
+        "have a batch that was staged put into the log, once; it is there when this answers",
+    ),
+    "withdraw": Action(
+        lambda house, asked: withdraw(house.owner, asked), "remove what was staged under some tokens and not handed in"
+    ),
     "release": Action(_release, "give the lease of a group back"),
 }
 

@@ -26,7 +26,7 @@ from qflow.options import (
 )
 from qflow.periodic import Schedule
 from qflow.pickling import Unpicklable
-from qflow.remote.client import publish_requests, replies, requests, schedule_requests, stream_requests
+from qflow.remote.client import publish_requests, requests, schedule_requests, stream_requests
 from qflow.remote.client.events import Events
 from qflow.remote.client.queue import RemoteQueue, queue_of
 from qflow.remote.client.streams import RemoteStream, RemoteSubscription, stream_of, subscription_of
@@ -60,7 +60,7 @@ class RemoteBroker(Unpicklable):
     @property
     def settings(self) -> BrokerSettings:
         """How its owner opened it."""
-        return replies.broker_settings(self._welcome["settings"])
+        return BrokerSettings.from_dict(self._welcome["settings"])
 
     @property
     def closed(self) -> bool:

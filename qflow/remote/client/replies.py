@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
 
-from qflow.config import BrokerSettings, QueueSettings
+from qflow.config import QueueSettings
 from qflow.delivery import MAY_BE_REPEATED, Segment
 from qflow.message import Message, Record
 from qflow.named_tuples import NamedTuple
 from qflow.remote.client.link import Reply
 from qflow.remote.wire.errors import decode_error
 from qflow.restoring import Refused
-from qflow.stats import BrokerStats, CompactionReport, QueueStats, RecoveryReport, RedriveReport, SnapshotReport
 
 T = TypeVar("T")
 
@@ -30,6 +30,11 @@ def report(kind: type[T], values: Any) -> T:
     hints = _hints(kind)  # type: ignore[arg-type]
     known = [(name, hints[name], value) for name, value in values.items() if name in hints]
     return kind(**{name: value if hint is None else _typed(hint, value) for name, hint, value in known})
+
+
+def reporting(kind: type[T]) -> Callable[[Reply], T]:
+    """Return what reads a reply that is an object of an attrs class."""
+    return lambda reply: report(kind, reply.result)
 
 
 @cache
@@ -71,37 +76,9 @@ def all_queue_settings(reply: Reply) -> list[QueueSettings]:
     return [QueueSettings.from_dict(one) for one in reply.result]
 
 
-def broker_settings(values: dict[str, Any]) -> BrokerSettings:
-    return BrokerSettings.from_dict(values)
-
-
-def queue_stats(reply: Reply) -> QueueStats:
-    return report(QueueStats, reply.result)
-
-
-def broker_stats(reply: Reply) -> BrokerStats:
-    return report(BrokerStats, reply.result)
-
-
 def figures(reply: Reply) -> tuple[int, dict[str, dict[str, Any]]]:
     number, found = reply.result
     return number, found
-
-
-def recovery(reply: Reply) -> RecoveryReport:
-    return report(RecoveryReport, reply.result)
-
-
-def snapshot(reply: Reply) -> SnapshotReport:
-    return report(SnapshotReport, reply.result)
-
-
-def compaction(reply: Reply) -> CompactionReport:
-    return report(CompactionReport, reply.result)
-
-
-def redriven(reply: Reply) -> RedriveReport:
-    return report(RedriveReport, reply.result)
 
 
 def first(reply: Reply) -> int | None:

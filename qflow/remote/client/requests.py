@@ -29,6 +29,7 @@ from qflow.remote.client.link import Request
 from qflow.remote.wire.frames import encode_head
 from qflow.remote.wire.values import plain
 from qflow.restoring import Item, Refused
+from qflow.stats import BrokerStats, CompactionReport, QueueStats, RecoveryReport, RedriveReport, SnapshotReport
 
 _PUT = PutOptions.__annotations__.keys()
 TIMED = _PUT | {"timeout_s"}
@@ -101,7 +102,7 @@ def delete_message(name: str, sequence: int) -> Request:
 
 def redrive(name: str, to: str | None, limit: int | None) -> Request:
     head = {"op": "redrive", "queue": name, "to": to, "limit": limit}
-    return Request(head, doubt="which dead letters moved", read=replies.redriven)
+    return Request(head, doubt="which dead letters moved", read=replies.reporting(RedriveReport))
 
 
 def restore(items: Sequence[Item]) -> Request:
@@ -130,7 +131,7 @@ def length(name: str) -> Request:
 
 
 def queue_stats(name: str) -> Request:
-    return Request({"op": "queue_stats", "queue": name}, read=replies.queue_stats)
+    return Request({"op": "queue_stats", "queue": name}, read=replies.reporting(QueueStats))
 
 
 def on_slow_consumer(name: str, after_s: Duration | None, policy: Any) -> Request:
@@ -248,11 +249,11 @@ def cancel(number: int) -> Request:
 
 
 def recovery() -> Request:
-    return Request({"op": "recovery"}, read=replies.recovery)
+    return Request({"op": "recovery"}, read=replies.reporting(RecoveryReport))
 
 
 def stats() -> Request:
-    return Request({"op": "stats"}, read=replies.broker_stats)
+    return Request({"op": "stats"}, read=replies.reporting(BrokerStats))
 
 
 def figures(since: int) -> Request:
@@ -269,11 +270,11 @@ def snapshot(target: str, path: str | os.PathLike[str]) -> Request:
     whole = spool_path(path, "snapshot")
     if "://" in target and not os.path.isabs(path):
         raise InvalidArgument(f"a snapshot is made on the host of {target}: give the whole path there, not {path!r}")
-    return Request({"op": "snapshot", "path": whole}, doubt="the snapshot", read=replies.snapshot)
+    return Request({"op": "snapshot", "path": whole}, doubt="the snapshot", read=replies.reporting(SnapshotReport))
 
 
 def compact() -> Request:
-    return Request({"op": "compact"}, doubt="the compaction", read=replies.compaction)
+    return Request({"op": "compact"}, doubt="the compaction", read=replies.reporting(CompactionReport))
 
 
 def events() -> Request:

@@ -9,21 +9,11 @@ from qflow.config import StreamSettings
 from qflow.message import LANE_SHIFT, Message, Record
 from qflow.named_tuples import NamedTuple
 from qflow.remote.client.link import Reply
-from qflow.remote.client.replies import report
-from qflow.stats import StreamStats, SubscriptionStats
 from qflow.streams.deliveries import StreamMessage, message_of, piece_of
 
 
 def settings(reply: Reply) -> StreamSettings:
     return StreamSettings.from_dict(reply.result)
-
-
-def stream_stats(reply: Reply) -> StreamStats:
-    return report(StreamStats, reply.result)
-
-
-def subscription_stats(reply: Reply) -> SubscriptionStats:
-    return report(SubscriptionStats, reply.result)
 
 
 class Opened(NamedTuple):

@@ -11,8 +11,10 @@ from qflow.durations import Duration
 from qflow.errors import InvalidArgument
 from qflow.remote.client import stream_replies
 from qflow.remote.client.link import Request
+from qflow.remote.client.replies import reporting
 from qflow.remote.client.requests import name_of, named, not_granted
 from qflow.remote.wire.values import plain
+from qflow.stats import StreamStats, SubscriptionStats
 
 
 def declare_stream(name: str, settings: Mapping[str, Any]) -> Request:
@@ -46,7 +48,7 @@ def delete_subscription(stream: Any, name: str) -> Request:
 
 
 def stream_stats(name: str) -> Request:
-    return Request({"op": "stream_stats", "stream": name}, read=stream_replies.stream_stats)
+    return Request({"op": "stream_stats", "stream": name}, read=reporting(StreamStats))
 
 
 def query(name: str, topic_filter: str, options: Mapping[str, Any]) -> Request:
@@ -146,7 +148,7 @@ def lag(subscription: int) -> Request:
 
 def subscription_stats(subscription: int, matching: bool) -> Request:
     head = {"op": "subscription_stats", "subscription": subscription, "matching": matching}
-    return Request(head, read=stream_replies.subscription_stats)
+    return Request(head, read=reporting(SubscriptionStats))
 
 
 def subscription_close(subscription: int) -> Request:

@@ -31,7 +31,6 @@ from qflow.periodic import Schedule
 from qflow.pickling import Unpicklable
 from qflow.remote.client import publish_requests, replies, requests, schedule_requests, stream_requests
 from qflow.remote.client.events import event_of
-from qflow.remote.client.link import Reply
 from qflow.remote.client.task_queue import AsyncRemoteQueue, queue_of
 from qflow.remote.client.task_streams import AsyncRemoteStream, AsyncRemoteSubscription, stream_of, subscription_of
 from qflow.remote.client.task_transaction import AsyncRemoteTransaction, transaction_of
@@ -66,12 +65,12 @@ class AsyncRemoteBroker(Unpicklable):
     @property
     def settings(self) -> BrokerSettings:
         """How its owner opened it."""
-        return replies.broker_settings(self._welcome["settings"])
+        return BrokerSettings.from_dict(self._welcome["settings"])
 
     @property
     def recovery(self) -> RecoveryReport:
         """What its owner found when it opened the spool, as of the connecting."""
-        return replies.recovery(Reply(self._welcome["recovery"], []))
+        return replies.report(RecoveryReport, self._welcome["recovery"])
 
     @property
     def closed(self) -> bool:
