@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import stat
-import sys
 import threading
 from collections.abc import Callable
 
@@ -166,17 +165,9 @@ class Door:
 
 
 def address(path: str, directory: int) -> str:
-    """Return the address of the socket in a spool, also where its path is too long for one.
-
-    Raises:
-        OSError: it is, and this system has no other name for a directory that is open.
-    """
+    """Return the address of the socket in a spool, also where its path is too long for one."""
     whole = os.path.join(path, NAME)
-    if len(os.fsencode(whole)) <= MOST_PATH_BYTES:
-        return whole
-    if not sys.platform.startswith("linux"):
-        raise OSError(f"the path of a socket takes at most {MOST_PATH_BYTES} bytes here: {whole}")
-    return f"/proc/self/fd/{directory}/{NAME}"
+    return whole if len(os.fsencode(whole)) <= MOST_PATH_BYTES else f"/proc/self/fd/{directory}/{NAME}"
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import stat
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from qflow.cli.stop import Stop
@@ -32,7 +31,7 @@ class Writer:
         self._delimiter = delimiter
         self._stop = stop
         self._watch = watch
-        self._is_pipe = sys.platform == "linux" and stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        self._is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
         # A pipe that polls as writable takes so many bytes at once without blocking.
         self._block_bytes = select.PIPE_BUF if self._is_pipe else 1024 * 1024
         self._never_blocks = not os.get_blocking(descriptor)

@@ -14,7 +14,6 @@ import pickle
 import resource
 import select
 import signal
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
@@ -29,7 +28,7 @@ PATIENCE_S = 30.0
 """How long a child that was interrupted may remove what it has begun: damaged pages can lead LMDB in circles."""
 
 _PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+_prctl = ctypes.CDLL(None).prctl
 """Asks for a signal when the parent has ended. Looked up before a fork: a child must take no lock of other threads."""
 
 
@@ -115,8 +114,7 @@ def _work(work: Callable[[], Any], target: int, parent: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for number in (signal.SIGINT, signal.SIGTERM):  # SIGTERM comes to all of a group
             signal.signal(number, signal.default_int_handler)
-        if _prctl is not None:
-            _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGINT))  # an unfinished copy is removed, as at Ctrl-C
+        _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGINT))  # an unfinished copy is removed, as at Ctrl-C
         if os.getppid() != parent:
             raise KeyboardInterrupt
         with open(target, "wb") as pipe:

@@ -72,8 +72,6 @@ class Place:
 
 def _path_of(fd: int) -> str:
     """Return where an open directory lies, as the system tells. Raises OSError."""
-    if hasattr(fcntl, "F_GETPATH"):  # macOS
-        return os.fsdecode(fcntl.fcntl(fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
     return os.readlink(f"/proc/self/fd/{fd}")
 
 

@@ -52,9 +52,8 @@ class _Bringing:
         self._pipe = pipe
         self._fd = fd
         self.error: BaseException | None = None
-        if hasattr(fcntl, "F_SETPIPE_SZ"):
-            with suppress(OSError):  # this user has too much in pipes: it goes in smaller pieces
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        with suppress(OSError):  # this user has too much in pipes: it goes in smaller pieces
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._thread = threading.Thread(target=self._run, name="qflow-paced", daemon=True)
 
     @classmethod

@@ -118,16 +118,11 @@ def make_job(
         reach=reach,
         queue=check_name(queue),
         target=targets.of(function),
-        processes=_processors() if processes is None else parse_count(processes, "processes"),
+        processes=len(os.sched_getaffinity(0)) if processes is None else parse_count(processes, "processes"),
         lease_s=None if lease_s is None else _parse_lease(lease_s),
         retry_delay_s=parse_span(retry_delay_s, "retry_delay_s"),
         sys_path=tuple(sys_path),
     )
-
-
-def _processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _parse_lease(value: object) -> float:

@@ -117,8 +117,8 @@ class Connection(asyncio.BufferedProtocol):
         self._drained: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
-    def begin(self, one: socket.socket, pid: int | None) -> None:
-        """Take over a socket, of a process that the system tells, or does not."""
+    def begin(self, one: socket.socket, pid: int) -> None:
+        """Take over a socket, and know whose it is; see `serving.peer`."""
         self._socket = one
         self._session.peer_pid = pid
         self._connecting = self._loop.create_task(self._loop.connect_accepted_socket(lambda: self, one))

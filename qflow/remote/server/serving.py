@@ -135,19 +135,15 @@ def accept(door: Door) -> socket.socket:
 def refusal(one: socket.socket) -> str | None:
     """Return why a caller is not let in; None if it is."""
     _, uid = peer(one)
-    if uid is None or uid in (0, os.geteuid()):
+    if uid in (0, os.geteuid()):
         return None
     return f"this spool is of user {os.geteuid()}, and this process is of user {uid}: only its own user is let in"
 
 
-def peer(one: socket.socket) -> tuple[int | None, int | None]:
-    """Return which process is at the other end, 0 if it has no number here, and its user; None: the system tells none.
+def peer(one: socket.socket) -> tuple[int, int]:
+    """Return which process is at the other end, 0 if it has no number here, and its user.
 
     So it is in the container of the owner: what a caller in another one takes for its number is another process here.
     """
-    if hasattr(socket, "SO_PEERCRED"):
-        pid, uid, _ = _PEER.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        return int(pid), int(uid)
-    if hasattr(socket, "LOCAL_PEERCRED"):
-        return None, int(struct.unpack_from("2I", one.getsockopt(0, socket.LOCAL_PEERCRED, 76))[1])
-    return None, None
+    pid, uid, _ = _PEER.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(pid), int(uid)

@@ -94,7 +94,7 @@ class Session:
         self.flow = flow
         self.notify = notify
         self.peer_pid: int | None = None
-        """The process that made the connection, 0 if it has no number here; None where the system does not tell it."""
+        """The process that made the connection, 0 if it has no number here; None where there is no connection."""
         self.pid = 0
         """The process of the caller; 0 where that is not known."""
         self.takers: dict[str, Taker] = {}
