@@ -37,8 +37,3 @@ class Tasks:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-
-    async def finish(self) -> None:
-        """Return when all have ended."""
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))

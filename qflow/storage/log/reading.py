@@ -79,7 +79,7 @@ def read_unsettled(
                 problems.append((first, f"{where}: names {named} as the block before it, found {expected}", b""))
             unsettled = _unsettled(txn, owner, lane, row, block, position, end)
             if first < row.referring:
-                unsettled, stopped = _resolve(txn, owner, unsettled, most_bytes - size, problems)
+                unsettled, stopped = _resolve(txn, unsettled, most_bytes - size, problems)
             for piece in unsettled:
                 pieces.append(piece)
                 size += charge(piece[1])
@@ -200,7 +200,7 @@ def _unsettled(
 
 
 def _resolve(
-    txn: Any, owner: int, pieces: list[tuple[int, list[Record]]], room: int, problems: list[tuple[int, str, bytes]]
+    txn: Any, pieces: list[tuple[int, list[Record]]], room: int, problems: list[tuple[int, str, bytes]]
 ) -> tuple[list[tuple[int, list[Record]]], int | None]:
     """Return pieces with what references stand for, of about `room` bytes, and where that stopped, if it did.
 

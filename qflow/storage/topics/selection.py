@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 from qflow.errors import CorruptionError
@@ -47,7 +46,6 @@ class Selection:
     def __init__(self, owner: int, topic_filter: str) -> None:
         """Take a valid filter; see `topic_filter.check_filter`."""
         self._owner = owner
-        self._topic = topic_filter
         levels = topic_filter.split("/")
         self._pattern: re.Pattern[bytes] | None = None
         self._matches_nearly_all = topic_filter in ("#", "+/#")
@@ -70,12 +68,6 @@ class Selection:
     def topics(self) -> int:
         """How many topics it keeps the numbers of."""
         return len(self._known)
-
-    def holds(self, names: Sequence[str]) -> bool:
-        """Tell whether the filter matches one of some topics, as `blocks.read_names` has them. Cost: 0.02 µs each."""
-        if self._pattern is None:
-            return self._topic in names
-        return self._pattern.search(topic_names.joined(names)) is not None
 
     def blocks(self, txn: Any, lane: int, position: int, limit: int) -> Candidates:
         """Return up to `limit` blocks that may hold a match at or after a position of a lane.
