@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import qflow.aio
 import qflow.amqp
@@ -77,7 +77,7 @@ def main(spool: str, given: str) -> int:
     return 0
 
 
-async def serve(settings: LocalSettings, serving: Serving, teller: Teller) -> None:
+async def serve(settings: LocalSettings, serving: Serving, teller: _Teller) -> None:
     """Serve a spool until a signal, or until nobody is connected.
 
     Raises:
@@ -118,7 +118,7 @@ async def serve(settings: LocalSettings, serving: Serving, teller: Teller) -> No
                     _logger.error("the server ends: %s", failure)
 
 
-async def end_when_left(door: Left, idle_s: float, service: Stoppable) -> None:
+async def end_when_left(door: _LocalDoor, idle_s: float, service: Service) -> None:
     """Ask the server to end when no client has been connected for so long, or when it cannot say where it listens.
 
     Raises:
@@ -139,27 +139,6 @@ async def end_when_left(door: Left, idle_s: float, service: Stoppable) -> None:
                 await asyncio.sleep(LOOK_S)
     finally:
         service.receive(signal.SIGTERM)
-
-
-class Teller(Protocol):
-    """Says to the client that has started this process that it listens."""
-
-    def tell(self, said: dict[str, str]) -> None: ...
-
-
-class Left(Protocol):
-    """A door that its clients may have left."""
-
-    @property
-    def connections(self) -> int: ...
-    def publish(self) -> None: ...
-    def withdraw(self) -> None: ...
-
-
-class Stoppable(Protocol):
-    """What a signal ends."""
-
-    def receive(self, number: signal.Signals) -> None: ...
 
 
 class _LocalDoor:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from qflow.errors import InDoubt, QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
-from qflow.mqtt.model.messages import Message, published
+from qflow.mqtt.model.messages import published
 from qflow.mqtt.model.sessions import SessionState
 from qflow.mqtt.server.allowing import Access, refusal
-from qflow.mqtt.server.outbound import Counts, Line
-from qflow.mqtt.server.retaining import Retaining
+from qflow.mqtt.server.hub import Hub
+from qflow.mqtt.server.outbound import Line
 from qflow.mqtt.server.storing import RECEIVED, Rooms, received_key
 from qflow.mqtt.server.together import Stored
 from qflow.mqtt.wire.packets import MQTT_5, Puback, Pubcomp, Publish, Pubrec, Pubrel
@@ -25,20 +25,6 @@ MOST_WAITING_BYTES = 64 * 1024
 """Of publishes of a client that are not synced: at one of them, no more is read from it."""
 SETTLE_S = 1.0
 """For so long a client that leaves has its publishes wait, for room in a queue or for the log."""
-
-
-class Publishing(Protocol):
-    """Who stores messages and gives them to subscribers; see `hub.Hub`."""
-
-    counts: Counts
-    retained: Retaining
-
-    def store(self, message: Message, rooms: Rooms) -> Stored: ...
-    def forget(self, rooms: Rooms) -> asyncio.Future[Any]: ...
-    def fan_out(self, message: Message) -> Stored | None: ...
-    def now_ms(self) -> int: ...
-    @property
-    def tell(self) -> Callable[..., None]: ...
 
 
 class _Waiting:
@@ -57,12 +43,12 @@ class _Waiting:
 class Inbound:
     """See the module. In the loop alone."""
 
-    def __init__(self, state: SessionState, line: Line, access: Access, publishing: Publishing) -> None:
+    def __init__(self, state: SessionState, line: Line, access: Access, hub: Hub) -> None:
         self._state = state
         self._line = line
         self._machine = line.machine
         self._access = access
-        self._publishing = publishing
+        self._hub = hub
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
         self._awaited: asyncio.Future[Any] | None = None
@@ -79,7 +65,7 @@ class Inbound:
 
     def publish(self, packet: Publish) -> None:
         """Take a message."""
-        counts = self._publishing.counts
+        counts = self._hub.counts
         counts.received += 1
         counts.received_bytes += len(packet.payload)
         if packet.qos == 2 and packet.packet_id in self._state.received:
@@ -90,9 +76,9 @@ class Inbound:
             self._refuse(packet, refusal)
             return
         publisher = self._state.client_id if self.wants_publisher else ""
-        message = published(packet, publisher, self._publishing.now_ms())
+        message = published(packet, publisher, self._hub.now_ms())
         if not packet.qos:
-            retained = self._publishing.fan_out(message)
+            retained = self._hub.fan_out(message)
             if retained is not None:
                 self._await(None, retained, len(packet.payload) + len(packet.topic))
             return
@@ -104,7 +90,7 @@ class Inbound:
         answer = Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id)
         size = len(packet.payload) + len(packet.topic)
         try:
-            stored = self._publishing.store(message, rooms)
+            stored = self._hub.store(message, rooms)
         except QflowError as error:
             self._refused(answer, as_mqtt_error(error))
         else:
@@ -117,13 +103,7 @@ class Inbound:
 
     def _refusal(self, packet: Publish) -> MqttError | None:
         refused = refusal(packet.topic, self._access)
-        if (
-            refused is None
-            and packet.retain
-            and packet.qos
-            and packet.payload
-            and not self._publishing.retained.has_room()
-        ):
+        if refused is None and packet.retain and packet.qos and packet.payload and not self._hub.retained.has_room():
             return MqttError(ReasonCode.QUOTA_EXCEEDED, "too much is retained: take some of it away")
         return refused
 
@@ -133,7 +113,7 @@ class Inbound:
         One of 3.1.1 can be told only by closing its connection. To a topic of the server's, which no client may publish
         to, it gets an acknowledgement, and the message is dropped: section 3.3.5 allows either.
         """
-        self._publishing.tell("a message of client %r is not taken: %s", self._state.client_id, error)
+        self._hub.tell("a message of client %r is not taken: %s", self._state.client_id, error)
         if self._machine.version < MQTT_5 and packet.qos and error.code != ReasonCode.TOPIC_NAME_INVALID:
             self._machine.fail(error)
             self._line.flush_soon()
@@ -153,7 +133,7 @@ class Inbound:
             self._await(Pubcomp(packet_id), None, 0)
             return
         try:
-            forgotten = self._publishing.forget({RECEIVED: {received_key(self._state.client_id, packet_id): None}})
+            forgotten = self._hub.forget({RECEIVED: {received_key(self._state.client_id, packet_id): None}})
         except QflowError as error:
             self._refused(Pubcomp(packet_id), as_mqtt_error(error))
         else:
@@ -199,7 +179,7 @@ class Inbound:
     def _refused(self, answer: Answer, error: MqttError) -> None:
         """Tell a client that the log does not take what it sent; the log tells, too, as one of 3.1.1 is not told."""
         if error.code != ReasonCode.SERVER_SHUTTING_DOWN:
-            self._publishing.tell("a message of client %r is not taken: %s", self._state.client_id, error)
+            self._hub.tell("a message of client %r is not taken: %s", self._state.client_id, error)
         if isinstance(answer, Pubrec):
             self._state.received.discard(answer.packet_id)
         if self._machine.version < MQTT_5 or isinstance(answer, Pubcomp):
@@ -214,7 +194,7 @@ class Inbound:
         A packet id of QoS 2 stays with the session, as what is in the log decides what comes of it.
         """
         text = f"it is not known whether what was sent last is stored: {error}"
-        self._publishing.tell("client %r is closed: %s", self._state.client_id, text)
+        self._hub.tell("client %r is closed: %s", self._state.client_id, text)
         self._machine.fail(MqttError(ReasonCode.UNSPECIFIED, text))
 
     async def settle(self) -> None:

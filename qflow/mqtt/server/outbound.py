@@ -17,6 +17,7 @@ from qflow.mqtt.model.filters import OFFSET
 from qflow.mqtt.model.messages import Message
 from qflow.mqtt.model.sessions import Flight, SessionState, Subscribed
 from qflow.mqtt.server.clock import Clock
+from qflow.mqtt.server.keeping import Keeper
 from qflow.mqtt.wire import Connection, Encoded, Tally
 from qflow.mqtt.wire.packets import Properties, Puback, Pubcomp, Pubrec, Pubrel
 
@@ -43,13 +44,6 @@ class Line(Protocol):
     def flush_soon(self) -> None: ...
 
 
-class Keeping(Protocol):
-    """Who writes the records of sessions; see `keeping.Keeper`."""
-
-    def lazily(self, session: Any) -> None: ...
-    def soon(self, session: Any) -> None: ...
-
-
 class Counts:
     """Figures of a hub."""
 
@@ -73,7 +67,7 @@ class Counts:
 class Outbound:
     """See the module. In the loop alone."""
 
-    def __init__(self, state: SessionState, line: Line, clock: Clock, counts: Counts, keeping: Keeping) -> None:
+    def __init__(self, state: SessionState, line: Line, clock: Clock, counts: Counts, keeper: Keeper) -> None:
         self.state = state
         self.machine = line.machine
         self.client_id = state.client_id
@@ -94,7 +88,7 @@ class Outbound:
         self._line = line
         self._clock = clock
         self._counts = counts
-        self._keeping = keeping
+        self._keeper = keeper
         self._most = min(MOST_FLIGHTS, line.machine.receive_maximum)
         self._held: list[Callable[[], object]] = []
         self._holding = 0
@@ -207,7 +201,7 @@ class Outbound:
             self._hold(partial(machine.publish, encoded, packet_id))
             return packet_id
         if state.is_durable:
-            self._keeping.lazily(self.session)
+            self._keeper.lazily(self.session)
         if self._holding:
             self._held_bytes += len(encoded[0]) + len(encoded[1])
             self._hold(partial(machine.publish, encoded, packet_id))
@@ -301,14 +295,14 @@ class Outbound:
         if flight.group is not None:
             flight.group.acknowledged(flight.offset)
         if self.state.is_durable:
-            self._keeping.lazily(self.session)
+            self._keeper.lazily(self.session)
 
     # What waits for the log ------------------------------------------------------------------------------------------
 
     def _hold(self, action: Callable[[], object]) -> None:
         self._held.append(action)
         self._holding += 1
-        self._keeping.soon(self.session)
+        self._keeper.soon(self.session)
 
     def take_held(self) -> list[Callable[[], object]]:
         """Return what is to be done, by `go_on`, once the record as it is now is in the log."""

@@ -29,6 +29,7 @@ from qflow import __version__
 from qflow.errors import BrokerClosed, QflowError
 from qflow.loggers import get_logger
 from qflow.mqtt.model.messages import Message
+from qflow.mqtt.server.outbound import Counts
 
 INTERVAL_S = 10.0
 COUNTING_SHARE = 0.01
@@ -39,34 +40,11 @@ RETAINED_COUNT = "retained messages/count"
 _logger = get_logger("qflow.mqtt")
 
 
-class Traffic(Protocol):
-    """What all connections had."""
-
-    bytes_received: int
-    bytes_sent: int
-    packets_received: int
-    other_packets_sent: int
-
-
-class Figures(Protocol):
-    """What is counted anyway."""
-
-    sent: int
-    sent_bytes: int
-    received: int
-    received_bytes: int
-    dropped: int
-    lost: int
-
-    @property
-    def tally(self) -> Traffic: ...
-
-
 class Told(Protocol):
     """Who gives messages to subscribers, and knows how the server is; see `hub.Hub`."""
 
     @property
-    def counts(self) -> Figures: ...
+    def counts(self) -> Counts: ...
     @property
     def connected(self) -> int: ...
     @property

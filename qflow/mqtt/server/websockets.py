@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from websockets.frames import CloseCode, Opcode
@@ -23,6 +23,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from qflow.loggers import get_logger
+from qflow.mqtt.server.tcp import TcpPipe
 from qflow.serving.addresses import is_loopback
 
 HANDSHAKE_S = 10.0
@@ -38,23 +39,6 @@ _END = b"\r\n\r\n"
 _logger = get_logger("qflow.mqtt")
 
 
-class Carried(Protocol):
-    """What is carried: an `asyncio.Protocol` that is told of what it cannot be given yet."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None: ...
-
-    def data_received(self, data: bytes) -> None: ...
-
-    def coming(self, size: int) -> None:
-        """So many bytes have come of a frame that is not whole."""
-
-    def pause_writing(self) -> None: ...
-
-    def resume_writing(self) -> None: ...
-
-    def connection_lost(self, error: Exception | None) -> None: ...
-
-
 class WebSockets:
     """Makes the protocols of connections to one address.
 
@@ -63,7 +47,7 @@ class WebSockets:
         is_open: tells whether clients may come in without a password.
     """
 
-    def __init__(self, make: Callable[[], Carried], is_open: Callable[[], bool]) -> None:
+    def __init__(self, make: Callable[[], TcpPipe], is_open: Callable[[], bool]) -> None:
         self._make = make
         self._is_open = is_open
         self._asking: set[WebSocket] = set()
@@ -77,7 +61,7 @@ class WebSockets:
         for one in list(self._asking):
             one.abort()
 
-    def _begun(self, origin: str | None, host: str | None, has_certificate: bool) -> Carried | None:
+    def _begun(self, origin: str | None, host: str | None, has_certificate: bool) -> TcpPipe | None:
         """Return what is carried; None if a page from there may not connect."""
         if origin is None:
             return self._make()
@@ -89,7 +73,7 @@ class WebSockets:
         return self._make()
 
 
-Begin = Callable[[str | None, str | None, bool], Carried | None]
+Begin = Callable[[str | None, str | None, bool], TcpPipe | None]
 
 
 class WebSocket(asyncio.Protocol):
@@ -102,7 +86,7 @@ class WebSocket(asyncio.Protocol):
         self._request = b""
         """What has come of the request."""
         self._transport: asyncio.Transport | None = None
-        self._carried: Carried | None = None
+        self._carried: TcpPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
 
