@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lmdb
@@ -26,7 +29,7 @@ from qflow.config import MIN_JOURNAL_BYTES, BrokerSettings
 from qflow.identity import new_uuid, uuid_of
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.log import confirming, direct, journal, journal_reading, recovery, writer
+from qflow.storage.log import confirming, direct, journal, journal_reading, placing, recovery, writer
 from qflow.storage.log.batch import Order
 from qflow.storage.log.confirming import Confirming
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal, JournalState, read_state
@@ -589,6 +592,41 @@ def test_a_journal_whose_removal_was_seen_by_its_owner_is_not_missed(tmp_path: P
     with open_small(tmp_path) as broker:
         assert broker.recovery.problems == ()
         assert there(broker) == list(range(21))
+
+
+def test_a_journal_that_is_cut_short_under_its_owner_is_made_anew(tmp_path: Path) -> None:
+    """As by a cleaner of logs that empties files: later records would lie behind a hole where the header was."""
+
+    def work(broker: Broker) -> None:
+        put_some(broker)
+        with broker.engine.log.read():  # committed
+            pass
+        os.truncate(tmp_path / JOURNAL, 0)
+        put_some(broker, range(20, 200))
+
+    killed(tmp_path, work)
+    assert qflow.inspect.check_spool(tmp_path) == []
+    with open_small(tmp_path) as broker:
+        assert broker.recovery.problems == ()
+        assert there(broker) == list(range(200))
+
+
+class _Denied(Files):
+    """The spool was made another user's while it was open."""
+
+    def lstat(self, path: str) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+
+def test_what_cannot_be_looked_at_was_not_removed(tmp_path: Path, made: Journal) -> None:
+    """Nor moved: who reads that looks for a cleaner, and not for rights."""
+    with closing(Journal.create(str(tmp_path / "other"), MIN_JOURNAL_BYTES, OWNER, _Denied(), 1)) as denied:
+        assert denied.lack().startswith("cannot be looked at, and is done without: Permission denied; ")
+    assert made.lack() == ""
+    (tmp_path / "file").touch()
+    env: Any = SimpleNamespace(path=str(tmp_path / "file" / "log"), status=None)  # below a file: ENOTDIR
+    with pytest.raises(qflow.StorageError, match="cannot look at the log .*: Not a directory; "):
+        placing.check_in_place(env)
 
 
 def test_a_journal_that_is_longer_than_it_says_is_read_as_far_as_that(tmp_path: Path) -> None:

@@ -325,11 +325,11 @@ class Confirming:
         assert self.journal is not None
         self._broken = storage_error(error, "write the journal", self.journal.path)
 
-    def _is_in_place(self, journal: Journal) -> bool:
-        """Tell whether a journal is what will be found beside the log when that is opened again."""
+    def _lack(self, journal: Journal) -> str:
+        """Return why a journal is not what will be found beside the log when that is opened again; empty if it is."""
         self.env.place.follow()
         journal.path = path_of(self.env.path)
-        return journal.in_place
+        return journal.lack()
 
     def _forget_notes(self) -> None:
         """What was carried out is in a transaction that was confirmed."""
@@ -346,9 +346,11 @@ class Confirming:
         journal, broken = self.journal, self._broken
         # A part may be there of a record that could not be written.
         last = self._state.applied + self.pending + (more or broken is not None)
-        state = JournalState.without(last)
-        if journal is not None and broken is None and self._is_in_place(journal):
-            state = JournalState(last, journal.mark)
+        state, lack = JournalState.without(last), ""
+        if journal is not None and broken is None:
+            lack = self._lack(journal)
+            if not lack:
+                state = JournalState(last, journal.mark)
         if state.in_use or self._state.in_use:
             self._txn.put(STATE_KEY, encode_state(state))
         if self._changes is not None:
@@ -371,6 +373,6 @@ class Confirming:
             self._tell_later("%s: each batch is committed to the log by itself from now on: %s", self.env.path, broken)
             self._create = None
         else:  # nothing is lost: the log has all of it
-            self._tell_later("%s was removed or replaced: let no cleaner work inside a spool", journal.path)
+            self._tell_later(f"%s {lack}", journal.path)
         self.journal = self._broken = None
         journal.close()

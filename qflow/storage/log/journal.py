@@ -69,6 +69,7 @@ REMEDY = (
 """What can be done about a journal that cannot be used."""
 NOT_NEEDED = "the log was closed, and needs none of what it holds: move it away. Nothing was changed"
 """The same, where nothing can be lost."""
+_REMOVED = "was removed or replaced: let no cleaner work inside a spool"
 TO_WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CREATE = TO_WRITE | os.O_CREAT | os.O_EXCL
 
@@ -285,13 +286,17 @@ class Journal:
             )
         return found
 
-    @property
-    def in_place(self) -> bool:
-        """What is open is what lies at the path."""
+    def lack(self) -> str:
+        """Return why what is open is not what an opening will find at the path, as a whole; empty if it is."""
         try:
-            return os.path.samestat(self._files.lstat(self.path), self._files.status(self._fd))
-        except OSError:
-            return False
+            there, ours = self._files.lstat(self.path), self._files.status(self._fd)
+        except FileNotFoundError:
+            return _REMOVED
+        except OSError as error:
+            return f"cannot be looked at, and is done without: {error.strerror}; mend that, and open the spool again"
+        if not os.path.samestat(there, ours):
+            return _REMOVED
+        return "was cut short: let nothing write inside a spool" if ours.st_size < self._size else ""
 
     def close(self) -> None:
         """Close the file. What a thread may still write goes nowhere, and its descriptor is not used for another."""

@@ -6,6 +6,7 @@ import os
 
 from qflow.errors import StorageError
 from qflow.storage.environment import Environment
+from qflow.storage.files import storage_error
 from qflow.storage.log.directory import DATA
 
 
@@ -16,11 +17,17 @@ class Removed(StorageError):
 def is_in_place(env: Environment, *, or_nothing: bool = True) -> bool:
     """Tell whether what is open is what lies at the path; `or_nothing`: or no log lies there."""
     try:
+        return _is_there(env, or_nothing)
+    except OSError:
+        return False
+
+
+def _is_there(env: Environment, or_nothing: bool) -> bool:
+    """`is_in_place`; raises OSError where that cannot be seen."""
+    try:
         there = os.stat(os.path.join(env.path, DATA))
     except FileNotFoundError:
         return or_nothing
-    except OSError:
-        return False
     return os.path.samestat(env.status(), there)
 
 
@@ -31,9 +38,13 @@ def check_in_place(env: Environment, *, or_nothing: bool = True) -> None:
         or_nothing: there may be no log; not for who makes a file beside it, in whatever directory there is.
 
     Raises:
-        StorageError: it is not what is open.
+        StorageError: it is not what is open, or cannot be looked at.
     """
-    if not is_in_place(env, or_nothing=or_nothing):
+    try:
+        is_there = _is_there(env, or_nothing)
+    except OSError as error:
+        raise storage_error(error, "look at the log", env.path) from error
+    if not is_there:
         raise StorageError(
             f"the spool {os.path.dirname(env.path)} was moved while it was open, and is not what lies there: move it "
             "back, or close it and open it where it is"
