@@ -27,6 +27,7 @@ from qflow.queues.watch import Watch
 from qflow.spool import Spool
 from qflow.starting import start
 from qflow.streams.registry import Attempt, Streams, at_once
+from qflow.troubles import LOG_TAKES, SPOOL_THERE
 
 MAINTENANCE_S = 1.0
 REST = 4
@@ -113,7 +114,8 @@ class Upkeep:
         attempt, spool = self.attempt, self._spool
         self._queues.tick.now_s = spool.monotonic()
         attempt("where the spool lies", spool.follow)
-        attempt("whether the spool is there", spool.check_there)
+        attempt(SPOOL_THERE, spool.check_there)
+        attempt(LOG_TAKES, spool.log.check_usable)
         attempt("telling what was noted", spool.tell_noted)
         attempt("events", partial(self._listeners.tell_all, BaseException))  # also where a callback calls `sys.exit()`
         if spool.released:

@@ -53,6 +53,7 @@ WORDS = {
     "steps",
     "takers",
     "tokens",
+    "troubles",
     "used",
 }
 PARTS = {"spool", "listeners", "routing", "adoption", "publishing", "periodic", "figures", "upkeep"}

@@ -14,6 +14,7 @@ KINDS = (
     "newer-format",
     "older-format",
     "removed",
+    "log-failed",
     "obstacle",
     "damage",
     "lost-messages",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.look import Look
 from qflow.doctor.words import counted, quoted, size, span
 from qflow.errors import FormatTooNew, FormatTooOld
 from qflow.names import argument
+from qflow.troubles import LOG_TAKES, SPOOL_THERE
 
 SILENT_S = 30.0
 """An owner renews `stats.json` more often."""
@@ -28,9 +29,12 @@ _LOAD = "`qflow snapshot load SNAPSHOT NEW`"
 
 def judge_spool(look: Look) -> Iterator[Finding]:
     """Yield what is wrong with the spool itself."""
-    yield from _failure(look)
+    if _is_removed(look):
+        yield from _removed(look)
+    else:
+        yield from _failure(look)
     yield from _obstacle(look)
-    yield from _removed(look)
+    yield from _failed(look)
     yield from _problems(look)
     yield from _last_commit(look)
     yield from _disk(look)
@@ -93,15 +97,38 @@ def _obstacle(look: Look) -> Iterator[Finding]:
         )
 
 
+def _troubles(look: Look) -> Mapping[str, str]:
+    return (look.stats or {}).get("troubles") or {}
+
+
+def _is_removed(look: Look) -> bool:
+    """Tell whether its owner goes on without what lies at the path."""
+    return not look.is_there or SPOOL_THERE in _troubles(look)
+
+
 def _removed(look: Look) -> Iterator[Finding]:
-    if not look.is_there:
+    what = "the directory of the spool" if not look.is_there else "the log of the spool"
+    yield Finding(
+        severity=Severity.URGENT,
+        kind="removed",
+        sentence=f"{what} was removed, or replaced, under its owner: what waits is gone when the owner ends, and "
+        "durable puts are refused, unless the directory was only moved",
+        remedy="end who puts, and do not end the owner: let its consumers take what waits first, or have it copied by "
+        "`broker.snapshot(NEW)` in the owner, or in who is connected to it; then start it again, and keep whatever "
+        "removed the files from doing so",
+    )
+
+
+def _failed(look: Look) -> Iterator[Finding]:
+    error = _troubles(look).get(LOG_TAKES)
+    if error is not None:
         yield Finding(
             severity=Severity.URGENT,
-            kind="removed",
-            sentence="the directory of the spool was removed, or replaced, under its owner: what waits is gone when "
-            "the owner ends, and durable puts are refused, unless the directory was only moved",
-            remedy="end who puts, and do not end the owner: let its consumers take what waits first; then start it "
-            "again, and keep whatever removed the directory from doing so",
+            kind="log-failed",
+            sentence=f"the owner confirms nothing more: {error}",
+            remedy="mend what the text names (`dmesg`, `df`), then start the owner again: what was confirmed is there, "
+            "and opening the spool tells of what is in doubt",
+            facts={"error": error},
         )
 
 
@@ -282,7 +309,9 @@ def _owner(look: Look) -> Iterator[Finding]:
 
 def _maintenance(look: Look) -> Iterator[Finding]:
     stats = look.stats or {}
-    for what, text in (stats.get("troubles") or {}).items():
+    for what, text in _troubles(look).items():
+        if what in (SPOOL_THERE, LOG_TAKES):
+            continue
         yield Finding(
             severity=Severity.PROBLEM,
             kind="maintenance",

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import lmdb
 import pytest
 from click.testing import CliRunner
@@ -26,6 +27,7 @@ from faults.seams import Faults, faulty_broker, in_thread
 from qflow.broker import Broker, make_broker
 from qflow.cli.main import app
 from qflow.config import MIN_JOURNAL_BYTES, BrokerSettings
+from qflow.doctor import Look, Severity, judge
 from qflow.identity import new_uuid, uuid_of
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
@@ -34,6 +36,7 @@ from qflow.storage.log.batch import Order
 from qflow.storage.log.confirming import Confirming
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal, JournalState, read_state
 from qflow.storage.log.shared_reading import open_to_read
+from qflow.troubles import LOG_TAKES
 from unit.clocks import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -709,6 +712,24 @@ def test_a_sync_that_fails_is_in_doubt(tmp_path: Path, faults: Faults) -> None:
     with open_small(tmp_path) as broker:
         assert there(broker) in (list(range(20)), list(range(21)))
         assert broker.check() == []
+
+
+def test_a_log_that_has_failed_is_told_of_though_nobody_puts(
+    tmp_path: Path, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once in the log of the process, and in the statistics until the end: who looks would find nothing wrong."""
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        put_some(broker)
+        assert LOG_TAKES not in broker.stats().troubles
+        faults.fail("sync_data", OSError(5, "Input/output error"))
+        with pytest.raises(qflow.InDoubt):
+            broker.queue("q").put(b"20")
+        faults.heal()
+        until(lambda: "Input/output error" in broker.stats().troubles.get(LOG_TAKES, ""))
+        found = judge(Look(path=broker.path, stats=attrs.asdict(broker.stats())))
+        assert (found[0].kind, found[0].severity) == ("log-failed", Severity.URGENT)
+        assert "Input/output error" in found[0].sentence
+    assert [record.__dict__.get("event") for record in caplog.records] == ["maintenance_failed"]
 
 
 def test_a_disk_that_is_full_takes_what_was_confirmed_and_acks(tmp_path: Path, faults: Faults) -> None:

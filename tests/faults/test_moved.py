@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 import shutil
+import subprocess
 import sys
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
@@ -23,6 +24,7 @@ from qflow.storage.lock import acquire_lock
 from qflow.storage.spill.files import SpillFiles
 from qflow.storage.spill.segments import SpillSegments
 from qflow.storage.streams.groups import Group
+from qflow.troubles import SPOOL_THERE
 from unit import handing
 from unit.clocks import LONG_S, until
 
@@ -33,6 +35,13 @@ def left_in(spool: Path, copy: Path, queue: str) -> list[bytes]:
     with qflow.open(copy) as broker:
         assert broker.check() == []
         return broker.queue(queue).get_many(1000).bodies
+
+
+def found_beside(spool: Path) -> dict[str, dict[str, Any]]:
+    """Return what `qflow doctor` finds beside the owner, by kinds."""
+    command = [sys.executable, "-m", "qflow", "doctor", str(spool), "--json"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
+    return {one["kind"]: one for one in told["findings"] if one["severity"] == "urgent" and one["kind"] != "disk-full"}
 
 
 def untold(fd: int) -> str:
@@ -161,6 +170,29 @@ def test_a_spool_that_is_removed_is_told_of_though_nobody_puts(
         until(lambda: "was removed while it was open" in broker.stats().troubles.get("whether the spool is there", ""))
     told = [record for record in caplog.records if "was removed while it was open" in record.getMessage()]
     assert [record.__dict__["event"] for record in told] == ["maintenance_failed"]
+
+
+@pytest.mark.parametrize("part", ["log", "log/data.mdb"])
+def test_a_log_that_is_removed_is_told_of_and_what_it_holds_can_be_copied(
+    part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The spool is there, and who looks from outside finds nothing in it: its owner alone has what waits."""
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = broker.declare_queue("q")
+        for number in range(40):
+            queue.put(b"%d" % number)
+        (tmp_path / "spool" / part).rename(tmp_path / "gone")
+        (shutil.rmtree if part == "log" else os.unlink)(tmp_path / "gone")
+        until(lambda: SPOOL_THERE in broker.stats().troubles)
+        assert "the log of the spool" in broker.stats().troubles[SPOOL_THERE]
+        found = found_beside(tmp_path / "spool")
+        assert list(found) == ["removed"]
+        assert "`broker.snapshot(NEW)`" in found["removed"]["remedy"]
+        broker.snapshot(tmp_path / "copy")
+    assert caplog.text.count("was removed while it was open") == 1
+    with qflow.open(tmp_path / "copy") as broker:
+        assert broker.queue("q").get_many(1000).bodies == [b"%d" % number for number in range(40)]
+        assert broker.check() == []
 
 
 @pytest.mark.parametrize("way", ["put", "submit"])

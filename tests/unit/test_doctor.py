@@ -13,6 +13,7 @@ from pages import ROOT
 from qflow.doctor import KINDS, Finding, Letters, Look, Severity, judge
 from qflow.doctor.words import harmless, size, span
 from qflow.errors import CorruptionError, FormatTooNew
+from qflow.troubles import LOG_TAKES, SPOOL_THERE
 
 GIB = 2**30
 
@@ -179,6 +180,10 @@ def test_dead_letters_have_a_reason() -> None:
         ({"problems": ("block 7 is damaged", "more")}, "damage", Severity.URGENT),
         ({"failure": CorruptionError("pages are damaged")}, "damage", Severity.URGENT),
         ({"is_there": False}, "removed", Severity.URGENT),
+        ({"is_there": False, "has_log": False}, "removed", Severity.URGENT),
+        ({"has_log": False, "stats": {"troubles": {SPOOL_THERE: "removed"}}}, "removed", Severity.URGENT),
+        ({"has_pages": False, "stats": {"troubles": {SPOOL_THERE: "removed"}}}, "removed", Severity.URGENT),
+        ({"stats": {"troubles": {LOG_TAKES: "the disk failed"}}}, "log-failed", Severity.URGENT),
         ({"failure": FormatTooNew("it has format 9")}, "newer-format", Severity.URGENT),
         ({"refused_batches": 2}, "refused-batches", Severity.PROBLEM),
         ({"last_commit": "cannot read it"}, "last-commit-unusable", Severity.PROBLEM),

@@ -66,12 +66,32 @@ def check_not_removed(env: Environment) -> None:
         Removed: it will not.
     """
     if is_removed(env):
-        raise Removed(removed(os.path.dirname(env.path)))
+        raise _removed(env)
 
 
-def removed(spool: str) -> str:
-    """Return what there is to say of a spool that was removed."""
+def check_there(env: Environment) -> None:
+    """`check_not_removed` by any thread, also beside a compaction, which removes the file of before.
+
+    Raises:
+        Removed: what is written will not be found again.
+    """
+    file = env.file
+    try:
+        has_name = env.status().st_nlink > 0
+    except OSError:  # it was closed meanwhile
+        return
+    if not has_name and env.file is file:
+        raise _removed(env)
+
+
+def _removed(env: Environment) -> Removed:
+    spool = os.path.dirname(env.path)
+    return Removed(removed(f"the spool {spool}" if env.place.is_removed else f"the log of the spool {spool}"))
+
+
+def removed(what: str) -> str:
+    """Return what there is to say of a spool that was removed, or of its log."""
     return (
-        f"the spool {spool} was removed while it was open: what is stored now would be gone with this process; have "
-        "what waits taken, then open a spool anew where no cleaner comes"
+        f"{what} was removed while it was open: what is stored now would be gone with this process; have what waits "
+        "taken, or copied by `broker.snapshot`, then open a spool anew where no cleaner comes"
     )

@@ -22,6 +22,7 @@ from qflow.storage.log.direct import Direct
 from qflow.storage.log.facts import PAGE_FACTS, Facts, Page
 from qflow.storage.log.journal import NO_JOURNAL
 from qflow.storage.log.lane import Lane
+from qflow.storage.log.placing import check_there
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.table import LAST
 from qflow.storage.log.timing import Timers
@@ -165,6 +166,14 @@ class TransactionLog:
             BrokerFailed, BrokerClosed.
         """
         self._handing.check_usable()
+
+    def check_there(self) -> None:
+        """Check that what is written will be found again. Cost: 1 µs.
+
+        Raises:
+            Removed: it will not.
+        """
+        check_there(self._env)
 
     # Facts -----------------------------------------------------------------------------------------------------------
 
