@@ -205,7 +205,8 @@ def _compare(last: _Roots, now: _Roots, log: str) -> tuple[list[int], str]:
     if newest < number:
         return [], (
             f"{data} ends with commit {newest}, and commit {number} was confirmed: an older file was put in its "
-            "place, or the disk has lost writes; what was confirmed in between is gone, a snapshot may have it"
+            "place, or this one was copied while its owner wrote, or the disk has lost writes; what was confirmed in "
+            "between is gone, a snapshot may have it"
         )
     if now.numbers == last.numbers and bits[now.numbers.index(newest)] == 0:
         return [], ""  # LMDB leaves the page of the commit before so where it cannot write one

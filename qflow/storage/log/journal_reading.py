@@ -200,5 +200,6 @@ def _fell_back(applied: int, had: int) -> str:
     lost = had - applied
     return (
         f"the log ends with record {applied} of its journal, and had held those up to {had}: it fell back, and "
-        f"{lost} commit{'s are' if lost > 1 else ' is'} lost"
+        f"{lost} commit{'s are' if lost > 1 else ' is'} lost: an older log was put in its place, or both "
+        "were copied while their owner wrote"
     )
