@@ -29,7 +29,7 @@ from qflow.serving.certificates import Certificates
 from qflow.serving.doors import Door, Opening, Secrets, Service, check_free
 from qflow.serving.extras import load
 from qflow.serving.logs import FORMATTERS
-from qflow.serving.loops import loop_factory, take_small_buffers
+from qflow.serving.loops import let_go_of_failed_handshakes, loop_factory, take_small_buffers
 from qflow.serving.users import Users
 
 _logger = get_logger("qflow")
@@ -119,6 +119,7 @@ def run(
     read()
     serves = [partial(one.kind.load(), **one.terms) for one in wanted]
     take_small_buffers()
+    let_go_of_failed_handshakes()
     with (
         output(sys.stdout) as told,
         _log_on_stderr(log_format),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-from asyncio.sslproto import SSLProtocol
+import sys
+from asyncio import sslproto
 from collections.abc import Callable
+from typing import Any
 
 TLS_BUFFER_BYTES = 2**16
 
@@ -24,4 +26,31 @@ def take_small_buffers() -> None:
 
     They have them from their first byte until they end, whatever they say.
     """
-    SSLProtocol.max_size = TLS_BUFFER_BYTES
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
+
+
+def let_go_of_failed_handshakes() -> None:
+    """Have a connection whose handshake fails go at once, with its buffers, in loops of asyncio in this process.
+
+    Before 3.12.3, the error that ends a handshake holds the frames that it was raised in, and those hold the error and
+    the connection: 100 KiB for each who only looks whether the port is open, until the garbage collector has been
+    through all that there is (https://github.com/python/cpython/issues/109534).
+    """
+    if sys.version_info < (3, 12, 3):
+        sslproto.SSLProtocol = _LettingGo  # type: ignore[misc]
+
+
+class _LettingGo(sslproto.SSLProtocol):
+    """A connection with TLS, of which the error of a handshake that failed holds nothing."""
+
+    _server_side: bool
+    _waiter: Any
+
+    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        waiter = None
+        if handshake_exc is not None and self._server_side:
+            waiter, self._waiter = self._waiter, None
+        super()._on_handshake_complete(handshake_exc)
+        if handshake_exc is not None and waiter is not None:
+            waiter.cancel()  # nobody asks the server why
+            handshake_exc.__traceback__ = None
