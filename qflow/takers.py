@@ -10,16 +10,20 @@ import os
 import threading
 from typing import Any, TypeAlias
 
-from qflow.errors import InvalidArgument
+from qflow.errors import InvalidArgument, QflowError
 
 NAME_BYTES = 255
 """Of a consumer's name, in UTF-8, at most."""
 
 
+class ConsumerClosed(QflowError):
+    """A queue that is watched for slow consumers has closed this one."""
+
+
 class Taker:
     """One that is more than a name: a consumer, or what came from another process."""
 
-    __slots__ = ("in_hand", "kind", "name", "pid", "since_s")
+    __slots__ = ("in_hand", "is_closed", "kind", "name", "pid", "since_s")
 
     def __init__(self, name: str, kind: str, pid: int | None = None, in_hand: int | None = None) -> None:
         self.name = name
@@ -28,6 +32,8 @@ class Taker:
         self.since_s = 0.0
         """When it came, on the monotonic clock."""
         self.pid = os.getpid() if pid is None else pid
+        self.is_closed = False
+        """It was too slow: a consumer of another process is told so by its next get."""
         self.in_hand = in_hand
         """Of what is left of a batch, so many at most, the first, were handed out, to callbacks or in a loop.
 

@@ -120,6 +120,7 @@ class ConsumerTasks:
                     del self._current[me]
         except GONE as error:
             if not self._stopped:
+                self._stopped = True
                 self._consumed.tell_end(error)
 
     def _task_ended(self, _: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +24,7 @@ from qflow.pickling import Unpicklable
 from qflow.queues.claims import Claims
 from qflow.queues.gets import Gets
 from qflow.starting import start
-from qflow.takers import Noted, Taker, cut_name, parse_name
+from qflow.takers import ConsumerClosed, Noted, Taker, cut_name, parse_name
 
 if TYPE_CHECKING:
     from qflow.options import ConsumeOptions
@@ -34,7 +34,8 @@ _logger = get_logger("qflow")
 PREFETCH = 100
 AGAIN_S = 0.5
 """How long a consumer rests after a get that failed, before it tries again."""
-GONE = (BrokerClosed, QueueDeleted)
+
+GONE = (BrokerClosed, QueueDeleted, ConsumerClosed)
 """What ends a consumer if it comes of its own queue; what its callback raises is of any."""
 
 
@@ -368,6 +369,9 @@ class Consumers:
         for consumer in self.listed:
             consumer.end()
 
-    def holding(self, held: Iterable[Any]) -> list[Listed]:
-        """Return those that work on some of this."""
+    def close_holding(self, held: Collection[Any]) -> list[Listed]:
+        """Return those that work on some of this, to be stopped; guests are told by their next get. Under the lock."""
+        for one in held:
+            if one.taker in self.guests:
+                one.taker.is_closed = True
         return [consumer for consumer in self.listed if consumer.holds(held)] if held else []

@@ -102,7 +102,7 @@ def tick(queue: Parts) -> bool:
     with context.lock:
         if context.ended is not None:
             return False
-        slow = queue.consumers.holding(leases.release_slow())
+        slow = queue.consumers.close_holding(leases.release_slow())
         queue.admission.look_at_mark()
         queue.admission.admit_line()
         queue.spiller.note_what_came_back()

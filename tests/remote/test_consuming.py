@@ -17,7 +17,7 @@ from door_raw import RawDoor
 from doors import event_loop
 from drivers import DOOR, OWNER, joining
 from qflow.opening import with_door
-from unit.clocks import Clock, open_still, until
+from unit.clocks import LONG_S, Clock, open_still, until
 
 MESSAGES = 10
 
@@ -164,3 +164,57 @@ def test_a_batch_whose_lease_has_ended_is_settled(owner: qflow.Broker, clock: Cl
             batch[2].ack()
         assert batch.held.left_count == 0
         assert len(owner.queue("jobs")) == MESSAGES - 2
+
+
+@pytest.mark.parametrize("access", [OWNER, DOOR])
+def test_a_slow_consumer_is_closed(owner: qflow.Broker, clock: Clock, access: str) -> None:
+    """It is given no more; all that it had is there for others, and what it has not seen is not counted."""
+    queue = owner.queue("jobs")
+    queue.on_slow_consumer(5, qflow.SlowConsumer.CLOSE)
+    calls: list[bytes] = []
+
+    def work(delivery: qflow.Delivery) -> None:
+        calls.append(delivery.body)
+        clock.advance(6)
+        inside.tick(queue)
+
+    opened = nullcontext(owner) if access == OWNER else qflow.connect(owner.path)
+    with opened as broker:
+        consumer = broker.queue("jobs").consume(work)
+        until(lambda: not consumer.running)
+        assert consumer.close(LONG_S)
+        until(lambda: not queue.stats().consumers)
+        assert [delivery.delivery_count for delivery in queue.get_many(MESSAGES)] == [2] + [1] * (MESSAGES - 1)
+    assert calls == [b"0"]
+
+
+@pytest.mark.parametrize("access", [OWNER, DOOR])
+def test_a_slow_consumer_of_tasks_is_closed(owner: qflow.Broker, clock: Clock, access: str) -> None:
+    """As one of threads; one of its tasks waits for a message meanwhile."""
+    queue = owner.queue("jobs")
+    queue.on_slow_consumer(5, qflow.SlowConsumer.CLOSE)
+    queue.purge()
+    calls: list[bytes] = []
+
+    async def scenario() -> None:
+        go_on = asyncio.Event()
+
+        async def work(delivery: qflow.aio.AsyncDelivery) -> None:
+            calls.append(delivery.body)
+            await go_on.wait()
+
+        async with joining(access, qflow.aio.AsyncBroker(owner)) as broker:
+            consumer = broker.queue("jobs").consume(work, concurrency=2)
+            queue.put(b"slow")
+            await event_loop.until(lambda: calls)
+            clock.advance(6)
+            inside.tick(queue)
+            queue.put(b"new")
+            await event_loop.until(lambda: not consumer.running)
+            go_on.set()
+            await consumer.close()
+            await event_loop.until(lambda: not queue.stats().consumers)
+
+    event_loop.run(scenario())
+    assert calls == [b"slow"]
+    assert [(one.body, one.delivery_count) for one in queue.get_many(MESSAGES)] == [(b"slow", 2), (b"new", 1)]

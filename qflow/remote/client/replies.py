@@ -17,6 +17,7 @@ from qflow.named_tuples import NamedTuple
 from qflow.remote.client.link import Reply
 from qflow.remote.wire.errors import decode_error
 from qflow.restoring import Refused
+from qflow.takers import ConsumerClosed
 
 T = TypeVar("T")
 
@@ -103,6 +104,8 @@ class Granted(NamedTuple):
 
 def granted(reply: Reply) -> Granted:
     told = reply.result
+    if told.get("closed"):
+        raise ConsumerClosed("this consumer was too slow, and is given no more")
     if not told["sequences"]:
         return Granted(0, False, [])
     bodies: list[Any] = reply.columns[0]

@@ -137,10 +137,16 @@ async def get(session: Session, head: dict[str, Any], columns: Columns) -> Reply
     work, taker = work_of(queue), _taker(session, head)
 
     async def collect(timeout: float | None) -> AsyncDeliveries | None:
+        if taker.is_closed:
+            return None
         batch = AsyncDeliveries(await work.collect(most, timeout, taker), work)
         return batch if len(batch) else None
 
     batch = await session.acquire(collect, work.give_up, parse_timeout(head.get("timeout_s")))
+    if taker.is_closed:
+        if batch is not None:
+            work.give_up(batch)
+        return {"result": {"sequences": [], "closed": True}}, []
     if batch is None:
         return {"result": {"sequences": []}}, []
     try:
