@@ -11,6 +11,9 @@ import attrs
 
 from qflow.errors import InvalidArgument
 
+_OF_ANOTHER = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
+"""What OpenSSL says of a key that is not that of the certificate: the last ones where it is of another algorithm."""
+
 
 class _Encrypted(Exception):
     """A key is encrypted, and nobody is there to type its password."""
@@ -115,7 +118,7 @@ def _what_is_wrong(cert: Path, key: Path, error: OSError) -> str:
     reason = getattr(error, "reason", None)
     if not reason:
         return f"{str(key)!r} is no private key: give one in PEM, with a line such as -----BEGIN PRIVATE KEY-----"
-    if reason == "KEY_VALUES_MISMATCH":
+    if reason in _OF_ANOTHER:
         return (
             f"{str(key)!r} is the key of another certificate than {str(cert)!r}: give the two that were made together"
         )

@@ -338,6 +338,7 @@ def test_without_websockets_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     ("cert", "key", "ca", "said"),
     [
         ("server.pem", "renewed.key", None, r"renewed\.key' is the key of another certificate than '.*server\.pem'"),
+        ("server.pem", "weak.key", None, r"weak\.key' is the key of another certificate than '.*server\.pem'"),
         ("server.key", "server.key", None, r"server\.key' is no certificate: give one in PEM, with the line"),
         ("junk", "junk", None, r"junk' is no certificate: give one in PEM"),
         ("cut.pem", "server.key", None, r"cut\.pem' is no certificate: give one in PEM"),
