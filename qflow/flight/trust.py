@@ -163,7 +163,10 @@ def _refused(url: str, error: ssl.SSLError, trust: Trust) -> str | None:
 def _untrusted(url: str, trust: Trust) -> str:
     if trust.cert is None:
         return f"{url} asks clients for a certificate: give yours as cert, and its private key as key"
-    return f"{url} does not take the certificate {os.fspath(trust.cert)!r}: let one of its authorities sign it"
+    return (
+        f"{url} does not take the certificate {os.fspath(trust.cert)!r}: it has expired, or none of the authorities "
+        "that are trusted there has signed it"
+    )
 
 
 def _reason(error: OSError | ValueError) -> str:

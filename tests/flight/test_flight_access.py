@@ -235,6 +235,14 @@ def test_a_client_shows_the_certificate_that_a_door_asks_for(broker: qflow.Broke
             qflow.connect(url, ca=PEM / "ca.pem")
         with pytest.raises(qflow.InvalidArgument, match="asks clients for a certificate"):
             asyncio.run(_queues(url, ca=PEM / "ca.pem"))
+    other = Certificates(PEM / "server.pem", PEM / "server.key", PEM / "weak.pem")
+    with (
+        qflow.flight.serve(broker, port=0, certificates=other) as server,
+        pytest.raises(
+            qflow.InvalidArgument, match=r"does not take the certificate '.*client\.pem': .* has expired, or"
+        ),
+    ):
+        qflow.connect(f"grpc+tls://127.0.0.1:{server.port}", **files)
 
 
 @pytest.mark.parametrize("has_tokens", [False, True])
