@@ -29,7 +29,7 @@ from qflow.serving.certificates import Certificates
 from qflow.serving.doors import Door, Opening, Secrets, Service, check_free
 from qflow.serving.extras import load
 from qflow.serving.logs import FORMATTERS
-from qflow.serving.loops import let_go_of_failed_handshakes, loop_factory, take_small_buffers
+from qflow.serving.loops import let_go_of_failed_handshakes, loop_factory, take_small_buffers, telling_of_few_files
 from qflow.serving.users import Users
 
 _logger = get_logger("qflow")
@@ -147,6 +147,7 @@ async def _serve(
         check_free(places)
     async with qflow.aio.open(spool, **settings) as broker, AsyncExitStack() as stack:
         check_free(places)
+        stack.enter_context(telling_of_few_files())
         if {one.kind.protocol for one, _ in wanted} >= {"amqp", "mqtt"}:
             await stack.enter_async_context(await qflow.bridge.join(broker))
         openings = [
