@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from qflow.serving.certificates import Renewable
+from qflow.serving.sockets import keep_alive
 
 HANDSHAKE_S = 10.0
 """A client has so long for the handshake of TLS."""
@@ -40,6 +41,8 @@ class Listening(ABC):
             ssl_handshake_timeout=None if context is None else HANDSHAKE_S,
             backlog=backlog,
         )
+        for one in self._server.sockets:
+            keep_alive(one)
 
     def _end_listening(self) -> None:
         if self._server is not None:

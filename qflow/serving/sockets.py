@@ -21,6 +21,15 @@ def has_hung_up(client: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
+def keep_alive(listening: Any) -> None:
+    """Have the system look whether clients that say nothing for long are still there: what is accepted does as this.
+
+    Linux begins after two hours of silence, and ends the connection eleven minutes later.
+    """
+    with socket.fromfd(listening.fileno(), listening.family, listening.type) as same:  # uvloop's has no options
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
 def on_its_way(sock: Any) -> int:
     """Return the bytes that the system has of what was sent, and the client has not taken yet; 0 if it does not say."""
     with suppress(OSError, ValueError):  # it is closed
