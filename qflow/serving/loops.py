@@ -76,11 +76,13 @@ class _LettingGo(sslproto.SSLProtocol):
     _server_side: bool
     _waiter: Any
 
-    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+    def _on_handshake_complete(self, handshake_exc: Any) -> None:
+        """End a handshake, with an error, or the class of one, if it failed."""
         waiter = None
         if handshake_exc is not None and self._server_side:
             waiter, self._waiter = self._waiter, None
         super()._on_handshake_complete(handshake_exc)
-        if handshake_exc is not None and waiter is not None:
+        if waiter is not None:
             waiter.cancel()  # nobody asks the server why
-            handshake_exc.__traceback__ = None
+            if isinstance(handshake_exc, BaseException):
+                handshake_exc.__traceback__ = None

@@ -53,8 +53,10 @@ def _distrust(port: int) -> None:
 
 @pytest.mark.parametrize("fail", [_look, _talk_otherwise, _distrust])
 @pytest.mark.usefixtures("without_collector")
-def test_a_handshake_that_fails_leaves_nothing(fail: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The garbage collector is not needed for what it held: its buffers, and what the door made for it."""
+def test_a_handshake_that_fails_leaves_nothing(
+    fail: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The garbage collector is not needed for what it held, its buffers and what the door made; no line of the log."""
     monkeypatch.setattr(sslproto, "SSLProtocol", sslproto.SSLProtocol)
     let_go_of_failed_handshakes()
     made: list[weakref.ref[Door]] = []
@@ -72,7 +74,9 @@ def test_a_handshake_that_fails_leaves_nothing(fail: Callable[[int], None], monk
                 await asyncio.to_thread(fail, port)
             await until(lambda: len(made) == 3 and not any(one() for one in made))
 
-    run(serve())
+    with caplog.at_level(logging.WARNING):
+        run(serve())
+    assert caplog.records == []
 
 
 def test_a_loop_that_can_accept_nobody_says_so_in_a_line(
