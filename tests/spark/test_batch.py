@@ -277,7 +277,7 @@ def test_what_waits_in_a_queue_can_be_looked_at(broker: qflow.Broker, read: Read
     assert [row.headers for row in rows if row.headers] == [[("n", bytearray(b"7"))]]
     assert urgent not in {row.offset for row in rows}
     assert len(jobs) + jobs.stats().acquired_messages >= 8
-    with pytest.raises(Exception, match="there is no durable queue 'job' in .*; there are: 'jobs'"):
+    with pytest.raises(Exception, match="there is no durable queue 'job' in .*; did you mean 'jobs'"):
         read(queue="job").collect()
 
 

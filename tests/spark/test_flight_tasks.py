@@ -23,7 +23,7 @@ from spark.reader_process import publish
 from spark.task_doors import At, Time, asked, values
 from spark.test_readers import damage
 from spark.trees import left_in_inbox
-from unit.clocks import Clock, open_still
+from unit.clocks import Clock, open_still, until
 
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
@@ -272,7 +272,7 @@ def test_a_task_that_writes_waits_for_a_broker_that_is_restarted(
     with broker, server:
         adopted(place, asked, written)
         assert bodies(broker) == list(range(6))
-        assert left_in_inbox(spool) == []
+        until(lambda: left_in_inbox(spool) == [])
         assert list((tmp_path / "local").iterdir()) == []
 
 
