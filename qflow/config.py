@@ -18,6 +18,7 @@ from qflow.errors import InvalidArgument
 from qflow.settings import Settings, setting
 
 T = TypeVar("T")
+Policy = TypeVar("Policy", bound=enum.Enum)
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -204,11 +205,12 @@ def _one_of(value: Any, what: str, choices: tuple[str, ...]) -> str:
     return value
 
 
-def _overflow(value: Any, what: str) -> Overflow:
+def parse_policy(kind: type[Policy], value: Any, what: str) -> Policy:
+    """Return one of several policies, which may be given by its value."""
     try:
-        return Overflow(value)
+        return kind(value)
     except ValueError:
-        choices = ", ".join(f"Overflow.{policy.name}" for policy in Overflow)
+        choices = ", ".join(f"{kind.__name__}.{policy.name}" for policy in kind)
         raise InvalidArgument(f"{what} must be one of {choices}, got {value!r}") from None
 
 
@@ -219,7 +221,7 @@ class QueueSettings(Settings):
     limit_messages: int | None = setting(parse_count, default=None)
     limit_bytes: int | None = setting(parse_size, default=None)
     max_message_bytes: int = setting(parse_size, default="64MiB")
-    on_overflow: Overflow = setting(_overflow, default=Overflow.BLOCK)
+    on_overflow: Overflow = setting(partial(parse_policy, Overflow), default=Overflow.BLOCK)
     ttl_s: float | None = setting(parse_span, default=None)
     max_deliveries: int | None = setting(parse_count, default=None)
     dead_letter: str | None = setting(_name, default=None)

@@ -41,17 +41,21 @@ class Taker:
         """
 
 
-class Here(threading.local):
-    """Each thread's own."""
-
-    def __init__(self) -> None:
-        self.thread = threading.current_thread()
-        self.loop: Any = None
-        """The event loop of the task that took last."""
-
-
 Noted: TypeAlias = Taker | threading.Thread | str
-here = Here()
+here = threading.local()
+"""Each thread's own: `thread`, which is noted of it, and `loop`, that of the last of its tasks that took.
+
+Of no class of ours, of which an attribute takes longer; so there is neither before its first use.
+"""
+
+
+def this_thread() -> Noted:
+    """Return what is noted of the running thread."""
+    try:
+        return here.thread  # type: ignore[no-any-return]
+    except AttributeError:
+        here.thread = threading.current_thread()
+        return here.thread  # type: ignore[no-any-return]
 
 
 def named(taker: Noted) -> tuple[str, int]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-from qflow.takers import Noted, Taker, here, named
+from qflow.takers import Noted, Taker, here, named, this_thread
 
 
 def task_name() -> Noted:
     """Return the name of the running task, of the thread where it is none. Cost: 0.1 µs."""
-    loop = here.loop
-    # Where its loop is not given, CPython 3.11 asks the kernel for the process each time: a tenth of what a get takes.
-    task = None if loop is None else asyncio.current_task(loop)
+    try:
+        # Where its loop is not given, CPython 3.11 asks the kernel for the process each time: a tenth of a get.
+        task = asyncio.current_task(here.loop)
+    except AttributeError:
+        task = None
     if task is None:
         task = asyncio.current_task()
         if task is None:
-            return here.thread
+            return this_thread()
         here.loop = task.get_loop()
     return task.get_name()
 
