@@ -61,6 +61,8 @@ class AsyncBroker(Unpicklable):
         self.broker = broker
         """The same broker for threads; its methods block."""
         self._worker = Worker(broker.path)
+        self._long = Worker(broker.path)
+        """Does what may take minutes: others wait for the few threads of `_worker`."""
         self._homes = homes_of(broker.engine)
         self._together = AsyncTogether(broker.engine.together, self._homes, self._worker)
         self._publishing = AsyncPublishing(broker.engine.publisher, self._together, self._homes, self._worker)
@@ -135,7 +137,7 @@ class AsyncBroker(Unpicklable):
 
     async def redrive(self, name: str, *, to: str | None = None, limit: int | None = None) -> RedriveReport:
         """Move dead letters back; see `Broker.redrive`. Cancelled, it goes on."""
-        return await self._run(partial(self.broker.redrive, name, to=to, limit=limit))
+        return await at_length(self, partial(self.broker.redrive, name, to=to, limit=limit))
 
     async def schedule(
         self, name: str, queue: AsyncQueue | Queue | str, body: Body, **options: Unpack[ScheduleOptions]
@@ -321,6 +323,7 @@ class AsyncBroker(Unpicklable):
                 self.broker.close()
             finally:
                 self._worker.end()
+                self._long.end()
 
         try:
             await self._run(end)
@@ -376,6 +379,7 @@ def keep(broker: AsyncBroker, rooms: Rooms) -> asyncio.Future[Any]:
 def end_work(broker: AsyncBroker) -> None:
     """End its threads; the spool stays as it is, for whoever closes it."""
     broker._worker.end()
+    broker._long.end()
 
 
 def forget_unchanged(broker: AsyncBroker, room: str, values: Mapping[str, bytes]) -> asyncio.Future[Any]:
@@ -386,6 +390,11 @@ def forget_unchanged(broker: AsyncBroker, room: str, values: Mapping[str, bytes]
 async def in_thread(broker: AsyncBroker, function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """Return what a function returns that reads the disk. Cancelled, it is done all the same, and `undo` after it."""
     return await broker._run(function, undo)
+
+
+async def at_length(broker: AsyncBroker, function: Callable[[], T]) -> T:
+    """`in_thread` for what may take minutes: two of these are done at once, and hold up nothing but others of them."""
+    return await broker._long.run(broker._homes.here(), function)
 
 
 def open(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Opening[AsyncBroker]:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from qflow.aio.broker import AsyncBroker, in_thread
+from qflow.aio.broker import AsyncBroker, at_length
 from qflow.altering import dropped_by
 from qflow.amqp.letters import reviving
 from qflow.config import QueueSettings
@@ -95,7 +95,7 @@ async def _redrive(broker: AsyncBroker, rights: Rights, given: Arguments, to: st
         rights.check("write", to)
         queue_of(broker, rights, to)
     work = partial(redriving.redrive, broker.broker, name, to, limit, reviving(name, to))
-    report = await in_thread(broker, work)
+    report = await at_length(broker, work)
     return {"queue": name, "moved": report.moved, "kept": report.kept}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 import qflow
 from door_raw import RawDoor
 from qflow.remote.server import pages
+from qflow.remote.server.operations import queues
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import encode_frame
+from unit.clocks import LONG_S, until
 
 
 def test_a_transaction_is_done_whole_or_not_at_all(owner: qflow.Broker, spool: Path) -> None:
@@ -117,6 +121,26 @@ def test_dead_letters_are_moved_back(owner: qflow.Broker, spool: Path) -> None:
     with RawDoor(spool).greeted() as raw:
         assert raw.ask({"op": "redrive", "queue": "dead"}).head["result"] == {"moved": {"jobs": 1}, "kept": {}}
     assert jobs.get(5).body == b"x"
+
+
+def test_dead_letters_that_are_moved_hold_up_nobody_else(
+    owner: qflow.Broker, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many take minutes, and those who wait for the disk have few threads."""
+    begun: list[tuple[Any, ...]] = []
+    answered = threading.Event()
+
+    def move(*given: Any) -> qflow.RedriveReport:
+        begun.append(given)
+        return qflow.RedriveReport(moved={}, kept={"nobody was answered": not answered.wait(LONG_S)})
+
+    monkeypatch.setattr(queues, "move_back", move)
+    with qflow.connect(spool) as near, ThreadPoolExecutor() as pool:
+        moving = [pool.submit(near.redrive, "dead") for _ in range(3)]
+        until(lambda: len(begun) == 2)
+        near.stats()
+        answered.set()
+        assert [one.result().kept for one in moving] == [{"nobody was answered": False}] * 3
 
 
 def test_copies_figures_and_events(owner: qflow.Broker, spool: Path, tmp_path: Path) -> None:

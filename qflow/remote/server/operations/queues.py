@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from qflow.aio.broker import in_thread
+from qflow.aio.broker import at_length
 from qflow.aio.delivery import AsyncDeliveries, held_of
 from qflow.aio.queue import AsyncQueue, work_of
 from qflow.amqp.letters import reviving
@@ -82,7 +82,7 @@ async def redrive(session: Session, head: dict[str, Any], columns: Columns) -> A
     to = None if head.get("to") is None else arguments.text(head, "to")
     limit = None if head.get("limit") is None else arguments.number(head, "limit", 1)
     moving = partial(move_back, session.broker.broker, name, to, limit, reviving(name, to))
-    return plain(await in_thread(session.broker, moving))
+    return plain(await at_length(session.broker, moving))
 
 
 async def purge(session: Session, head: dict[str, Any], columns: Columns) -> Any:
