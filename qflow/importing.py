@@ -8,6 +8,7 @@ such a block while it is imported itself: two threads would wait for each other.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from threading import RLock
 
@@ -16,11 +17,17 @@ class _Importing:
     def __init__(self) -> None:
         self._lock = RLock()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
+    @property
+    def __enter__(self) -> Callable[[], bool]:
+        """Those of the lock itself: a signal's handler that raises in one of Python would leave it taken."""
+        return self._lock.__enter__
 
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    @property
+    def __exit__(self) -> Callable[..., None]:  # noqa: PLE0302  of the method that it gives
+        return self._lock.__exit__
+
+    def begin_fork(self) -> None:
+        self._lock.acquire()
 
     def end_fork(self) -> None:
         """In the parent. It does not have the lock where a signal's handler has raised while it waited."""
@@ -29,4 +36,8 @@ class _Importing:
 
 
 importing = _Importing()
-os.register_at_fork(before=importing.__enter__, after_in_parent=importing.end_fork, after_in_child=importing.__init__)  # type: ignore[misc]
+os.register_at_fork(
+    before=importing.begin_fork,
+    after_in_parent=importing.end_fork,
+    after_in_child=importing.__init__,  # type: ignore[misc]
+)

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from crash.seams import run_in_child
+from faults.seams import in_thread
+from faults.strikes import Strike
 from qflow.compat import Queue, items
+from qflow.importing import importing
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 IN_THE_MIDDLE = """
@@ -130,6 +133,24 @@ def test_threads_of_the_package_import_nothing_where_a_fork_could_cut_them_off(s
     command = [sys.executable, "-c", WATCHED, str(spool), CALLS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupt_does_not_leave_taken_what_a_fork_waits_for() -> None:
+    """Nor what threads of the package wait for, who import as they serve callers."""
+
+    def import_something() -> None:
+        with importing:
+            pass
+
+    def is_free() -> bool:
+        return in_thread(lambda: importing._lock.acquire(blocking=False) and importing._lock.release() is None)
+
+    assert is_free()
+    struck = Strike(0)
+    while struck.run(import_something):
+        assert is_free(), struck.where
+        struck = Strike(struck.seen)
+    assert is_free()
 
 
 def test_a_lock_of_the_process_does_not_stay_taken_in_a_child() -> None:
