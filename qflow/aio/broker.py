@@ -294,15 +294,15 @@ class AsyncBroker(Unpicklable):
             futures.wait(begun)
             return self.broker.check()
 
-        return await self._run(check)
+        return await at_length(self, check)
 
     async def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
         """Copy what is in the log to a new spool; see `Broker.snapshot`. Cancelled, it completes anyway."""
-        return await self._run(partial(self.broker.snapshot, path))
+        return await at_length(self, partial(self.broker.snapshot, path))
 
     async def compact(self) -> CompactionReport:
         """Give disk back; see `Broker.compact`. Cancelled, it completes anyway."""
-        return await self._run(self.broker.compact)
+        return await at_length(self, self.broker.compact)
 
     def on_event(self, callback: Callable[[Event], object]) -> None:
         """Have `callback(event)` called in the running loop for each event from now on; see `Broker.on_event`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -123,24 +123,43 @@ def test_dead_letters_are_moved_back(owner: qflow.Broker, spool: Path) -> None:
     assert jobs.get(5).body == b"x"
 
 
-def test_dead_letters_that_are_moved_hold_up_nobody_else(
-    owner: qflow.Broker, spool: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("where", "name", "ask", "answer"),
+    [
+        (queues, "move_back", lambda near: near.redrive("dead"), qflow.RedriveReport(moved={}, kept={})),
+        (qflow.Broker, "check", lambda near: near.check(), []),
+        (qflow.Broker, "compact", lambda near: near.compact(), qflow.CompactionReport(bytes_before=2, bytes_after=1)),
+    ],
+)
+def test_what_takes_minutes_holds_up_nobody_else(
+    owner: qflow.Broker,
+    spool: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: object,
+    name: str,
+    ask: Callable[[qflow.RemoteBroker], object],
+    answer: object,
 ) -> None:
-    """Many take minutes, and those who wait for the disk have few threads."""
+    """Those who wait for the disk have few threads."""
     begun: list[tuple[Any, ...]] = []
     answered = threading.Event()
 
-    def move(*given: Any) -> qflow.RedriveReport:
+    def work(*given: Any) -> object:
         begun.append(given)
-        return qflow.RedriveReport(moved={}, kept={"nobody was answered": not answered.wait(LONG_S)})
+        assert answered.wait(LONG_S), "nobody was answered"
+        return answer
 
-    monkeypatch.setattr(queues, "move_back", move)
-    with qflow.connect(spool) as near, ThreadPoolExecutor() as pool:
-        moving = [pool.submit(near.redrive, "dead") for _ in range(3)]
+    def connect_and_ask() -> object:
+        with qflow.connect(spool) as near:
+            return ask(near)
+
+    monkeypatch.setattr(where, name, work)
+    with qflow.connect(spool) as other, ThreadPoolExecutor() as pool:
+        asked = [pool.submit(connect_and_ask) for _ in range(3)]
         until(lambda: len(begun) == 2)
-        near.stats()
+        other.declare_queue("other")
         answered.set()
-        assert [one.result().kept for one in moving] == [{"nobody was answered": False}] * 3
+        assert [one.result() for one in asked] == [answer] * 3
 
 
 def test_copies_figures_and_events(owner: qflow.Broker, spool: Path, tmp_path: Path) -> None:
