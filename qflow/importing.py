@@ -12,6 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import RLock
 
+PATIENCE_S = 10.0
+"""For so long a fork waits."""
+
 
 class _Importing:
     def __init__(self) -> None:
@@ -27,10 +30,11 @@ class _Importing:
         return self._lock.__exit__
 
     def begin_fork(self) -> None:
-        self._lock.acquire()
+        """Not for good: who forks may be importing what that thread waits for, as where a signal's handler forks."""
+        self._lock.acquire(timeout=PATIENCE_S)
 
     def end_fork(self) -> None:
-        """In the parent. It does not have the lock where a signal's handler has raised while it waited."""
+        """In the parent. It has no lock where it waited for too long, or a signal's handler has raised meanwhile."""
         with suppress(RuntimeError):
             self._lock.release()
 

@@ -67,6 +67,46 @@ def test_a_fork_does_not_cut_off_what_a_thread_of_the_package_imports(module: st
     assert (done.returncode, done.stderr) == (0, "")
 
 
+WITHIN_AN_IMPORT = """
+import faulthandler, os, sys, threading
+from pathlib import Path
+import qflow.importing
+
+begun = threading.Event()
+
+
+def import_it():
+    with qflow.importing.importing:
+        begun.set()
+        import forking_one
+
+
+class Other:
+    def find_spec(self, name, path, target=None):
+        if name == "forking_one" and threading.current_thread() is threading.main_thread():
+            other.start()
+            begun.wait()
+
+
+faulthandler.dump_traceback_later(15, exit=True)
+qflow.importing.PATIENCE_S = 0.01
+other = threading.Thread(target=import_it)
+Path(sys.argv[1], "forking_one.py").write_text("import os\\nif not os.fork():\\n    os._exit(0)\\nos.wait()\\n")
+sys.path.insert(0, sys.argv[1])
+sys.meta_path.insert(0, Other())
+import forking_one
+
+other.join()
+"""
+
+
+def test_a_fork_of_who_imports_the_same_does_not_wait_for_good(tmp_path: Path) -> None:
+    """As that of a signal's handler, which comes in the middle of an import."""
+    command = [sys.executable, "-W", "ignore", "-c", WITHIN_AN_IMPORT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 WATCHED = """
 import asyncio, gc, sys, threading
 import qflow
