@@ -84,9 +84,8 @@ class _Source:
         from qflow.cli.portable import parquet
         from qflow.cli.portable.items import parsed
 
-        if _is_regular(
-            self.file
-        ):  # a pipe is opened once: what is read of it is gone, and nobody may write into it again
+        # A pipe is opened once: what is read of it is gone, and nobody may write into it again.
+        if _is_regular(self.file):
             with self.file.open("rb") as opened:
                 if opened.read(4) == parquet.MAGIC:
                     for number, one in enumerate(parquet.read(self.file), 1):

@@ -27,6 +27,7 @@ from qflow.flight.tunnel import Tunnels
 from qflow.flight.words import Command, as_json, plainly
 from qflow.serving.addresses import Address, is_of_this_machine_alone, occupy
 from qflow.serving.certificates import Certificates
+from qflow.starting import start
 
 SWEEP_S = 1.0
 LAST_WORDS_S = 2.0
@@ -168,7 +169,7 @@ class Server:
         self._ending: threading.Thread | None = None
         self._lock = threading.Lock()
         self._sweeper = threading.Thread(target=self._sweep, name="qflow-flight", daemon=True)
-        self._sweeper.start()
+        start(self._sweeper)
         atexit.register(self.close)  # before that of pyarrow, which waits for all clients
 
     @property

@@ -29,6 +29,7 @@ from qflow.flight.owner import Owner
 from qflow.flight.trust import Trust, what_is_wrong
 from qflow.remote.client.connecting import gone, open_socket, when_let_in
 from qflow.remote.client.sockets import failed
+from qflow.starting import start
 
 PIECE_BYTES = 2**16
 """At most: a piece is heard of when all of it has come, within `SILENT_S`, also on a slow network."""
@@ -215,7 +216,7 @@ class Outlet:
         self.error: pa.ArrowException | None = None
         """Why it has ended, if it was not the client that ended it."""
         self._thread = threading.Thread(target=self._carry, name="qflow-flight", daemon=True)
-        self._thread.start()
+        start(self._thread)
         _outlets.add(self)
 
     @property

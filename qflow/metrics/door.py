@@ -26,6 +26,7 @@ from qflow.metrics.collecting import SpoolCollector
 from qflow.metrics.sources import source_of
 from qflow.serving.addresses import Address, resolved
 from qflow.serving.users import Users
+from qflow.starting import start
 
 MOST_CONNECTIONS = 32
 LONGEST_S = 10.0
@@ -105,7 +106,7 @@ class MetricsDoor:
         self._server = _Server(address)
         self._server.set_app(make_wsgi_app(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, name="qflow-metrics", daemon=True)
-        self._thread.start()
+        start(self._thread)
         self._ends = False
 
     @property
