@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from qflow.cli import options
+from qflow.cli import facts, options
 from qflow.cli.outlet import Outlet
 from qflow.cli.spool import AnyQueue, existing_queue, is_owner, reached_if_there
 from qflow.cli.stop import Stop, Stopped
@@ -81,6 +81,8 @@ def _write(queue: AnyQueue, outlet: Outlet, left: int | None, stop: Stop | None)
         elif outlet.unread:  # messages not read from the pipe may fill the capacity
             outlet.wait()
         elif stop is None:
+            if queue.stats().paused:
+                click.echo(f"the queue {facts.readable(queue.name)} is paused, and delivers nothing", err=True)
             break
         else:
             stop.check()

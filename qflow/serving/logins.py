@@ -79,7 +79,7 @@ class Logins:
         self._wrong = _Recent(_WRONG_S, clock)
         self._lines: dict[tuple[str, int], _Line] = {}
         self._checks: dict[bytes, asyncio.Task[bool]] = {}
-        self._refusals = Telling(_logger, others=", and {:,} other logins since the last line", clock=clock)
+        self._refusals = Telling(_logger, others=", and {:,} more since the last line", clock=clock)
         self._threads = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="qflow-logins")
 
     async def check(self, name: str, password: str, peer: str) -> User | None:

@@ -46,7 +46,7 @@ class Form:
 FORMS: Mapping[str, Form] = {
     "put": Form(actions.put, "put as message {sequence}"),
     "publish": Form(actions.publish, "published: {queues} of queues, {streams} of streams"),
-    "purge": Form(actions.purge, "{purged:,} messages deleted", "Delete all messages of queue"),
+    "purge": Form(actions.purge, "messages deleted: {purged:,}", "Delete all messages of queue"),
     "move": Form(actions.move, "moved: {moved}; kept: {kept}"),
     "redrive": Form(actions.redrive, "moved: {moved}; kept: {kept}"),
     "pause": Form(actions.pause, "delivers nothing until it is resumed"),

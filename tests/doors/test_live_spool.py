@@ -42,6 +42,18 @@ def test_lines_go_in_and_come_out(cli: CommandLine, owner: qflow.Broker) -> None
     assert bodies(owner.queue("q")) == numbers(2400, 2500)
 
 
+def test_a_queue_that_is_paused_gives_nothing_and_is_said_to_be(cli: CommandLine, owner: qflow.Broker) -> None:
+    """On stderr: nothing on stdout would look as if it were empty."""
+    queue = owner.queue("q")
+    queue.put(b"kept")
+    queue.pause()
+    done = cli.run("get", cli.spool, "q")
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert done.stderr == b"the queue q is paused, and delivers nothing\n"
+    queue.resume()
+    assert cli.run("get", cli.spool, "q").stdout == b"kept\n"
+
+
 def test_a_queue_at_its_limit_is_waited_for_until_a_signal(cli: CommandLine, owner: qflow.Broker) -> None:
     """Others take from it; what was confirmed is in it."""
     queue = owner.declare_queue("limited", limit_messages=2)

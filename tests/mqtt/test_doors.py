@@ -227,7 +227,7 @@ def test_refused_logins_are_all_counted_in_the_end(tmp_path: Path, caplog: pytes
 
     run(scenario())
     lines = [message for message in caplog.messages if "a login as" in message]
-    assert [line.partition("was refused")[2] for line in lines] == ["", ", and 1 other logins since the last line"]
+    assert [line.partition("was refused")[2] for line in lines] == ["", ", and 1 more since the last line"]
 
 
 def test_figures_go_to_who_subscribes_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

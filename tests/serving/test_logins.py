@@ -275,4 +275,4 @@ def test_the_log_has_one_line_for_many_refused_logins(caplog: pytest.LogCaptureF
         run(scenario())
     first, second = (record.getMessage() for record in caplog.records)
     assert first == f"a login as {name[:64]!r} from {PEER} was refused"
-    assert second == f"a login as 'anna' from {PEER} was refused, and 999 other logins since the last line"
+    assert second == f"a login as 'anna' from {PEER} was refused, and 999 more since the last line"

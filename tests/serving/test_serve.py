@@ -149,7 +149,7 @@ def test_a_server_is_ready_reloads_and_drains(start: Any, tmp_path: Path) -> Non
     assert read == "qflow: users, tokens and certificates are read anew"
     assert reloaded.startswith("qflow: nothing is reloaded, what was loaded before stays: the users file ")
     assert stopping == "qflow: SIGTERM: clients have 10 s to finish; a second signal ends at once"
-    assert others == "qflow: a login as 'anna' from 127.0.0.1 was refused, and 1 other logins since the last line"
+    assert others == "qflow: a login as 'anna' from 127.0.0.1 was refused, and 1 more since the last line"
     with qflow.open(tmp_path / "spool") as broker:
         assert broker.queues() == ["served"]
         assert broker.check() == []

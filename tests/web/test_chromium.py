@@ -74,7 +74,7 @@ def test_a_purge_by_the_keyboard_alone(spool: Path) -> None:
             assert await tab.inner_text("#seen") == "2"
             await go_to("Yes, delete")
             await tab.wait_for_selector("p.done")
-            assert "2 messages deleted" in await tab.inner_text("p.done")
+            assert "messages deleted: 2" in await tab.inner_text("p.done")
             assert len(queue) == 0
 
     asyncio.run(test())

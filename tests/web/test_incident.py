@@ -63,7 +63,7 @@ async def solve(happening: incident.Incident, tab: Any, home: str) -> None:
     await follow("queue 'audit'", "Purge…")
     assert await tab.inner_text("#seen") == "300"
     await tab.get_by_role("button", name="Yes, delete").click()
-    await sees("p.done", "audit: 300 messages deleted")
+    await sees("p.done", "audit: messages deleted: 300")
 
     await follow("dead letters", "Look at messages")
     reasons = await tab.locator("dt:text-is('dead_letter_nack_reason') + dd").all_inner_texts()
