@@ -22,7 +22,8 @@ from qflow.storage.log import records
 from qflow.streams import registry
 
 WHERE = {module.__file__ for module in (broker_module, queues_module, records, registry, waiting)}
-
+OF_WHAT_IS_GONE = {kind.__init__.__code__.co_filename for kind in (weakref.WeakSet, weakref.WeakKeyDictionary)}
+"""What is called there for an object that is gone is called at any place, and what is raised goes nowhere."""
 
 PLACES = 70
 """More than there are calls and returns on the way to a commit and back."""
@@ -35,8 +36,8 @@ def interrupted_at(place: int, work: Callable[[], object]) -> None:
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
         caller = frame.f_back
-        if frame.f_code.co_filename == weakref.WeakSet.add.__code__.co_filename:
-            return None  # called for an object that is gone, at any place: what is raised there goes nowhere
+        if frame.f_code.co_filename in OF_WHAT_IS_GONE:
+            return None
         if frame.f_code.co_filename in WHERE or (caller is not None and caller.f_code.co_filename in WHERE):
             if event in ("call", "return"):
                 left -= 1
