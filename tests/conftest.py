@@ -37,6 +37,7 @@ SPOOLS_BYTES = 4 * 2**30
 FORKING = ("crash", "faults", "model")
 """Directories with tests that fork thousands of times: what that costs grows with the memory of who forks."""
 TESTS_A_FREEZE = 100
+"""So many tests leave little for a collection to go through; see `freeze`."""
 ended = itertools.count(1)
 SHARING = {"test_layout.py", "test_streams_real_data.py"}
 """Files whose tests share what takes seconds to make: one process of several runs all tests of one."""
