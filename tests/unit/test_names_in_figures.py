@@ -18,6 +18,7 @@ import qflow.aio
 from qflow.queues.queue import parts_of
 from qflow.rates import Meter
 from qflow.stats import ConsumerStats, HolderStats, Rates
+from qflow.takers import here
 from unit.clocks import LONG_S, Clock, until
 
 Open = Callable[..., qflow.Broker]
@@ -93,6 +94,7 @@ def test_a_task_holds_under_its_name_whatever_loop_it_runs_in(open_at: Open) -> 
 
     async def take_as(name: str) -> None:
         await asyncio.create_task(take(), name=name)
+        assert here.loop is asyncio.get_running_loop()  # which the next one of this thread does not ask for
 
     def take_without_a_task() -> None:
         with pytest.raises(StopIteration):
