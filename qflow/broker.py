@@ -145,18 +145,20 @@ class Broker(Made, Scheduling, by="qflow.open"):
 
     @sheltered
     def delete_queue(self, name: str) -> None:
-        """Delete a queue, damaged or not, with all its messages; waiters get `QueueDeleted`, late acks do nothing.
+        """Delete a queue, damaged or not, with all its messages. Raises: NotFound: there is none. Cost: one commit.
 
-        Raises: NotFound: there is none of this name. Cost: one commit; disk is given back in the background.
+        Waiters get `QueueDeleted`, late acks do nothing.
         """
         self.engine.queues.delete(name)
 
-    def redrive(self, name: str, *, to: str | None = None, limit: int | None = None) -> RedriveReport:
-        """Move dead letters of a queue, at most `limit`, back to where they came from, or all of them `to` one queue.
+    def redrive(
+        self, name: str, *, to: str | None = None, limit: int | None = None, sequences: Iterable[int] | None = None
+    ) -> RedriveReport:
+        """Move dead letters, all or those of `sequences`, back to where they came from, or `to` one queue.
 
-        Raises: NotFound: one does not exist. InvalidArgument: `name` and `to` are the same. Cost: a commit per hundred.
+        Raises: NotFound: a queue is not there. InvalidArgument: it is the same. Cost: a commit per hundred.
         """
-        return redrive(self, name, to, limit)
+        return redrive(self, name, to, limit, sequences)
 
     # Topics -------------------------------------------------------------------------------------------------------
 
@@ -412,9 +414,7 @@ class Broker(Made, Scheduling, by="qflow.open"):
     # Closing ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the spool: commit what was handed over, put unacked messages back, mark it clean.
-
-        Calling it again does nothing.
+        """Close the spool: commit what was handed over, put unacked messages back, mark it clean. Twice is fine.
 
         Raises:
             StorageError: the log failed; the spool is released all the same, and is recovered at the next open.

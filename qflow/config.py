@@ -123,6 +123,13 @@ def parse_count(value: Any, what: str, *, least: int = 1) -> int:
     return value
 
 
+def parse_sequences(sequences: Iterable[int]) -> list[int]:
+    """Return sequences of messages that were checked, each once."""
+    if isinstance(sequences, str | bytes) or not isinstance(sequences, Iterable):
+        raise InvalidArgument(f"sequences must be several ints, such as a list of them, got {sequences!r}")
+    return list(dict.fromkeys(parse_count(sequence, "sequence", least=0) for sequence in sequences))
+
+
 def check_name(name: object, what: str = "queue") -> str:
     """Return a valid name of a queue, or of something else: any text that UTF-8 can encode, 1 to 1,024 bytes of it."""
     if not isinstance(name, str):

@@ -27,7 +27,7 @@ OF_STREAMS = "stream partition offset key time_ms "
 GETS = "get get_nowait get_many "
 SUBSCRIBER = GETS + "ack seek position positions lag stats close closed name filter stream "
 QUEUE = GETS + (
-    "name settings put put_nowait put_many submit ack_many browse purge delete consume stats on_slow_consumer pause "
+    "name settings put put_nowait put_many submit ack_many browse purge delete delete_many consume stats on_slow_consumer pause "
     "resume "
 )
 TRANSACTION = "put put_many publish ack ack_many commit rollback result "

@@ -135,9 +135,11 @@ class AsyncBroker(Unpicklable):
         for queue in [queue for queue in self._queues if queue.name == name]:
             del self._queues[queue]
 
-    async def redrive(self, name: str, *, to: str | None = None, limit: int | None = None) -> RedriveReport:
+    async def redrive(
+        self, name: str, *, to: str | None = None, limit: int | None = None, sequences: Iterable[int] | None = None
+    ) -> RedriveReport:
         """Move dead letters back; see `Broker.redrive`. Cancelled, it goes on."""
-        return await at_length(self, partial(self.broker.redrive, name, to=to, limit=limit))
+        return await at_length(self, partial(self.broker.redrive, name, to=to, limit=limit, sequences=sequences))
 
     async def schedule(
         self, name: str, queue: AsyncQueue | Queue | str, body: Body, **options: Unpack[ScheduleOptions]

@@ -336,7 +336,11 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
 
     async def delete(self, sequence: int) -> bool:
         """Delete one message that waits; see `Queue.delete`. Cancelled, it completes anyway, or is not begun."""
-        return await self._work.delete(sequence)
+        return bool(await self._work.delete_many([sequence]))
+
+    async def delete_many(self, sequences: Iterable[int]) -> list[int]:
+        """Delete messages that wait, in a few commits; see `Queue.delete_many`. Cancelled, it is done in part."""
+        return await self._work.delete_many(sequences)
 
     async def browse(self) -> AsyncIterator[Entry]:
         """Yield every waiting entry in order; see `Queue.browse`. (`spill` and `restore` of an entry block.)"""

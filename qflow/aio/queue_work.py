@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from qflow.aio.delivery import AnyDeliveries, AsyncDeliveries, InMemory, held_of
@@ -13,7 +13,7 @@ from qflow.durations import Duration
 from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import in_place
 from qflow.queues.consumer import Consumers
-from qflow.queues.deleting import Deleting
+from qflow.queues.deleting import deletings_of
 from qflow.queues.getting import Getting
 from qflow.queues.queue import Queue, parts_of
 from qflow.takers import Noted
@@ -82,16 +82,20 @@ class QueueWork(InMemory):
         if joined is not None:
             await self._homes.here().confirmed(joined)
 
-    async def delete(self, sequence: int) -> bool:
-        """Delete one waiting message; see `AsyncQueue.delete`."""
+    async def delete_many(self, sequences: Iterable[int]) -> list[int]:
+        """Delete waiting messages; see `AsyncQueue.delete_many`."""
         queue, home = parts_of(self.queue), self._homes.here()
-        deleting = Deleting(queue, sequence)
-        await attend(home, self._worker, deleting)
-        if deleting.handed_over is not None:
-            await home.confirmed(deleting.handed_over)
-        if queue.spiller.exceeds:
-            self._worker.spill(queue.spiller)
-        return deleting.outcome()
+        deleted: list[int] = []
+        for deletings in deletings_of(queue, sequences):
+            for deleting in deletings:
+                await attend(home, self._worker, deleting)
+            for deleting in deletings:
+                if deleting.handed_over is not None:
+                    await home.confirmed(deleting.handed_over)
+            if queue.spiller.exceeds:
+                self._worker.spill(queue.spiller)
+            deleted += [deleting.sequence for deleting in deletings if deleting.outcome()]
+        return deleted
 
     @property
     def is_crowded(self) -> bool:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from qflow.cli import asking, facts, foreseen, options
+from qflow.cli import asking, chosen, facts, foreseen, options
 from qflow.cli.exits import Exit
 from qflow.cli.spool import AnyQueue, existing_queue, existing_stream, reached_if_there
-from qflow.errors import InDoubt, QflowError
 
 
 @click.command(short_help="Delete a queue, a stream, or single messages.")
@@ -85,24 +84,9 @@ def _foresee(spool: Path, name: str, kind: str, sequences: list[int]) -> int:
 
 def _delete_messages(queue: AnyQueue, sequences: list[int], is_sure: bool) -> int:
     """Delete messages that wait, and name those that do not."""
-    name = facts.readable(queue.name)
-    asking.make_sure(is_sure, f"Delete {facts.counted(len(sequences), 'message')} of the queue {name}?")
-    deleted: set[int] = set()
-    in_doubt = None
-    try:
-        for sequence in sequences:
-            in_doubt = sequence
-            if queue.delete(sequence):
-                deleted.add(sequence)
-            in_doubt = None
-    except QflowError as error:
-        in_doubt = in_doubt if isinstance(error, InDoubt) else None
-        raise
-    finally:
-        click.echo(f"messages deleted from {name}: {len(deleted):,}")
-        if in_doubt is not None:
-            click.echo(f"not known of {in_doubt}: it was being deleted when this ended")
-    return _tell_of_left(queue.name, sequences, deleted)
+    what = facts.counted(len(sequences), "message")
+    asking.make_sure(is_sure, f"Delete {what} of the queue {facts.readable(queue.name)}?")
+    return _tell_of_left(queue.name, sequences, chosen.delete(queue, sequences))
 
 
 def _tell_of_left(name: str, sequences: list[int], gone: set[int]) -> int:

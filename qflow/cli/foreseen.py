@@ -29,10 +29,10 @@ dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; say what
 
 
 def redrive(
-    spool: Path, name: str, to: str | None, limit: int | None
+    spool: Path, name: str, to: str | None, limit: int | None, keep: Callable[[MessageFacts], bool] | None = None
 ) -> tuple[dict[str, int], dict[str, int], list[str]]:
     """Return how many messages of a durable queue would go to which queue, how many stay for which reason, and why
-    some of them cannot be read.
+    some of them cannot be read. Those alone of which `keep` is true, if it is given.
 
     As the log has it: what a consumer holds is counted in, though it stays. What has expired is neither.
 
@@ -54,7 +54,7 @@ def redrive(
     moved: Counter[str] = Counter()
     kept: Counter[str] = Counter()
     problems: list[str] = []
-    for message in _messages(spool, name, problems):
+    for message in _messages(spool, name, problems, keep):
         if 0 < message.expires_ms <= now_ms:
             continue
         if message.due_ms > now_ms:
@@ -74,9 +74,11 @@ def redrive(
     return dict(moved), dict(kept), problems
 
 
-def _messages(spool: Path, name: str, problems: list[str]) -> Iterator[MessageFacts]:
-    """Yield what a queue holds, and note what of it cannot be read."""
-    for page in messages.pages(spool, name):
+def _messages(
+    spool: Path, name: str, problems: list[str], keep: Callable[[MessageFacts], bool] | None
+) -> Iterator[MessageFacts]:
+    """Yield what a queue holds, or what of it is to be kept, and note what of it cannot be read."""
+    for page in messages.pages(spool, name, keep=keep):
         problems += page.problems
         yield from page.messages
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.exits import Exit
-from qflow.cli.redrive import foresee, move_messages
+from qflow.cli import asking, facts, foreseen, messages, options
+from qflow.cli.redrive import Errand
 
 
 @click.command(short_help="Move the messages of a queue to another one.")
@@ -16,6 +15,7 @@ from qflow.cli.redrive import foresee, move_messages
 @options.queue_name
 @click.argument("to", metavar="TO", shell_complete=options.queues)
 @click.option("--limit", type=click.IntRange(min=1), help="Move at most so many.")
+@messages.where
 @asking.yes
 @foreseen.dry_run
 @options.capacity
@@ -25,6 +25,7 @@ def move(
     queue_name: str,
     to: str,
     limit: int | None,
+    conditions: tuple[str, ...],
     is_sure: bool,
     dry_run: bool,
     capacity: int,
@@ -41,14 +42,12 @@ def move(
     with those, which are printed as not known.
 
     At a terminal it asks, without --yes. With --dry-run it reads the log, which has durable queues alone, and counts
-    what consumers hold as if it were moved.
+    what consumers hold as if it were moved. With --where it looks there for what it moves, of durable queues alone.
 
     \b
         qflow move SPOOL jobs jobs.later --dry-run
         qflow move SPOOL jobs jobs.later --limit 100
+        qflow move SPOOL jobs jobs.acme --where tenant=acme
     """
-    if dry_run:
-        return foresee(spool, queue_name, to, limit, as_json)
-    asking.ask_if_there(is_sure, f"Move the messages of {facts.readable(queue_name)} to {facts.readable(to)}?")
-    move_messages(spool, queue_name, to, limit, capacity, as_json)
-    return Exit.FINE
+    errand = Errand(spool, queue_name, to, limit, conditions, capacity, as_json)
+    return errand.foresee() if dry_run else errand.do(is_sure, facts.readable(to))

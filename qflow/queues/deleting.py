@@ -1,5 +1,7 @@
 """A delete on its way: one message, by its sequence, is taken from wherever it waits, and leaves with a commit.
 
+What is to be moved is taken out likewise, and leaves with a commit of who moves it.
+
     in memory              it is taken out, also of what is being spilled: that is written for nothing
     in the spill store     it is brought into memory first, alone or with a few neighbours
     delayed, scattered     it is sought first, for a schedule is in the order of due times
@@ -11,9 +13,10 @@ By steps, which threads and tasks take alike; what was handed over to the log is
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 
-from qflow.config import parse_count
+from qflow.config import parse_sequences
 from qflow.delivery import Segment
 from qflow.errors import CorruptionError
 from qflow.memory.line import FOREVER, PAUSE_S, WORK, Wake
@@ -22,13 +25,14 @@ from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.memory.seeking import Found, Seeking, find_spilled
 from qflow.memory.waiting import attend
-from qflow.message import DELAYED, OVERHEAD_BYTES, RETURNED, lane_of
+from qflow.message import DELAYED, OVERHEAD_BYTES, RETURNED, Record, lane_of
 from qflow.queues.context import Unlocked
 from qflow.queues.exits import Fate, Leaving
+from qflow.queues.overflow import Depth
 from qflow.queues.parts import Parts
 from qflow.storage.log import reading
 from qflow.storage.log.rows import Settled, read_row
-from qflow.storage.log.transaction_log import Lane, Party, Unit
+from qflow.storage.log.transaction_log import Lane, Unit
 
 AT_ONCE = 10_000
 """Messages of a run that one step goes through."""
@@ -36,15 +40,33 @@ SOUGHT_AT_ONCE = 2_000
 """Groups of a schedule that one step looks at: 0.7 µs each, for they lie anywhere in memory."""
 AGAIN = 0.0
 """There is another step to take, now."""
+MOST_ON_THE_WAY = 1_000
+"""Deletes of one call that wait for a commit."""
 
 
 def delete(queue: Parts, sequence: int) -> bool:
     """Delete one waiting message; see `Queue.delete`."""
-    deleting = Deleting(queue, sequence)
-    attend(partial(deleting.step, may_work=True), deleting.give_up)
-    queue.claims.finish(deleting.handed_over, wait=True)
-    queue.spiller.keep_within_bounds()
-    return deleting.outcome()
+    return bool(delete_many(queue, [sequence]))
+
+
+def delete_many(queue: Parts, sequences: Iterable[int]) -> list[int]:
+    """Delete waiting messages; see `Queue.delete_many`."""
+    deleted: list[int] = []
+    for deletings in deletings_of(queue, sequences):
+        for deleting in deletings:
+            attend(partial(deleting.step, may_work=True), deleting.give_up)
+        for deleting in deletings:
+            queue.claims.finish(deleting.handed_over, wait=True)
+        queue.spiller.keep_within_bounds()
+        deleted += [deleting.sequence for deleting in deletings if deleting.outcome()]
+    return deleted
+
+
+def deletings_of(queue: Parts, sequences: Iterable[int]) -> Iterator[list[Deleting]]:
+    """Yield the deletes of waiting messages, so many at a time as are on their way together."""
+    wanted = parse_sequences(sequences)
+    for start in range(0, len(wanted), MOST_ON_THE_WAY):
+        yield [Deleting(queue, sequence) for sequence in wanted[start : start + MOST_ON_THE_WAY]]
 
 
 class Leavers:
@@ -64,7 +86,9 @@ class Leavers:
 
 
 class InLog:
-    """A message that memory does not have, on its way out. Its run has it until the commit holds."""
+    """A message that memory does not have, on its way out, as a `Leaving`. Its run has it until the commit holds."""
+
+    writes = ()
 
     __slots__ = ("_lane", "_leavers", "_leaving", "_queue", "_sequence", "_size")
 
@@ -73,7 +97,8 @@ class InLog:
         self._sequence = sequence
         self._lane = queue.lanes.logged[lane_of(sequence)]
         self._size = 0
-        self._leaving: Leaving | None = None
+        self._leaving: Leaving
+        """One without messages: it tells whether something else takes this away meanwhile."""
         self._leavers = leavers = run.claim if isinstance(run.claim, Leavers) else Leavers(run)
         leavers.sequences.add(sequence)
         run.claim = leavers
@@ -83,8 +108,8 @@ class InLog:
         """It may still be there."""
         return self._leavers.stands
 
-    def read(self) -> bool:
-        """Find out how large the message is; False if it is settled, or never was. Reads; needs no lock.
+    def read(self) -> Record | None:
+        """Return the message; None if it is settled, or never was. Reads; needs no lock.
 
         Raises:
             CorruptionError: what the log has of it is damaged.
@@ -94,41 +119,68 @@ class InLog:
         with context.log.read() as txn:
             row = read_row(txn, lane.owner, lane.lane)
             found = reading.read_unsettled(txn, lane.owner, lane.lane, row, sequence, sequence + 1, 1)
-        self._size = sum(len(record) for _, records in found.pieces for record in records)
         if found.problems and not found.pieces and row.floor <= sequence:
             raise CorruptionError(
-                f"message {sequence} of queue {context.name!r} cannot be read, and was not deleted: "
+                f"message {sequence} of queue {context.name!r} cannot be read, and was neither deleted nor moved: "
                 f"{found.problems[0][1]}; what is damaged is set aside when its turn comes"
             )
-        return bool(found.pieces)
+        record = next((record for _, records in found.pieces for record in records), None)
+        self._size = 0 if record is None else len(record)
+        return record
+
+    def begin(self, fate: Fate) -> None:
+        """Have it leave."""
+        self._leaving = self._queue.exits.begin([], fate, {})
+
+    @property
+    def queue(self) -> object:
+        """Which it leaves."""
+        return self._queue.context
+
+    @property
+    def depth(self) -> Depth:
+        """How much of the queue's depth it takes with it."""
+        return Depth(1, self._size)
+
+    @property
+    def unit(self) -> Unit | None:
+        """What takes it away."""
+        return self._leaving.unit
+
+    @unit.setter
+    def unit(self, unit: Unit) -> None:
+        self._leaving.unit = unit
+
+    @property
+    def has_left(self) -> bool:
+        """It is gone by this."""
+        return self._leaving.has_left
 
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane."""
         return [(self._lane, [Settled(self._sequence, self._sequence + 1, 1, self._size)])]
 
-    def begin(self) -> Leaving:
-        """Have it leave, by a leaving without messages: that tells whether something else takes it away meanwhile."""
-        self._leaving = self._queue.exits.begin([], Fate.DELETED, {})
-        return self._leaving
-
-    def committed(self, unit: Unit) -> None:
+    def committed(self, unit: Unit | None) -> None:
         """Called by the writer."""
-        leaving, run = self._leaving, self._leavers.run
+        run = self._leavers.run
         with self._queue.context.lock:
-            if leaving is not None:
-                leaving.committed(unit)
-            if leaving is not None and leaving.has_left:
+            self._leaving.committed(unit)
+            if self.has_left:
                 run.count -= 1
                 run.discharge(self._size + OVERHEAD_BYTES)
-                self._queue.exits.count_off(1, self._size, Fate.DELETED)
+                self._queue.exits.count_off(1, self._size, self._leaving.fate)
             self.let_go()
 
-    def refused(self, unit: Unit) -> None:
+    def refused(self, unit: Unit | None) -> None:
         """Called by the writer."""
         with self._queue.context.lock:
-            if self._leaving is not None:
-                self._leaving.refused(unit)
+            self._leaving.refused(unit)
             self.let_go()
+
+    def give_up(self) -> None:
+        """It stays, unless it was handed over."""
+        if self.unit is None or not self.unit.joined:
+            self.refused(None)
 
     def let_go(self) -> None:
         """Claim the run no more; twice is fine. What is settled at its front is no part of it then. Under the lock."""
@@ -144,14 +196,21 @@ class InLog:
 
 
 class Deleting:
-    """See the module. Nobody but its steps changes it."""
+    """See the module. Nobody but its steps changes it.
 
-    __slots__ = ("_is_over", "_leaving", "_queue", "_seekings", "_sequence", "handed_over")
+    Args:
+        moves: it does not leave by itself; `leaving` then has its `record` to go elsewhere with a commit of the caller,
+            who gives up this if there is none.
+    """
 
-    def __init__(self, queue: Parts, sequence: int) -> None:
+    __slots__ = ("_is_over", "_moves", "_queue", "_seekings", "handed_over", "leaving", "record", "sequence")
+
+    def __init__(self, queue: Parts, sequence: int, *, moves: bool = False) -> None:
         self._queue = queue
-        self._sequence = parse_count(sequence, "sequence", least=0)
-        self._leaving: Leaving | None = None
+        self.sequence = sequence
+        self._moves = moves
+        self.leaving: Leaving | InLog | None = None
+        self.record: Record = b""
         self._seekings: dict[int, Seeking] = {}  # by the number of the schedule
         self._is_over = False
         self.handed_over: Unit | None = None
@@ -163,7 +222,7 @@ class Deleting:
         Raises:
             QueueDeleted: it is gone with its queue.
         """
-        if self._leaving is not None and self._leaving.has_left:
+        if self.leaving is not None and self.leaving.has_left:
             return True
         self._queue.context.check_not_deleted()
         return False
@@ -183,9 +242,9 @@ class Deleting:
             if self._is_over:
                 return None
             queue.context.check_open()
-            number = lane_of(self._sequence)
+            number = lane_of(self.sequence)
             runs = queue.lanes.lists.get(number)
-            run = None if runs is None else runs.find(self._sequence)
+            run = None if runs is None else runs.find(self.sequence)
             if runs is None or run is None:
                 wait_s = self._seek(may_work)
             elif run.place is Place.RESIDENT:
@@ -197,7 +256,7 @@ class Deleting:
             elif run.place is Place.LOGGED:
                 wait_s = self._leave_log(run)
             else:
-                queue.restorer.fetch(runs, run, self._sequence)
+                queue.restorer.fetch(runs, run, self.sequence)
                 wait_s = AGAIN
             if wait_s is None:
                 self._end()
@@ -206,10 +265,12 @@ class Deleting:
             return wait_s
 
     def give_up(self) -> None:
-        """Look no more; what was handed over is done all the same. Twice is fine."""
+        """Look no more; what was handed over is done all the same, and else it stays. Twice is fine."""
         with self._queue.context.lock:
             self._queue.restorer.waiting.pop(self, None)
             self._end()
+            if self.leaving is not None:
+                self.leaving.give_up()
 
     def _end(self) -> None:
         self._is_over = True
@@ -218,62 +279,66 @@ class Deleting:
 
     def _joins(self, claim: object) -> bool:
         """Tell whether a claim is one of deletes that this one may share: not where a get waits for them to end."""
-        return isinstance(claim, Leavers) and self._sequence not in claim.sequences and not self._queue.gate.starved
+        return isinstance(claim, Leavers) and self.sequence not in claim.sequences and not self._queue.gate.starved
 
     def _pick(self, runs: RunList, run: Run) -> float | None:
         """Take the message out of a run in memory."""
-        pieces = runs.pick(run, self._sequence, AT_ONCE)
+        pieces = runs.pick(run, self.sequence, AT_ONCE)
         if pieces is None:
             return PAUSE_S
         self._queue.source.give_back(pieces[1:], gained=False, was_due=False)
-        return self._let_leave(pieces[:1])
-
-    def _let_leave(self, segments: list[Segment]) -> float | None:
-        """Have the message leave that was taken out."""
-        self._hand_over(self._queue.exits.begin(segments, Fate.DELETED, {}))
+        self._let_leave(pieces[:1])
         return None
 
-    def _hand_over(self, leaving: Leaving, in_log: InLog | None = None) -> None:
-        """Have what is leaving settled."""
-        log = self._queue.context.log
-        if log is None:
+    def _let_leave(self, segments: list[Segment]) -> None:
+        """Have the message leave that was taken out."""
+        self._leave(self._queue.exits.begin(segments, self._fate, {}), segments[0].records[0])
+
+    @property
+    def _fate(self) -> Fate:
+        return Fate.ACKED if self._moves else Fate.DELETED
+
+    def _leave(self, leaving: Leaving | InLog, record: Record) -> None:
+        """Have what is leaving settled, unless another commit does that."""
+        self.leaving = leaving
+        if self._moves:
+            self.record = record
+        elif (log := self._queue.context.log) is None:
             leaving.committed(None)
         else:
-            settles = leaving.settles() if in_log is None else in_log.settles()
-            party: Party = leaving if in_log is None else in_log
-            leaving.unit = unit = Unit(settles=settles, parties=[party])
+            leaving.unit = unit = Unit(settles=leaving.settles(), parties=[leaving])
             try:
                 log.join(unit)
             except BaseException:
                 leaving.give_up()
                 raise
             self.handed_over = unit
-        self._leaving = leaving
 
     def _leave_log(self, run: Run) -> float | None:
         """Have the message leave that only the log has. Lets go of the lock."""
         queue = self._queue
-        in_log = InLog(queue, run, self._sequence)
+        in_log = InLog(queue, run, self.sequence)
         try:
             with Unlocked(queue.context):
-                is_there = in_log.read()
+                record = in_log.read()
             if self._is_over:
                 return None
             queue.context.check_open()
             if not in_log.stands:
                 return AGAIN
-            if is_there:
-                self._hand_over(in_log.begin(), in_log)
+            if record is not None:
+                in_log.begin(self._fate)
+                self._leave(in_log, record)
             return None
         finally:
-            if self.handed_over is None:
+            if self.leaving is None:
                 in_log.let_go()
 
     # In a schedule ---------------------------------------------------------------------------------------------------
 
     def _seek(self, may_work: bool) -> float | None:
         """Find the message in a schedule, and take it out. May let go of the lock, where it may work."""
-        queue, sequence = self._queue, self._sequence
+        queue, sequence = self._queue, self.sequence
         for place, schedule in self._schedules().items():
             if place not in self._seekings:
                 self._seekings[place] = Seeking(schedule, sequence)
@@ -284,7 +349,8 @@ class Deleting:
             if schedule.overhead_bytes != before:  # what was being spilled is back
                 queue.lanes.cover(schedule.overhead_bytes - before)
             if group is not None:
-                return self._let_leave([queue.source.take_scheduled(schedule, group, sequence)])
+                self._let_leave([queue.source.take_scheduled(schedule, group, sequence)])
+                return None
             if not seeking.is_over:
                 return PAUSE_S
         for place, seeking in self._seekings.items():
@@ -304,16 +370,16 @@ class Deleting:
 
     def _schedules(self) -> dict[int, Schedule]:
         """Return where it may be delayed or scattered: in the schedule of its lane, or given back for later."""
-        number, schedules = lane_of(self._sequence), self._queue.lanes.schedules
+        number, schedules = lane_of(self.sequence), self._queue.lanes.schedules
         return {place: schedules[place] for place in (number, number % DELAYED + RETURNED) if place in schedules}
 
     def _was_moved(self) -> bool:
         """Tell whether the message may be where it was not when that was looked at."""
-        runs = self._queue.lanes.lists.get(lane_of(self._sequence))
+        runs = self._queue.lanes.lists.get(lane_of(self.sequence))
         return (
             any(not seeking.is_over for seeking in self._seekings.values())
             or self._schedules().keys() != self._seekings.keys()
-            or (runs is not None and runs.find(self._sequence) is not None)
+            or (runs is not None and runs.find(self.sequence) is not None)
         )
 
     def _fetch(self, number: int, found: Found) -> float:

@@ -230,7 +230,7 @@ class Exits:
             del self._held.leaving[leaving]
             if not leaving.is_delivered and leaving.segments:
                 self._give_back(leaving.segments, leaving.cause)
-                if leaving.fate is not Fate.DELETED:
+                if leaving.fate not in (Fate.DELETED, Fate.ACKED):
                     self._bury_again_at = self.context.monotonic() + RETRY_S
                     if leaving.cause is not None and leaving.cause.reason == REJECTED:
                         self._reject_again_at = self._bury_again_at

@@ -26,8 +26,6 @@ from qflow.queues.together import Insert, Receipt, Together
 
 RUN_BYTES = 64 * 1024
 """Charged at once for puts that follow each other."""
-_SHORTEST_S = 0.001
-"""What a message has left that has just expired."""
 
 
 class Router(Protocol):
@@ -64,7 +62,8 @@ class Gathering:
         self._tab = Tab()
         self._desk = desk
         self._router = router
-        self._together = together
+        self.together = together
+        """What it commits by."""
         self._max_bytes = max_bytes
         self._most_charged = max_bytes + OVERHEAD_BYTES  # as large a message passes alone
         self.timeout_s = timeout_s
@@ -113,30 +112,10 @@ class Gathering:
         self.check_open()
         self._add("publish", inserts)
 
-    def put_published(
-        self,
-        queue: Queue,
-        published: tuple[str, bytes | None],
-        body: bytes,
-        headers: Headers | None,
-        *,
-        priority: int = 0,
-        expires_ms: int = 0,
-    ) -> None:
-        """Put a message with the topic and key it was published under, into one queue; the rest as `put`.
-
-        Args:
-            priority: that of the queue at most.
-            expires_ms: milliseconds since the epoch, unless it expires there before; 0 = as the queue has it.
-        """
+    def add(self, insert: Insert) -> None:
+        """Take what is to go into a queue of the broker."""
         self.check_open()
-        puts = parts_of(self._router.own(queue)).puts
-        left_s = None
-        if expires_ms:  # half a millisecond more: the envelope cuts to a whole one
-            left_s = max(_SHORTEST_S, expires_ms / 1000 - puts.context.clock()) + _SHORTEST_S / 2
-        most = queue.settings.priorities - 1
-        envelope = puts.envelope(headers, None, min(priority, most), left_s, None, None, published)
-        self._add("puts", [Insert(puts, envelope.number, [envelope.record(body)])])
+        self._add("puts", [insert])
 
     def ack_many(self, deliveries: Deliveries | AnyBatch | Iterable[Delivery]) -> None:
         """Take deliveries to be settled, all or none; see `Transaction.ack_many`."""
@@ -258,7 +237,7 @@ class Gathering:
         self.check_open()
         try:
             inserts, leavings = shelter(self._begin_commit)
-            receipts = self._together.commit(inserts, leavings, timeout=self.timeout_s)
+            receipts = self.together.commit(inserts, leavings, timeout=self.timeout_s)
             return shelter(lambda: self.committed(receipts))
         except BaseException as error:
             self.undo(self._leavings, "rolled back" if isinstance(error, Exception) else "interrupted")

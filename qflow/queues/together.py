@@ -149,13 +149,17 @@ class Together:
             if not wait:
                 assembly.count_turned_away()
                 return receipts
-            self._log.wait(entered)
-            if entered.error is not None:
-                raise again(entered.error)
+            self.finish(entered)
         assembly.count_turned_away()
         for put in assembly.puts:
             put.lane.publisher.keep_within_bounds()  # type: ignore[attr-defined]
         return receipts
+
+    def finish(self, unit: Unit) -> None:
+        """Return when a commit holds that was begun; raises what became of it."""
+        self._log.wait(unit)
+        if unit.error is not None:
+            raise again(unit.error)
 
     def _prepare_all(self, lanes: list[Receipt], timeout: float | None, assembly: Assembly, dead: bool) -> None:
         """Reserve room for all lanes: in passes over the queues that have it now, and for the others one by one."""

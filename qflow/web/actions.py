@@ -94,7 +94,7 @@ async def _redrive(broker: AsyncBroker, rights: Rights, given: Arguments, to: st
     else:
         rights.check("write", to)
         queue_of(broker, rights, to)
-    work = partial(redriving.redrive, broker.broker, name, to, limit, reviving(name, to))
+    work = partial(redriving.redrive, broker.broker, name, to, limit, revive=reviving(name, to))
     report = await at_length(broker, work)
     return {"queue": name, "moved": report.moved, "kept": report.kept}
 

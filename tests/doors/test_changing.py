@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import qflow
 from doors.command_line import CommandLine, error_line
 from layout import commands
-from qflow.cli import asking
+from qflow.cli import asking, chosen
 from qflow.cli.main import app
 from unit.clocks import Clock, open_still
 
@@ -275,19 +275,20 @@ def test_a_name_of_another_kind_is_told_as_one(spool: Path, words: list[str], ki
 def test_a_delete_that_ends_in_the_middle_says_what_is_deleted(
     spool: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
-    """By Ctrl-C, which leaves it open whether one more is, or by an error."""
-    deleted, delete = [], qflow.Queue.delete
+    """By Ctrl-C, which or an error, which leave it open whether more are."""
+    deleted, delete_many = [], qflow.Queue.delete_many
 
-    def end(queue: qflow.Queue[Any], sequence: int) -> bool:
-        if len(deleted) == 2:
+    def end(queue: qflow.Queue[Any], sequences: list[int]) -> list[int]:
+        if deleted:
             raise KeyboardInterrupt if stops else qflow.DiskFull("the disk is full")
-        deleted.append(sequence)
-        return delete(queue, sequence)
+        deleted.append(sequences)
+        return delete_many(queue, sequences)
 
-    monkeypatch.setattr(qflow.Queue, "delete", end)
+    monkeypatch.setattr(chosen, "AT_ONCE", 2)
+    monkeypatch.setattr(qflow.Queue, "delete_many", end)
     done = run("delete", spool, "ring", "--yes", *(f"--sequence={number}" for number in (0, 2, 3, 4)))
-    doubt = ["not known of 3: it was being deleted when this ended"] if stops else []
-    assert done.stdout.splitlines() == ["messages deleted from ring: 2", *doubt]
+    doubt = "not known of up to 2 more: they were being deleted when this ended"
+    assert done.stdout.splitlines() == ["messages deleted from ring: 2", doubt]
     assert (done.exit_code, depths(spool)["ring"]) == (130 if stops else 4, 3)
 
 

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 import qflow
 from doors.command_line import POLLS, CommandLine, error_line, numbers, text
+from qflow.cli.chosen import AT_ONCE
 from qflow.cli.main import app
-from qflow.cli.redrive import SLICE_MESSAGES
 from qflow.remote.client.broker import RemoteBroker
 
 
@@ -199,7 +199,7 @@ def test_an_interrupt_ends_a_move_and_what_is_printed_is_true(
     cli: CommandLine, owner: qflow.Broker, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner goes on with what it was asked for last and nothing else; of those messages it is said."""
-    owner.queue("q").put_many(numbers(0, 3 * SLICE_MESSAGES))
+    owner.queue("q").put_many(numbers(0, 3 * AT_ONCE))
     target, asked, real = owner.declare_queue("other"), [], RemoteBroker.redrive
 
     def interrupted(broker: RemoteBroker, name: str, **given: int) -> qflow.RedriveReport:
@@ -211,20 +211,20 @@ def test_an_interrupt_ends_a_move_and_what_is_printed_is_true(
 
     monkeypatch.setattr(RemoteBroker, "redrive", interrupted)
     done = CliRunner().invoke(app, ["move", str(cli.spool), "q", "other", *options])
-    assert (done.exit_code, asked) == (130, [SLICE_MESSAGES] * 2)
-    assert len(target) == 2 * SLICE_MESSAGES
+    assert (done.exit_code, asked) == (130, [AT_ONCE] * 2)
+    assert len(target) == 2 * AT_ONCE
     if options:
         assert json.loads(done.stdout) == {
             "queue": "q",
-            "moved": {"other": SLICE_MESSAGES},
+            "moved": {"other": AT_ONCE},
             "kept": {},
-            "in_doubt": SLICE_MESSAGES,
+            "in_doubt": AT_ONCE,
         }
     else:
         assert done.stdout.splitlines() == [
-            f"messages moved from q: {SLICE_MESSAGES:,}",
-            f"  {SLICE_MESSAGES:,} to other",
-            f"not known of up to {SLICE_MESSAGES:,} more: the owner was asked, and has not said how many it moved",
+            f"messages moved from q: {AT_ONCE:,}",
+            f"  {AT_ONCE:,} to other",
+            f"not known of up to {AT_ONCE:,} more: the owner was asked, and has not said how many it moved",
         ]
 
 
@@ -232,12 +232,12 @@ def test_what_stays_is_counted_once_however_often_the_owner_is_asked(cli: Comman
     """Those at the front are looked at each time; a limit is kept to."""
     source = owner.declare_queue("source", dead_letter="dead")
     owner.declare_queue("dead").put_many(numbers(0, 10))
-    source.put_many(numbers(0, 3 * SLICE_MESSAGES))
-    source.get_many(3 * SLICE_MESSAGES).nack(requeue=False)
-    said = cli.json("redrive", cli.spool, "dead", "--limit", 2 * SLICE_MESSAGES + 1)
-    assert said["moved"] == {"source": 2 * SLICE_MESSAGES + 1}
+    source.put_many(numbers(0, 3 * AT_ONCE))
+    source.get_many(3 * AT_ONCE).nack(requeue=False)
+    said = cli.json("redrive", cli.spool, "dead", "--limit", 2 * AT_ONCE + 1)
+    assert said["moved"] == {"source": 2 * AT_ONCE + 1}
     said = cli.json("redrive", cli.spool, "dead")
-    assert said["moved"] == {"source": SLICE_MESSAGES - 1}
+    assert said["moved"] == {"source": AT_ONCE - 1}
     assert said["kept"] == {"no dead letter: nothing says where it came from": 10}
 
 

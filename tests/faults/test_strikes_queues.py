@@ -490,6 +490,31 @@ def _delete_delayed(here: Round) -> None:
     assert here.queue.delete(here.batch)
 
 
+def choose_two(here: Round) -> None:
+    """Have two messages deleted, or moved: each by itself."""
+    here.batch = [entry.sequence for entry in here.queue.browse()][1:3]
+    here.maybe = here.base[1:3]
+
+
+def in_one_queue(here: Round, struck: bool) -> None:
+    """What was to be moved is in the other queue, or where it was."""
+    here.world.broker.engine.log.drain()  # type: ignore[attr-defined]
+    batch = here.world.other.get_many(1000, 0)
+    here.acked, here.maybe = [body for body in batch.bodies if body in here.maybe], []
+    batch.nack()
+    assert struck or len(here.acked) == 2
+
+
+@call("delete of several messages", choose_two)
+def _delete_many(here: Round) -> None:
+    assert here.queue.delete_many(here.batch) == here.batch or here.is_closed
+
+
+@call("move of some messages", choose_two, in_one_queue)
+def _redrive_chosen(here: Round) -> None:
+    here.broker.redrive("q", to="other", sequences=here.batch)
+
+
 @call("browse")
 def _browse(here: Round) -> None:
     assert len(list(here.queue.browse())) >= len(here.base) or here.is_closed

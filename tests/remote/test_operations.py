@@ -144,7 +144,7 @@ def test_what_takes_minutes_holds_up_nobody_else(
     begun: list[tuple[Any, ...]] = []
     answered = threading.Event()
 
-    def work(*given: Any) -> object:
+    def work(*given: Any, **_options: Any) -> object:
         begun.append(given)
         assert answered.wait(LONG_S), "nobody was answered"
         return answer

@@ -352,3 +352,23 @@ def test_what_is_purged_while_it_is_looked_for_is_not_deleted(
         assert queue.delete(sequence) is False
         assert (purged, queue.stats().deleted_total) == ([MANY], 0)
         assert broker.check() == []
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "transient"])
+def test_many_are_deleted_together(open_at: Open, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait, each once, more than are on their way together; the others are left out of the answer."""
+    monkeypatch.setattr(deleting, "MOST_ON_THE_WAY", 4)
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable)
+    sequences = queue.put_many([body(number) for number in range(12)])
+    held = queue.get(0)
+    wanted = [sequences[place] for place in (9, 0, 3, 3, 4, 5, 11, 1)]
+    assert queue.delete_many(iter([*wanted, 10**30])) == [sequences[place] for place in (9, 3, 4, 5, 11, 1)]
+    assert queue.delete_many(wanted) == queue.delete_many([]) == []
+    held.ack()
+    assert [delivery.sequence for delivery in queue.get_many(20, 0)] == [sequences[place] for place in (2, 6, 7, 8, 10)]
+    for wrong in (3, "34", None, [sequences[2], -1], [True]):
+        with pytest.raises(qflow.InvalidArgument, match="sequence"):
+            queue.delete_many(wrong)  # type: ignore[arg-type]
+    assert len(queue) == 5
+    assert queue.stats().deleted_total == 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -15,7 +16,7 @@ from qflow.inspect import MessageFacts
 from qflow.queues import redrive
 from qflow.queues.puts import Puts
 from qflow.queues.redrive import Redrive
-from unit.clocks import until
+from unit.clocks import Clock, open_still, until
 
 pytestmark = pytest.mark.two_drivers
 
@@ -221,4 +222,119 @@ def test_a_failure_in_the_midst_keeps_the_rest(open_spool: Open) -> None:
     assert moving.moved == {"q": 100}
     assert (len(queue), len(broker.queue("dead"))) == (100, 50)
     assert broker.queue("dead").stats().acquired_messages == 0
+    assert broker.check() == []
+
+
+def test_chosen_messages_move_and_nobody_holds_the_others(open_spool: Open) -> None:
+    """More than a commit takes, out of the middle, in the order they are named in; what is held is told."""
+    broker = open_spool()
+    bodies = [b"%03d" % number for number in range(400)]
+    queue, dead = kill(broker, "q", *bodies), broker.queue("dead")
+    sequences = [entry.sequence for entry in dead.browse()]
+    held = dead.get(0)
+    chosen = [*sequences[::-2], sequences[0], 10**30]
+    report = broker.redrive("dead", sequences=chosen)
+    assert report == qflow.RedriveReport(moved={"q": 200}, kept={redrive.NOT_WAITING: 2})
+    assert bodies_of(queue) == bodies[::-2]
+    assert [delivery.delivery_count for delivery in dead.get_many(400, 0)] == [1] * 199
+    held.ack()
+    assert dead.stats().acked_total == 201
+
+
+def test_chosen_messages_that_cannot_go_are_in_their_place(open_spool: Open) -> None:
+    """No origin, and a queue at its limit; a limit on how many; a paused queue; what is no sequence."""
+    broker = open_spool()
+    kill(broker, "full", b"1", b"2", b"3")
+    broker.alter_queue("full", limit_messages=2)
+    dead = broker.queue("dead")
+    dead.put(b"4")
+    sequences = [entry.sequence for entry in dead.browse()]
+    dead.pause()
+    assert broker.redrive("dead", sequences=sequences).kept == {redrive.PAUSED: 4}
+    dead.resume()
+    assert broker.redrive("dead", sequences=sequences, limit=1).moved == {"full": 1}
+    report = broker.redrive("dead", sequences=sequences[1:])
+    assert report.moved == {"full": 1}
+    assert sorted(report.kept) == ["no dead letter: nothing says where it came from", "queue 'full' is at its limit"]
+    assert bodies_of(broker.queue("full")) == [b"1", b"2"]
+    assert broker.redrive("dead", to="full", sequences=[]).moved == {}
+    for wrong in ("0", 0, [-1], [None]):
+        with pytest.raises(qflow.InvalidArgument, match="sequence"):
+            broker.redrive("dead", sequences=wrong)  # type: ignore[arg-type]
+    batch = dead.get_many(9, 0)
+    assert (batch.bodies, {delivery.delivery_count for delivery in batch}) == ([b"3", b"4"], {1})
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("durable", [True, False], ids=["durable", "transient"])
+def test_chosen_messages_move_wherever_they_lie(
+    spool: Path, clock: Clock, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In memory, spilled, delayed, given back for later; and after a restart, in the log alone."""
+    monkeypatch.setattr(redrive, "BATCH_MESSAGES", 7)
+    bodies = [b"%03d" % number + bytes(500) for number in range(60)]
+    with open_still(spool, clock) as broker:
+        source = broker.declare_queue("q", durable=durable, capacity_bytes="16KiB")
+        broker.declare_queue("to", durable=durable)
+        sequences = [source.put(body, delay_s=1000.0 * (place % 5 == 4)) for place, body in enumerate(bodies)]
+        source.get(0).nack(delay_s=500)
+        assert source.stats().spilled_messages > 0
+        assert broker.redrive("q", to="to", sequences=sequences[:40:3]).moved == {"to": 14}
+        assert broker.check() == []
+        assert [delivery.body for delivery in broker.queue("to").get_many(99, 0)] == bodies[:40:3]
+        if not durable:
+            return
+    with open_still(spool, clock, capacity_bytes="16KiB") as broker:
+        source = broker.queue("q")
+        assert source.stats().logged_messages > 0
+        assert broker.redrive("q", to="to", sequences=sequences[1:40:3]).moved == {"to": 13}
+        assert broker.check() == []
+    with open_still(spool, clock) as broker:
+        clock.advance(2000)
+        assert sorted(bodies_of(broker.queue("to"))) == sorted(bodies[:40:3] + bodies[1:40:3])
+        assert sorted(bodies_of(broker.queue("q"))) == sorted(bodies[2:40:3] + bodies[40:])
+        assert broker.check() == []
+
+
+@pytest.mark.owner_only
+def test_room_that_others_take_before_the_commit_is_told_of_chosen_ones(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stays by itself, uncounted; what goes elsewhere goes on."""
+    broker = open_spool()
+    kill(broker, "full", b"0", b"1")
+    kill(broker, "open", b"behind")
+    broker.alter_queue("full", limit_messages=2)
+    broker.queue("full").put(b"there")
+    monkeypatch.setattr(Puts, "would_admit", lambda *arguments: True)
+    monkeypatch.setattr(redrive, "PATIENCE_S", 0.01)
+    chosen = [entry.sequence for entry in broker.queue("dead").browse()]
+    report = broker.redrive("dead", sequences=chosen)
+    assert report == qflow.RedriveReport(moved={"full": 1, "open": 1}, kept={redrive.TAKEN: 1})
+    (left,) = broker.queue("dead").get_many(9, 0)
+    assert (left.body, left.delivery_count) == (b"1", 1)
+
+
+@pytest.mark.owner_only
+def test_a_failure_in_the_midst_keeps_the_rest_of_chosen_ones(open_spool: Open) -> None:
+    """What is in a commit moves, and what is behind it waits where it was."""
+    broker = open_spool()
+    queue, dead = kill(broker, "q", b"0", b"1", b"2", b"3"), broker.queue("dead")
+    real = broker.engine.together.commit
+    calls: list[int] = []
+
+    def commit(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise qflow.DiskFull("no space left")
+        return real(*arguments, **options)
+
+    broker.engine.together.commit = commit  # type: ignore[method-assign]
+    moving = Redrive(broker, "dead")
+    with pytest.raises(qflow.DiskFull):
+        moving.run_chosen([entry.sequence for entry in dead.browse()])
+    broker.engine.together.commit = real  # type: ignore[method-assign]
+    assert sum(moving.moved.values()) + moving.in_doubt == 2
+    broker.engine.log.drain()
+    assert (bodies_of(queue), bodies_of(dead)) == ([b"0", b"1"], [b"2", b"3"])
     assert broker.check() == []

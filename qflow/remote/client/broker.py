@@ -188,9 +188,11 @@ class RemoteBroker(Unpicklable):
         """Put no more messages for a schedule, and forget it; see `qflow.Broker.cancel_schedule`."""
         self._connection.call(schedule_requests.cancel(name))
 
-    def redrive(self, name: str, *, to: str | None = None, limit: int | None = None) -> RedriveReport:
+    def redrive(
+        self, name: str, *, to: str | None = None, limit: int | None = None, sequences: Iterable[int] | None = None
+    ) -> RedriveReport:
         """Move dead letters back to where they came from, those of AMQP, too; see `qflow.Broker.redrive`."""
-        return self._connection.call(requests.redrive(name, to, limit))
+        return self._connection.call(requests.redrive(name, to, limit, sequences))
 
     # Transactions and events --------------------------------------------------------------------------------------
 

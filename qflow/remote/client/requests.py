@@ -14,6 +14,7 @@ from qflow.config import (
     check_names,
     parse_count,
     parse_moment,
+    parse_sequences,
     parse_span,
     parse_timeout,
     spool_path,
@@ -100,8 +101,15 @@ def delete_message(name: str, sequence: int) -> Request:
     return Request({"op": "delete_message", "queue": name, "sequence": sequence}, doubt="the deletion of the message")
 
 
-def redrive(name: str, to: str | None, limit: int | None) -> Request:
-    head = {"op": "redrive", "queue": name, "to": to, "limit": limit}
+def delete_messages(name: str, sequences: Iterable[int]) -> Request:
+    head = {"op": "delete_messages", "queue": name, "sequences": parse_sequences(sequences)}
+    return Request(head, doubt="the deletion of the messages")
+
+
+def redrive(name: str, to: str | None, limit: int | None, sequences: Iterable[int] | None) -> Request:
+    head: dict[str, Any] = {"op": "redrive", "queue": name, "to": to, "limit": limit}
+    if sequences is not None:
+        head["sequences"] = parse_sequences(sequences)
     return Request(head, doubt="which dead letters moved", read=replies.reporting(RedriveReport))
 
 

@@ -120,9 +120,11 @@ class AsyncRemoteBroker(Unpicklable):
         """Put no more messages for a schedule, and forget it; see `qflow.Broker.cancel_schedule`."""
         await self._connection.call(schedule_requests.cancel(name))
 
-    async def redrive(self, name: str, *, to: str | None = None, limit: int | None = None) -> RedriveReport:
+    async def redrive(
+        self, name: str, *, to: str | None = None, limit: int | None = None, sequences: Iterable[int] | None = None
+    ) -> RedriveReport:
         """Move dead letters back to where they came from; see `qflow.Broker.redrive`."""
-        return await self._connection.call(requests.redrive(name, to, limit))
+        return await self._connection.call(requests.redrive(name, to, limit, sequences))
 
     # Topics ------------------------------------------------------------------------------------------------------
 

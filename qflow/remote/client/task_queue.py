@@ -179,6 +179,10 @@ class AsyncRemoteQueue(Unpicklable):
         """Delete one message that waits; see `qflow.Queue.delete`."""
         return await self._connection.call(requests.delete_message(self._name, sequence))
 
+    async def delete_many(self, sequences: Iterable[int]) -> list[int]:
+        """Delete messages that wait; return which. See `qflow.Queue.delete_many`. Cost: one round trip."""
+        return await self._connection.call(requests.delete_messages(self._name, sequences))
+
     async def length(self) -> int:
         """Return how many messages are not settled: waiting and acquired."""
         return await self._connection.call(requests.length(self._name))

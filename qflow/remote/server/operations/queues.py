@@ -9,7 +9,7 @@ from qflow.aio.broker import at_length
 from qflow.aio.delivery import AsyncDeliveries, held_of
 from qflow.aio.queue import AsyncQueue, work_of
 from qflow.amqp.letters import reviving
-from qflow.config import parse_count, parse_timeout
+from qflow.config import parse_count, parse_sequences, parse_timeout
 from qflow.errors import InvalidArgument
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
@@ -81,7 +81,8 @@ async def redrive(session: Session, head: dict[str, Any], columns: Columns) -> A
     name = arguments.text(head, "queue")
     to = None if head.get("to") is None else arguments.text(head, "to")
     limit = None if head.get("limit") is None else arguments.number(head, "limit", 1)
-    moving = partial(move_back, session.broker.broker, name, to, limit, reviving(name, to))
+    sequences = None if head.get("sequences") is None else parse_sequences(head["sequences"])
+    moving = partial(move_back, session.broker.broker, name, to, limit, sequences, revive=reviving(name, to))
     return plain(await at_length(session.broker, moving))
 
 
@@ -91,6 +92,10 @@ async def purge(session: Session, head: dict[str, Any], columns: Columns) -> Any
 
 async def delete_message(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     return await queue_of(session, head).delete(arguments.number(head, "sequence"))
+
+
+async def delete_messages(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return await queue_of(session, head).delete_many(head.get("sequences"))  # type: ignore[arg-type]
 
 
 async def pause(session: Session, head: dict[str, Any], columns: Columns) -> None:
@@ -204,6 +209,6 @@ async def consume_end(session: Session, head: dict[str, Any], columns: Columns) 
 
 
 OPERATIONS = by_name(
-    declare_queues, alter_queue, queue, queues, delete_queue, bind, unbind, purge, delete_message, redrive,
-    length, pause, resume, queue_stats, on_slow_consumer, put, get, consume, consume_end,
+    declare_queues, alter_queue, queue, queues, delete_queue, bind, unbind, purge, delete_message, delete_messages,
+    redrive, length, pause, resume, queue_stats, on_slow_consumer, put, get, consume, consume_end,
 )  # fmt: skip
