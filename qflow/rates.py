@@ -10,10 +10,11 @@ APART_S = 0.4
 """Moments are kept that are as far apart, at least."""
 PAUSE_S = 2.0
 """Nothing is noted while nothing happens: after so long, what is noted next did not come about evenly since."""
-Totals = tuple[int, int, int]
-"""Put, delivered, acked."""
-_WIDTH = 3
-_NAMES = [(window_s, [f"{name}_{window_s:.0f}s" for name in ("put", "delivered", "acked")]) for window_s in WINDOWS_S]
+Totals = tuple[int, int, int, int]
+"""Put, delivered, acked, redelivered."""
+_WIDTH = 4
+_FLOWS = "put", "delivered", "acked", "redelivered"
+_NAMES = [(window_s, [f"{name}_{window_s:.0f}s" for name in _FLOWS]) for window_s in WINDOWS_S]
 NO_RATES: dict[str, float] = {name: 0.0 for _, names in _NAMES for name in names}
 """Never changed."""
 _NOTHING_YET = array("d")
@@ -21,7 +22,7 @@ _NOTHING_YET = array("d")
 
 
 class Meter:
-    """See the module. Not thread-safe. Memory: 100 bytes, and 5 KB while something happens each second."""
+    """See the module. Not thread-safe. Memory: 100 bytes, and 6 KB while something happens each second."""
 
     __slots__ = ("_began_s", "_moments", "_totals")
 

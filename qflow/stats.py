@@ -48,6 +48,9 @@ class Rates:
     acked_1s: float = 0.0
     acked_10s: float = 0.0
     acked_60s: float = 0.0
+    redelivered_1s: float = 0.0
+    redelivered_10s: float = 0.0
+    redelivered_60s: float = 0.0
 
 
 @attrs.frozen(kw_only=True)
@@ -171,7 +174,7 @@ class StreamStats:
     """Messages of blocks that could not be read; `qflow check` names them."""
     subscriptions: list[SubscriptionStats]
     rates: Rates = Rates()
-    """Of `put`: what was published. What is delivered and acked has its totals in `subscriptions`, and is 0 here."""
+    """Of `put`: what was published. All else has its totals in `subscriptions`, and is 0 here."""
 
 
 @attrs.frozen(kw_only=True)

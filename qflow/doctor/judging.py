@@ -23,6 +23,7 @@ KINDS = (
     "blocked-producers",
     "no-consumer",
     "paused",
+    "coming-back",
     "dead-letters",
     "maintenance",
     "refused-batches",

@@ -21,6 +21,8 @@ GROWS = 1.1
 """A queue grows where as much more is put than acked."""
 SLOWEST = 0.05
 """Messages a second; what grows by less is shown as 0.0."""
+COME_BACK, OFTEN = 0.2, 9
+"""So many deliveries a second come back, and so many for each message that is acked."""
 FULL = 0.95
 BEHIND_MESSAGES, BEHIND_BYTES = 1000, 64 * 2**20
 """A subscription that nobody has open may be less than that behind."""
@@ -51,7 +53,9 @@ def _of_queues(look: Look) -> Iterator[Finding]:
         blocked = list(_blocked(look, name, queue))
         yield from blocked
         yield from _lost(look, name, queue)
-        if name not in look.letters and not blocked:  # who is blocked says that it grows, too
+        returning = list(_coming_back(look, name, queue))
+        yield from returning
+        if name not in look.letters and not blocked and not returning:  # who is blocked says that it grows, too
             yield from _growing(look, name, queue)
     for name, letters in look.letters.items():
         queue = stats.get("queues", {}).get(name, {})
@@ -167,6 +171,26 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
             queue=name,
             facts=facts,
         )
+
+
+def _coming_back(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
+    rates = queue.get("rates") or {}
+    back, done = rates.get("redelivered_60s", 0.0), rates.get("acked_60s", 0.0)
+    is_lasting = rates.get("redelivered_10s", 0.0) > 0 and queue["messages"]
+    become_letters = 2 * queue["dead_lettered_total"] > queue["redelivered_total"]
+    if back < COME_BACK or back < OFTEN * done or not is_lasting or become_letters:
+        return
+    apart = command("alter", look.path, name, "max_deliveries=5", f"dead_letter={name}.dead")
+    yield Finding(
+        severity=Severity.PROBLEM,
+        kind="coming-back",
+        sentence=f"what queue {quoted(name)} delivers comes back: {back:,.1f} deliveries a second, and {done:,.1f} "
+        f"messages are acked; it has {counted(queue['messages'], 'message')}",
+        remedy=f"see in the logs of its consumers why they give messages back, or end with them; {apart} has what is "
+        "delivered five times set aside",
+        queue=name,
+        facts={"redelivered_60s": back, "acked_60s": done, "redelivered_total": queue["redelivered_total"]},
+    )
 
 
 def _waiting(number: int) -> str:

@@ -115,15 +115,16 @@ def rates(queue: Parts, facts: dict[str, Any]) -> dict[str, float]:
 
 def flow_in(facts: dict[str, Any]) -> Totals:
     """Return what `figures` say of how many have come and gone."""
-    return facts["put_total"], facts["delivered_total"], facts["acked_total"]
+    return facts["put_total"], facts["delivered_total"], facts["acked_total"], facts["redelivered_total"]
 
 
 def _flow(queue: Parts) -> Totals:
-    """Return how many were put, delivered and acked so far. Under the lock."""
+    """Return how many were put, delivered, acked and given back so far. Under the lock."""
     lanes, held = queue.lanes, queue.held
     acquired = held.count() + sum([weigh(leaving.segments)[0] for leaving in held.leaving if leaving.is_delivered])
     delivered = _delivered(queue) + acquired
-    return lanes.messages() + lanes.acked + lanes.gone - queue.found, delivered, lanes.acked
+    put = lanes.messages() + lanes.acked + lanes.gone - queue.found
+    return put, delivered, lanes.acked, queue.claims.returns.total
 
 
 def _delivered(queue: Parts) -> int:

@@ -138,7 +138,7 @@ class StreamLog(Stream):
     def note_published(self, now_s: float, before_s: float) -> None:
         """Note for its rates what was published so far; the last time that was done was `before_s`. Cost: 3 µs."""
         with self._meter_lock:
-            self._meter.note(now_s, (self._published, 0, 0), before_s)
+            self._meter.note(now_s, (self._published, 0, 0, 0), before_s)
 
     @sheltered
     def stats(self) -> StreamStats:
@@ -151,7 +151,7 @@ class StreamLog(Stream):
         }
         with self._meter_lock:
             published = self._published
-            rates = Rates(**self._meter.rates(self._monotonic(), (published, 0, 0)))
+            rates = Rates(**self._meter.rates(self._monotonic(), (published, 0, 0, 0)))
         return StreamStats(
             name=self.name,
             topics=self.settings.topics,

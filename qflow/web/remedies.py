@@ -14,6 +14,7 @@ REMEDIES = {
     "blocked-producers": (OPEN, ALTER, PURGE),
     "no-consumer": (LOOK, PURGE),
     "paused": (OPEN,),
+    "coming-back": (LOOK, ALTER),
     "dead-letters": (LOOK, REDRIVE, PURGE),
     "slow-consumers": (OPEN,),
 }

@@ -83,7 +83,8 @@ def test_blocked_producers_are_counted(empty: dict[str, Any]) -> None:
     assert found.sentence.endswith("; 2 consumers take from it")
 
 
-RATES = dict.fromkeys((f"{what}_{span}s" for what in ("put", "delivered", "acked") for span in (1, 10, 60)), 0.0)
+FLOWS = ("put", "delivered", "acked", "redelivered")
+RATES = dict.fromkeys((f"{what}_{span}s" for what in FLOWS for span in (1, 10, 60)), 0.0)
 
 
 STOPPED = {**RATES, "put_60s": 9.0}
@@ -119,6 +120,37 @@ def test_a_queue_that_grows_no_more_is_not_said_to_grow(empty: dict[str, Any]) -
     assert found.sentence == "nobody consumes queue 'q': 500 messages wait"
     found = only(Look(path="s", stats=told(empty, **waits, rates={**STOPPED, "put_10s": 8.0})))
     assert found.sentence == "nobody consumes queue 'q', and it grows: 500 messages wait, 9.0 more each second"
+
+
+RETURNING = {**RATES, "delivered_60s": 12.0, "redelivered_60s": 11.9, "redelivered_10s": 12.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "coming-back"),
+        ({"rates": {**RETURNING, "put_60s": 4.0, "put_10s": 4.0}}, "coming-back"),
+        ({"rates": {**RETURNING, "acked_60s": 1.3}}, "coming-back"),
+        ({"rates": {**RETURNING, "acked_60s": 1.4}}, None),
+        ({"rates": {**RETURNING, "redelivered_60s": 0.19}}, None),
+        ({"rates": {**RETURNING, "redelivered_10s": 0.0}}, None),
+        ({"dead_lettered_total": 300}, None),
+        ({"messages": 0}, None),
+        ({"rates": {}}, None),
+    ],
+)
+def test_a_queue_whose_messages_come_back_is_told(
+    empty: dict[str, Any], changes: dict[str, Any], kind: str | None
+) -> None:
+    """Not where some get done, where it has ended, or where what comes back becomes a dead letter."""
+    of_queue = {"rates": RETURNING, "messages": 3, "lag_messages": 3, "consumers_total": 2, "redelivered_total": 500}
+    found = judge(Look(path="s", stats=told(empty, **{**of_queue, **changes})))
+    assert [finding.kind for finding in found] == ([kind] if kind else [])
+    if not changes:
+        assert found[0].sentence == (
+            "what queue 'q' delivers comes back: 11.9 deliveries a second, and 0.0 messages are acked; it has 3 messages"
+        )
+        assert "`qflow alter s q max_deliveries=5 dead_letter=q.dead`" in found[0].remedy
 
 
 @pytest.mark.parametrize(("messages", "said"), [(1, "1 message waits"), (0, "0 messages wait"), (2, "2 messages wait")])

@@ -248,24 +248,24 @@ def test_what_happens_after_a_pause_is_not_spread_over_it() -> None:
     """The meter knows when somebody looked last; and it keeps no more than a minute."""
     meter = Meter(0)
     for second in range(1, 200):
-        meter.note(second, (second, second, second), second - 1)
-    assert meter.rates(199, (199, 199, 199)) == dict.fromkeys(_names(), 1.0)
+        meter.note(second, (second, second, second, second), second - 1)
+    assert meter.rates(199, (199, 199, 199, 199)) == dict.fromkeys(_names(), 1.0)
     assert len(meter._moments) <= 62
-    meter.note(400, (1199, 199, 199), 399)
-    assert meter.rates(400, (1199, 199, 199))["put_1s"] == 1000
-    assert meter.rates(401, (1199, 199, 199))["put_1s"] == 0
-    assert meter.rates(461, (1199, 199, 199)) == dict.fromkeys(_names(), 0.0)
+    meter.note(400, (1199, 199, 199, 199), 399)
+    assert meter.rates(400, (1199, 199, 199, 199))["put_1s"] == 1000
+    assert meter.rates(401, (1199, 199, 199, 199))["put_1s"] == 0
+    assert meter.rates(461, (1199, 199, 199, 199)) == dict.fromkeys(_names(), 0.0)
 
 
 def test_what_happens_first_came_about_since_the_meter_began() -> None:
     """Not since the clock did, which may have been weeks ago, nor all at the first look."""
     meter = Meter(1_000)
-    meter.note(1_001.5, (150, 0, 0), 1_001)
-    assert meter.rates(1_001.5, (150, 0, 0))["put_1s"] == 100
+    meter.note(1_001.5, (150, 0, 0, 0), 1_001)
+    assert meter.rates(1_001.5, (150, 0, 0, 0))["put_1s"] == 100
 
 
 def _names() -> list[str]:
-    return [f"{what}_{window}s" for what in ("put", "delivered", "acked") for window in (1, 10, 60)]
+    return [f"{what}_{window}s" for what in ("put", "delivered", "acked", "redelivered") for window in (1, 10, 60)]
 
 
 def test_what_is_published_has_rates(open_at: Open, clock: Clock) -> None:
