@@ -1,4 +1,4 @@
-"""Where groups and durable subscriptions of a stream go on."""
+"""Where groups and durable subscriptions of a stream go on, and their end."""
 
 from __future__ import annotations
 
@@ -72,6 +72,39 @@ def reset(
         facts.print_json({"stream": stream, "group": group, "before": member.committed, "now": now_at})
     else:
         click.echo(f"{name}: at {_shown(member.committed)} before, at {_shown(now_at)} now")
+
+
+@click.command(short_help="Delete a group, or a durable subscription.")
+@options.existing_spool
+@click.argument("stream", shell_complete=options.streams)
+@click.argument("group")
+@asking.yes
+@foreseen.dry_run
+@options.as_json
+def unsubscribe(spool: Path, stream: str, group: str, is_sure: bool, dry_run: bool, as_json: bool) -> None:
+    """Delete GROUP, a group or a durable subscription of STREAM, with its place, also while another process owns the
+    spool.
+
+    The stream keeps nothing for it any more, and all for the others. Who has it open gets an error. Without --yes it
+    asks, at a terminal.
+
+    \b
+        qflow streams unsubscribe SPOOL plant readers --dry-run
+        qflow streams unsubscribe SPOOL plant readers --yes
+    """
+    _, member = _found(spool, stream, group)
+    told = {"stream": stream, "group": group, "lag": member.lag_messages}
+    what = (
+        f"{facts.readable(group)} of {facts.readable(stream)}, {facts.counted(member.lag_messages, 'message')} behind"
+    )
+    if not dry_run:
+        asking.make_sure(is_sure, f"Delete {what}?")
+        with reached(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker:
+            broker.delete_subscription(stream, group)
+    if as_json:
+        facts.print_json({**told, "would_delete" if dry_run else "deleted": True})
+    else:
+        click.echo(f"would delete {what}" if dry_run else f"deleted: {what}")
 
 
 def _found(spool: Path, stream: str, group: str) -> tuple[StreamFacts, SubscriptionFacts]:

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     subcommand_metavar="[list] SPOOL",
 )
 def streams() -> None:
-    """Show the streams of a spool, declare one, or have a group go on elsewhere.
+    """Show the streams of a spool, declare one, have a group go on elsewhere, or delete it.
 
     \b
         qflow streams SPOOL
         qflow streams SPOOL --declare plant --topics 'plant/#' --retention-bytes 1GiB
         qflow streams reset SPOOL plant readers --to -1h
+        qflow streams unsubscribe SPOOL plant readers
 
     A spool that has the name of a command is written as `./reset`.
     """
@@ -146,3 +147,4 @@ def _keeps(stream: StreamFacts) -> str:
 
 
 streams.add_command(positions.reset)
+streams.add_command(positions.unsubscribe)

@@ -265,14 +265,14 @@ def judge_streams(look: Look) -> Iterator[Finding]:
             if subscription["name"] is None or subscription["members"] or not is_behind:
                 continue
             to_the_end = command("streams reset --to latest", look.path, name, subscription["name"])
+            its_end = command("streams unsubscribe", look.path, name, subscription["name"])
             yield Finding(
                 severity=Severity.NOTICE,
                 kind="stream-behind",
                 sentence=f"subscription {quoted(subscription['name'])} of stream {quoted(name)} is "
                 f"{counted(behind, 'message')} behind, about {size(size_bytes)}, and nobody has it open",
-                remedy=f"start who reads with it, have it go on at the end ({to_the_end}), or end it with "
-                "`broker.delete_subscription(stream, name)`: a stream that retains until all have consumed keeps what "
-                "it has not read",
+                remedy=f"start who reads with it, have it go on at the end ({to_the_end}), or delete it "
+                f"({its_end}): a stream that retains until all have consumed keeps what it has not read",
                 queue=name,
                 facts={"subscription": subscription["name"], "lag_messages": behind, "lag_bytes": size_bytes},
             )

@@ -353,6 +353,7 @@ def test_a_file_that_cannot_be_written_is_named(cli: CommandLine) -> None:
         ("export", "plnat"),
         ("subscribe", "plnat"),
         ("streams", "reset", "plnat", "group", "--to", "0", "--yes"),
+        ("streams", "unsubscribe", "plnat", "group", "--yes"),
         ("delete", "plnat", "--stream", "--yes"),
         ("sessions", "list", "--stream", "plnat"),
         ("pipeline", "report", "--stream", "plnat"),

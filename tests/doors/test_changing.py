@@ -305,6 +305,27 @@ def test_a_group_goes_on_where_it_is_told(spool: Path, to: str, now: int) -> Non
         assert [one.body for one in readers] == [b"%d" % number for number in range(now, 6)]
 
 
+@pytest.mark.parametrize("is_owned", [True, False], ids=["beside an owner", "alone"])
+def test_a_group_is_deleted_with_its_place(spool: Path, is_owned: bool) -> None:
+    """Not by a dry run; another of its name begins anew; who has it open is told. One that is not there is named."""
+    shell, words = CommandLine(spool.parent), ("streams", "unsubscribe", spool, "plant")
+    told = {"stream": "plant", "group": "readers", "lag": 2}
+    assert shell.json(*words, "readers", "--dry-run") == {**told, "would_delete": True}
+    owner = qflow.open(spool) if is_owned else None
+    readers = None if owner is None else owner.subscribe("plant", group="readers")
+    assert shell.run(*words, "readers").returncode == 2
+    assert shell.json(*words, "readers", "--yes") == {**told, "deleted": True}
+    done = shell.run(*words, "readers", "--yes")
+    assert (done.returncode, "no durable subscription 'readers'" in error_line(done)) == (2, True)
+    if owner is not None and readers is not None:
+        with pytest.raises(qflow.StreamDeleted):
+            readers.get(0)
+        owner.close()
+    anew = {"group": "readers", "follow": False, "start": "earliest"}
+    with qflow.open(spool) as broker, broker.subscribe("plant", **anew) as readers:
+        assert (readers.lag, len(list(readers))) == (6, 6)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
