@@ -55,8 +55,8 @@ def choose(spool: Path, queue_name: str, conditions: Sequence[str], *, due: bool
     return chosen
 
 
-def delete(queue: AnyQueue, sequences: Sequence[int], as_json: bool = False) -> set[int]:
-    """Delete messages that wait, and print how many, whatever happens; return which."""
+def delete(queue: AnyQueue, sequences: Sequence[int], json_key: str | None) -> set[int]:
+    """Delete messages that wait, and print how many, in JSON under `json_key`, whatever happens; return which."""
     deleted: set[int] = set()
     in_doubt = 0
     try:
@@ -66,9 +66,9 @@ def delete(queue: AnyQueue, sequences: Sequence[int], as_json: bool = False) -> 
             deleted.update(queue.delete_many(some))
             in_doubt = 0
     finally:
-        if as_json:
+        if json_key is not None:
             doubt = {"in_doubt": in_doubt} if in_doubt else {}
-            facts.print_json({"queue": queue.name, "purged": len(deleted), **doubt})
+            facts.print_json({"queue": queue.name, json_key: len(deleted), **doubt})
         else:
             click.echo(f"messages deleted from {facts.readable(queue.name)}: {len(deleted):,}")
             if in_doubt:

@@ -27,6 +27,7 @@ from qflow.cli.spool import AnyQueue, existing_queue, existing_stream, reached_i
 @asking.yes
 @foreseen.dry_run
 @options.capacity
+@options.as_json
 def delete(
     spool: Path,
     name: str,
@@ -35,6 +36,7 @@ def delete(
     is_sure: bool,
     dry_run: bool,
     capacity: int,
+    as_json: bool,
 ) -> int:
     """Delete the queue NAME with all its messages, also while another process owns the spool.
 
@@ -42,7 +44,7 @@ def delete(
     Without --yes it asks, at a terminal.
 
     With --sequence, that message of the queue alone, if it waits: what a consumer holds stays. Exits with 1 if one does
-    not wait, and names it. `qflow peek` and `qflow grep` show sequences.
+    not wait, and names it. `qflow peek` and `qflow grep` show sequences. --json says how many messages are deleted.
 
     --dry-run asks the owner; if none answers, it reads the log, which has durable queues alone, and counts what
     consumers hold as if it waited.
@@ -54,12 +56,12 @@ def delete(
     """
     if sequences and is_stream:
         raise click.UsageError("--sequence is for queues: what a stream retains goes by its retention")
+    kind = "stream" if is_stream else "queue"
     if dry_run:
-        return _foresee(spool, name, "stream" if is_stream else "queue", list(dict.fromkeys(sequences)))
+        return _foresee(spool, name, kind, list(dict.fromkeys(sequences)), as_json)
     with reached_if_there(spool, capacity) as broker:
         if sequences:
-            return _delete_messages(existing_queue(broker, name), list(dict.fromkeys(sequences)), is_sure)
-        kind = "stream" if is_stream else "queue"
+            return _delete_messages(existing_queue(broker, name), list(dict.fromkeys(sequences)), is_sure, as_json)
         count = existing_stream(broker, name).stats().messages if is_stream else len(existing_queue(broker, name))
         what = f"the {kind} {facts.readable(name)}"
         asking.make_sure(is_sure, f"Delete {what} with {facts.counted(count, 'message')}?")
@@ -67,26 +69,31 @@ def delete(
             broker.delete_stream(name)
         else:
             broker.delete_queue(name)
-    click.echo(f"{kind} {facts.readable(name)} deleted, with {facts.counted(count, 'message')}")
+    if as_json:
+        facts.print_json({kind: name, "deleted": count})
+    else:
+        click.echo(f"{kind} {facts.readable(name)} deleted, with {facts.counted(count, 'message')}")
     return Exit.FINE
 
 
-def _foresee(spool: Path, name: str, kind: str, sequences: list[int]) -> int:
+def _foresee(spool: Path, name: str, kind: str, sequences: list[int], as_json: bool) -> int:
     """Print what would be deleted."""
-    if sequences:
-        waiting = foreseen.waiting(spool, name, sequences)
-        click.echo(f"would delete {facts.counted(len(waiting), 'message')} of the queue {facts.readable(name)}")
-        return _tell_of_left(name, sequences, waiting)
-    count, _held = foreseen.depth(spool, name, kind)
-    click.echo(f"would delete the {kind} {facts.readable(name)}, with {facts.counted(count, 'message')}")
-    return Exit.FINE
+    waiting = foreseen.waiting(spool, name, sequences) if sequences else set()
+    count = len(waiting) if sequences else foreseen.depth(spool, name, kind)[0]
+    if as_json:
+        facts.print_json({kind: name, "would_delete": count})
+    elif sequences:
+        click.echo(f"would delete {facts.counted(count, 'message')} of the queue {facts.readable(name)}")
+    else:
+        click.echo(f"would delete the {kind} {facts.readable(name)}, with {facts.counted(count, 'message')}")
+    return _tell_of_left(name, sequences, waiting)
 
 
-def _delete_messages(queue: AnyQueue, sequences: list[int], is_sure: bool) -> int:
+def _delete_messages(queue: AnyQueue, sequences: list[int], is_sure: bool, as_json: bool) -> int:
     """Delete messages that wait, and name those that do not."""
     what = facts.counted(len(sequences), "message")
     asking.make_sure(is_sure, f"Delete {what} of the queue {facts.readable(queue.name)}?")
-    return _tell_of_left(queue.name, sequences, chosen.delete(queue, sequences))
+    return _tell_of_left(queue.name, sequences, chosen.delete(queue, sequences, "deleted" if as_json else None))
 
 
 def _tell_of_left(name: str, sequences: list[int], gone: set[int]) -> int:

@@ -19,7 +19,7 @@ STDOUT = 1
 @click.command(short_help="Write messages to stdout and ack them.")
 @options.existing_spool
 @options.queue_name
-@click.option("--max", "maximum", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option("--max", "--limit", "maximum", type=click.IntRange(min=1), help="Stop after so many messages.")
 @click.option("--follow", is_flag=True, help="When the queue is empty, wait for more.")
 @options.delimiter
 @options.capacity

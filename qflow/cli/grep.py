@@ -33,7 +33,9 @@ Matches = Callable[[bytes, "Headers"], bool]
 @click.option("-i", "--ignore-case", is_flag=True, help="Large and small letters are the same.")
 @click.option("-F", "--fixed", is_flag=True, help="PATTERN is a text, not a regular expression.")
 @click.option("-c", "--count", "only_count", is_flag=True, help="Only how many there are, for each queue and stream.")
-@click.option("-m", "--max", "most", type=click.IntRange(min=1), help="At most so many of each queue and stream.")
+@click.option(
+    "-m", "--max", "--limit", "most", type=click.IntRange(min=1), help="At most so many of each queue and stream."
+)
 @options.as_json
 def grep(
     spool: Path,

@@ -28,7 +28,9 @@ HEADERS_SHOWN = 200
 _PIECE = 2**16
 """Characters that are escaped at a time: each escape is an object of its own until they are joined."""
 
-most = click.option("-n", "most", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many.")
+most = click.option(
+    "-n", "--limit", "most", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many."
+)
 
 
 def _conditions(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> Sequence[str]:

@@ -14,7 +14,7 @@ from qflow.cli.redrive import Errand
 @options.existing_spool
 @options.queue_name
 @click.argument("to", metavar="TO", shell_complete=options.queues)
-@click.option("--limit", type=click.IntRange(min=1), help="Move at most so many.")
+@click.option("--limit", "--max", "limit", type=click.IntRange(min=1), help="Move at most so many.")
 @messages.where
 @asking.yes
 @foreseen.dry_run

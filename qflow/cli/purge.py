@@ -78,7 +78,7 @@ def _purge_chosen(
         with reached_if_there(spool, capacity) as broker:
             queue = existing_queue(broker, queue_name)
             asking.make_sure(is_sure, f"Delete {what} of {name}?")
-            left = len(found.sequences) - len(chosen.delete(queue, found.sequences, as_json))
+            left = len(found.sequences) - len(chosen.delete(queue, found.sequences, "purged" if as_json else None))
         if left and not as_json:
             click.echo(f"not waiting any more, held by a consumer or gone: {left:,}")
     tell_of_examination(spool, found.problems, {})

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @options.existing_spool
 @click.argument("queue_name", metavar="DLQ", shell_complete=options.queues)
 @click.option("--to", metavar="QUEUE", help="Move all of them to this queue instead, also those without an origin.")
-@click.option("--limit", type=click.IntRange(min=1), help="Move at most so many.")
+@click.option("--limit", "--max", "limit", type=click.IntRange(min=1), help="Move at most so many.")
 @messages.where
 @asking.yes
 @foreseen.dry_run

@@ -42,7 +42,7 @@ STDOUT = 1
 )
 @click.option("--partition", type=click.IntRange(min=0), help="Of this partition only.")
 @click.option("--follow", is_flag=True, help="At the end of the stream, wait for more.")
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after so many messages.")
+@click.option("--limit", "--max", "limit", type=click.IntRange(min=1), help="Stop after so many messages.")
 @click.option(
     "--format",
     "form",

@@ -271,6 +271,26 @@ def test_a_name_of_another_kind_is_told_as_one(spool: Path, words: list[str], ki
     assert f"; it is a {kind}\n" in done.stderr
 
 
+def test_a_delete_tells_programs_how_many_messages_are_gone(spool: Path) -> None:
+    """Of single ones, of a queue and of a stream; of a dry run, how many would be."""
+    for kind, words, count in (
+        ("queue", ("ring", "--sequence", 3, "--sequence", 1), 2),
+        ("queue", ("ring",), 3),
+        ("stream", ("plant", "--stream"), 6),
+    ):
+        for key, sure in (("would_delete", "--dry-run"), ("deleted", "--yes")):
+            done = run("delete", spool, *words, sure, "--json")
+            assert (done.exit_code, json.loads(done.stdout)) == (0, {kind: words[0], key: count})
+
+
+def test_one_word_is_how_many_at_most_for_all(spool: Path) -> None:
+    """`--limit`, which some commands name otherwise, too."""
+    assert len(run("peek", spool, "ring", "--limit", 2, "--json").stdout.splitlines()) == 2
+    assert len(run("grep", spool, ".", "ring", "--limit", 2).stdout.splitlines()) == 2
+    assert len(CommandLine(spool.parent).run("get", spool, "ring", "--limit", 2).stdout.splitlines()) == 2
+    assert depths(spool)["ring"] == 3
+
+
 @pytest.mark.parametrize("stops", [True, False])
 def test_a_delete_that_ends_in_the_middle_says_what_is_deleted(
     spool: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
