@@ -28,8 +28,9 @@ from qflow.serving.addresses import Address, is_of_this_machine_alone
 from qflow.serving.certificates import Certificates
 from qflow.serving.doors import Door, Opening, Secrets, Service, check_free
 from qflow.serving.extras import load
+from qflow.serving.handshakes import looking_after_handshakes
 from qflow.serving.logs import FORMATTERS
-from qflow.serving.loops import let_go_of_failed_handshakes, loop_factory, take_small_buffers, telling_of_few_files
+from qflow.serving.loops import loop_factory, take_small_buffers, telling_of_few_files
 from qflow.serving.users import Users
 
 _logger = get_logger("qflow")
@@ -119,7 +120,6 @@ def run(
     read()
     serves = [partial(one.kind.load(), **one.terms) for one in wanted]
     take_small_buffers()
-    let_go_of_failed_handshakes()
     with (
         output(sys.stdout) as told,
         _log_on_stderr(log_format),
@@ -148,6 +148,7 @@ async def _serve(
     async with qflow.aio.open(spool, **settings) as broker, AsyncExitStack() as stack:
         check_free(places)
         stack.enter_context(telling_of_few_files())
+        stack.enter_context(looking_after_handshakes())
         if {one.kind.protocol for one, _ in wanted} >= {"amqp", "mqtt"}:
             await stack.enter_async_context(await qflow.bridge.join(broker))
         openings = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import sys
 from asyncio import sslproto
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,17 +36,6 @@ def take_small_buffers() -> None:
     sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
 
 
-def let_go_of_failed_handshakes() -> None:
-    """Have a connection whose handshake fails go at once, with its buffers, in loops of asyncio in this process.
-
-    Before 3.12.3, the error that ends a handshake holds the frames that it was raised in, and those hold the error and
-    the connection: 100 KiB for each who only looks whether the port is open, until the garbage collector has been
-    through all that there is (https://github.com/python/cpython/issues/109534).
-    """
-    if sys.version_info < (3, 12, 3):
-        sslproto.SSLProtocol = _LettingGo  # type: ignore[misc]
-
-
 @contextmanager
 def telling_of_few_files() -> Iterator[None]:
     """Have the loop that runs say in one line, and again after some seconds, that it lacks what a connection takes.
@@ -68,21 +56,3 @@ def telling_of_few_files() -> Iterator[None]:
         yield
     finally:
         telling.end()
-
-
-class _LettingGo(sslproto.SSLProtocol):
-    """A connection with TLS, of which the error of a handshake that failed holds nothing."""
-
-    _server_side: bool
-    _waiter: Any
-
-    def _on_handshake_complete(self, handshake_exc: Any) -> None:
-        """End a handshake, with an error, or the class of one, if it failed."""
-        waiter = None
-        if handshake_exc is not None and self._server_side:
-            waiter, self._waiter = self._waiter, None
-        super()._on_handshake_complete(handshake_exc)
-        if waiter is not None:
-            waiter.cancel()  # nobody asks the server why
-            if isinstance(handshake_exc, BaseException):
-                handshake_exc.__traceback__ = None

@@ -203,6 +203,8 @@ def test_tls_asks_for_a_certificate_and_takes_new_ones(start: Any, tmp_path: Pat
     assert shown(secure) == certificate_of("server")
     with suppress(ssl.SSLError, ConnectionError):  # the client may have said all before it hears of it
         assert log_in(secure, "guest", "guest", trusting("")) == ""
+    refused = f"qflow: TLS with 127.0.0.1 failed at 127.0.0.1:{secure}: the client shows no certificate: give it one"
+    assert server.process.stderr.readline().startswith(refused)
     shutil.copy(PEM / "renewed.pem", cert)  # the key is still the other one's
     server.signal(signal.SIGHUP)
     assert server.process.stderr.readline().startswith("qflow: nothing is reloaded")
