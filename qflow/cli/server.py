@@ -191,7 +191,9 @@ def _read(users_file: Path | None, certificates: Certificates | None, flights: S
     for one in flights:
         _check_flight(one)
     users = None if users_file is None else Users.load(users_file)
-    return Secrets(users, None if certificates is None else certificates.context())
+    if certificates is None:
+        return Secrets(users, None)
+    return Secrets(users, certificates.context(), certificates.validity())
 
 
 def _check_regular(file: Path) -> None:

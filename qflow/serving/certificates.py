@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _ssl
 import ssl
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,12 @@ from typing import Any
 import attrs
 
 from qflow.errors import InvalidArgument
+from qflow.named_tuples import NamedTuple
+
+DAY_S = 86_400.0
+_SOON_S = 14 * DAY_S
+_SOON_PART = 0.1
+"""A certificate expires soon if less than that is left, and less than that part of how long it is valid."""
 
 _OF_ANOTHER = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED")
 """What OpenSSL says of a key that is not that of the certificate: the last ones where it is of another algorithm."""
@@ -17,6 +25,34 @@ _OF_ANOTHER = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIG
 
 class _Encrypted(Exception):
     """A key is encrypted, and nobody is there to type its password."""
+
+
+class Validity(NamedTuple):
+    """When a certificate is valid, in seconds since 1970."""
+
+    path: Path
+    begins_s: float
+    ends_s: float
+
+    def warning(self, now_s: float) -> str | None:
+        """Return what is to be said of it: it is not valid, or soon will be no more; None if nothing is."""
+        what = f"the certificate {str(self.path)!r}"
+        if now_s < self.begins_s:
+            return f"{what} is not valid before {_at(self.begins_s)}, and clients refuse it: look at the clock"
+        if now_s >= self.ends_s:
+            return f"{what} has expired at {_at(self.ends_s)}, and clients refuse it: renew it, and send SIGHUP"
+        if now_s >= self._soon_s:
+            return f"{what} expires at {_at(self.ends_s)}: renew it, and send SIGHUP"
+        return None
+
+    def rest_s(self, now_s: float) -> float:
+        """Return after how many seconds to look for a warning again: a day, or earlier if there is another one then."""
+        changes = (self.begins_s, self._soon_s, self.ends_s)
+        return min([DAY_S, *(max(1.0, change - now_s) for change in changes if change > now_s)])
+
+    @property
+    def _soon_s(self) -> float:
+        return self.ends_s - min(_SOON_S, _SOON_PART * (self.ends_s - self.begins_s))
 
 
 @attrs.frozen
@@ -58,6 +94,15 @@ class Certificates:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
+    def validity(self) -> Validity | None:
+        """Return when the certificate of the server is valid; None if it does not say so in a way that can be read."""
+        try:
+            found = _ssl._test_decode_cert(str(self.cert))  # type: ignore[attr-defined]
+            begins, ends = (ssl.cert_time_to_seconds(str(found[name])) for name in ("notBefore", "notAfter"))
+        except (OSError, KeyError, ValueError):
+            return None
+        return Validity(self.cert, begins, ends)
+
     def contents(self) -> list[bytes]:
         """Return what the files hold, in the order of the arguments. Raises OSError."""
         return [path.read_bytes() for path in (self.cert, self.key, self.ca) if path is not None]
@@ -95,6 +140,10 @@ class Renewable:
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         """Called in each handshake, also of clients that name no server."""
         connection.context = self._newest
+
+
+def _at(time_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time_s))
 
 
 def _refuse() -> str:

@@ -12,8 +12,9 @@ import asyncio
 import os
 import signal
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from typing import Any, Protocol
 
 import attrs
@@ -22,6 +23,7 @@ from qflow.errors import InvalidArgument, QflowError
 from qflow.named_tuples import NamedTuple
 from qflow.serving import notify as manager
 from qflow.serving.addresses import Address, occupy
+from qflow.serving.certificates import Validity
 from qflow.serving.users import Users
 
 LOOK_S = 1.0
@@ -52,6 +54,8 @@ class Secrets(NamedTuple):
     users: Users | None
     ssl: ssl.SSLContext | None
     """None where no door has TLS."""
+    validity: Validity | None = None
+    """Of the certificate of the doors with TLS; None: there are none, or it is not known."""
 
 
 @attrs.frozen
@@ -105,6 +109,8 @@ class Service:
         self._doors: list[tuple[Opening, Door]] = []
         self._stops: asyncio.Queue[signal.Signals] = asyncio.Queue()
         self._is_to_reload = asyncio.Event()
+        self._validity: Validity | None = None
+        self._is_read = asyncio.Event()  # there is another validity
 
     def receive(self, number: signal.Signals) -> None:
         """Do what a signal asks for; in the thread of the event loop."""
@@ -128,6 +134,7 @@ class Service:
             for number in (*STOPS, signal.SIGHUP):
                 loop.add_signal_handler(number, self.receive, number)
             secrets = await asyncio.to_thread(self._read)
+            self._validity = secrets.validity
             for opening in self._openings:
                 door = await self._opened(opening, secrets)
                 stack.push_async_callback(door.close)
@@ -148,7 +155,8 @@ class Service:
 
     async def _until_stopped(self) -> signal.Signals:
         """Return the first signal that asks to stop; reload at the others meanwhile, and look whether it can go on."""
-        beside = [asyncio.create_task(self._reload_when_asked()), asyncio.create_task(self._until_failed())]
+        works = (self._reload_when_asked, self._until_failed, self._tell_of_certificate)
+        beside = [asyncio.create_task(work()) for work in works]
         stopping = asyncio.create_task(self._stops.get())
         try:
             await asyncio.wait({*beside, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -177,7 +185,22 @@ class Service:
                 for opening, door in self._doors:
                     door.reload(users=secrets.users, ssl=secrets.ssl if opening.has_tls else None)
                 self._warn("users, tokens and certificates are read anew")
+                self._validity = secrets.validity
+                self._is_read.set()
             await asyncio.to_thread(self._notify, manager.READY)
+
+    async def _tell_of_certificate(self) -> None:
+        """Warn of a certificate that is not valid, or soon will be no more: when it is read, and once a day."""
+        while True:
+            self._is_read.clear()
+            rest_s = None
+            if self._validity is not None:
+                warning, rest_s = self._validity.warning(time.time()), self._validity.rest_s(time.time())
+                if warning is not None:
+                    self._warn(warning)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._is_read.wait()
 
     async def _drained(self, number: signal.Signals) -> signal.Signals:
         """Drain all doors; return the signal that was the last."""

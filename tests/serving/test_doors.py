@@ -18,6 +18,7 @@ from doors.event_loop import run, until
 from qflow.errors import BrokerFailed, InvalidArgument
 from qflow.serving import doors
 from qflow.serving.addresses import Address
+from qflow.serving.certificates import DAY_S, Validity
 from qflow.serving.doors import Opening, Secrets, Service
 from qflow.serving.notify import notify, reloading
 from qflow.serving.users import Users
@@ -222,6 +223,33 @@ def test_a_reload_gives_new_users_and_certificates_to_the_doors() -> None:
         "secure is closed",
         "plain is closed",
     ]
+
+
+def test_a_certificate_that_expires_is_told_of_when_it_is_read_and_again() -> None:
+    """Once a day, until another one is read."""
+
+    class Expiring(Validity):
+        def warning(self, now_s: float) -> str | None:
+            return f"expires: {self.path}"
+
+        def rest_s(self, now_s: float) -> float:
+            return 0.0 if bench.log.count("expires: old") < 2 else DAY_S
+
+    bench = Bench()
+    bench.secrets = bench.secrets._replace(validity=Expiring(Path("old"), 0.0, 0.0))
+
+    async def scenario() -> list[str]:
+        running = await bench.up()
+        await until(lambda: bench.log.count("expires: old") == 3)
+        bench.secrets = bench.secrets._replace(validity=Expiring(Path("new"), 0.0, 0.0))
+        bench.service.receive(signal.SIGHUP)
+        await until(lambda: "expires: new" in bench.log)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return [line for line in bench.log if "expires" in line or "anew" in line]
+
+    old, new = ["expires: old"] * 3, ["users, tokens and certificates are read anew", "expires: new"]
+    assert run(scenario()) == [*old, *new]
 
 
 @pytest.mark.parametrize("error", [InvalidArgument("line 3 is wrong"), PermissionError(13, "Permission denied")])

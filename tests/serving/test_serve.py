@@ -338,6 +338,15 @@ def test_without_websockets_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path) == []
 
 
+def test_an_expired_certificate_is_told_of_at_the_start(start: Any) -> None:
+    server = start(
+        *("spool", "--amqps", "127.0.0.1:0", "--cert", PEM / "expired.pem", "--key", PEM / "expired.key"),
+    )
+    server.port("amqps")
+    line = f"qflow: the certificate '{PEM / 'expired.pem'}' has expired at 2021-01-01 00:00 UTC, and clients refuse it"
+    assert server.process.stderr.readline().startswith(line)
+
+
 @pytest.mark.parametrize(
     ("cert", "key", "ca", "said"),
     [
