@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import attrs
 import jinja2
 from markupsafe import Markup
 from starlette.requests import Request
@@ -46,8 +47,19 @@ _COMMAND = re.compile(r"`([^`]*)`")
 
 def _commands(sentence: str) -> Markup:
     """Return a sentence with what is between backticks as commands."""
-    parts = enumerate(_COMMAND.split(text.visible(sentence)))
+    parts = enumerate(map(_sentence, _COMMAND.split(sentence)))
     return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else part for number, part in parts)
+
+
+_RIGHT_TO_LEFT = "\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff"
+_TURNED = re.compile(rf"([{_RIGHT_TO_LEFT}]+(?:\W*[{_RIGHT_TO_LEFT}]+)*)")
+"""Words that are written from right to left."""
+
+
+def _sentence(sentence: str) -> Markup:
+    """Return a sentence in which names that are written from right to left turn no number beside them."""
+    parts = enumerate(_TURNED.split(text.visible(sentence)))
+    return Markup("").join(Markup("<bdi>{}</bdi>").format(part) if number % 2 else part for number, part in parts)
 
 
 _TEMPLATES = jinja2.Environment(
@@ -60,6 +72,7 @@ _TEMPLATES = jinja2.Environment(
 _TEMPLATES.filters |= {
     "name": text.name,
     "visible": text.visible,
+    "sentence": _sentence,
     "count": text.count,
     "size": text.size,
     "span": text.span,
@@ -116,6 +129,9 @@ async def _queues(request: Request) -> Response:
     wanted = listing.Wanted.of(given)
     found, count = listing.listed(await site.look(), rights, wanted)
     pages = max(1, -(-count // listing.AT_ONCE))
+    if wanted.page > pages:  # there are fewer by now
+        wanted = attrs.evolve(wanted, page=pages)
+        found, count = listing.listed(await site.look(), rights, wanted)
     return shown(request, "queues.html", queues=found, count=count, wanted=wanted, pages=pages)
 
 

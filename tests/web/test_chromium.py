@@ -80,6 +80,22 @@ def test_a_purge_by_the_keyboard_alone(spool: Path) -> None:
     asyncio.run(test())
 
 
+def test_a_name_is_drawn_over_nothing_else(spool: Path) -> None:
+    """Whoever may make a queue can name it with marks that pile up."""
+
+    async def test() -> None:
+        async with browsing(spool) as (broker, tab, home):
+            await broker.declare_queue("z" + "\u0300" * 300)
+            await tab.goto(f"{home}/queues")
+            await tab.wait_for_selector("#rows a")
+            head = tab.locator("thead")
+            seen = await head.screenshot()
+            await tab.evaluate("document.querySelector('#rows a').textContent = 'z'")
+            assert await head.screenshot() == seen
+
+    asyncio.run(test())
+
+
 def test_what_comes_after_the_end_of_the_broker_is_said_on_the_page(spool: Path) -> None:
     """The figures are old, and the page says so instead of showing them as if they were new."""
 

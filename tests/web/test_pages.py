@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import shutil
@@ -228,6 +229,59 @@ def test_a_finding_leads_to_its_remedy(spool: Path) -> None:
                 assert '<a href="/messages?queue=%3Cdead%3E%60%26">Look at messages</a>' in page
                 for link in ("/confirm/purge?queue=%3Cdead%3E%60%26", "/queue?queue=%3Cdead%3E%60%26#move"):
                     assert (f'<a href="{link}"' in page) == (who is not None)
+
+    run(test)
+
+
+def test_a_name_from_right_to_left_turns_no_number_beside_it(spool: Path) -> None:
+    """Neither in a sentence nor in a command, which can be copied as it is."""
+
+    async def test() -> None:
+        async with served(spool) as site:
+            queue = await site.broker.declare_queue("תור שני (5)", limit_messages=1)
+            await queue.put(b"x")
+            blocked = asyncio.create_task(queue.put(b"y"))
+            page = ""
+            while "blocked for" not in page:
+                page = (await site.client().get("/")).text
+            blocked.cancel()
+            assert "of queue &#39;<bdi>תור שני</bdi> (5)&#39; (1)" in page
+            assert re.search(r"<code>qflow [^<]+ &#39;<bdi>תור שני</bdi> \(5\)&#39;", page) is not None
+
+    run(test)
+
+
+def test_what_is_asked_about_is_named_as_a_whole(spool: Path) -> None:
+    """Of two long names that differ in the middle, it is clear which one is deleted; tables cut both."""
+
+    async def test() -> None:
+        async with served(spool, users()) as site:
+            browser = await site.browser()
+            name = "x" * 200 + "<here>" + "y" * 200
+            await site.broker.declare_queue(name)
+            await site.broker.declare_stream(name, topics=["log/#"])
+            shown = html.escape(name)
+            for page, seen in (("/queue", f"Queue {shown}</h1>"), ("/messages", f"Messages of {shown}</h1>")):
+                assert seen in (await browser.get(page, params={"queue": name})).text
+            assert f"Stream {shown}</h1>" in (await browser.get("/stream", params={"stream": name})).text
+            for action, kind in (("purge", "queue"), ("delete", "queue"), ("delete_stream", "stream")):
+                assert f"<b>{shown}</b>?" in (await browser.get(f"/confirm/{action}", params={kind: name})).text
+
+    run(test)
+
+
+def test_a_page_behind_the_last_is_the_last(spool: Path) -> None:
+    """As when queues were deleted meanwhile; and one queue is no plural."""
+
+    async def test() -> None:
+        async with served(spool) as site:
+            await site.broker.declare_queue("lone")
+            page = ""
+            while "/queue?queue=lone" not in page:
+                page = (await site.client().get("/queues")).text
+            behind = (await site.client().get("/queues", params={"page": "7"})).text
+            assert "/queue?queue=lone" in behind
+            assert "data-live>1 queue</p>" in behind
 
     run(test)
 
