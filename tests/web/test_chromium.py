@@ -80,6 +80,27 @@ def test_a_purge_by_the_keyboard_alone(spool: Path) -> None:
     asyncio.run(test())
 
 
+def test_a_page_is_printed_as_a_whole(spool: Path) -> None:
+    """Black on white: all columns of a table, and all lines of a body, which are scrolled to on a screen."""
+    wider = "one => one.getBoundingClientRect().right > document.documentElement.clientWidth"
+
+    async def test() -> None:
+        async with browsing(spool) as (broker, tab, home):
+            queue = await broker.declare_queue("wide " * 12)
+            await queue.put(b"line\n" * 200)
+            await tab.set_viewport_size({"width": 718, "height": 1000})  # a sheet without its margins
+            await tab.emulate_media(media="print", color_scheme="dark")
+            await tab.goto(f"{home}/queues")
+            await tab.wait_for_selector("#rows a")
+            assert await tab.locator("#rows td").evaluate_all(f"all => all.filter({wider}).length") == 0
+            assert await tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+            await tab.goto(f"{home}{qflow.web.pages.link('/messages', queue=queue.name)}")
+            body = tab.locator("pre")
+            assert await body.evaluate("one => one.scrollHeight - one.clientHeight") == 0
+
+    asyncio.run(test())
+
+
 def test_a_name_is_drawn_over_nothing_else(spool: Path) -> None:
     """Whoever may make a queue can name it with marks that pile up."""
 
