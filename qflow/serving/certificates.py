@@ -166,7 +166,10 @@ def _what_is_wrong(cert: Path, key: Path, error: OSError) -> str:
         return _no_certificate(cert)
     reason = getattr(error, "reason", None)
     if not reason:
-        return f"{str(key)!r} is no private key: give one in PEM, with a line such as -----BEGIN PRIVATE KEY-----"
+        return (
+            f"{str(key)!r} is no private key, or is cut off: give one in PEM, from a line such as "
+            "-----BEGIN PRIVATE KEY----- to that of its end"
+        )
     if reason in _OF_ANOTHER:
         return (
             f"{str(key)!r} is the key of another certificate than {str(cert)!r}: give the two that were made together"
@@ -175,4 +178,7 @@ def _what_is_wrong(cert: Path, key: Path, error: OSError) -> str:
 
 
 def _no_certificate(path: Path) -> str:
-    return f"{str(path)!r} is no certificate: give one in PEM, with the line -----BEGIN CERTIFICATE-----"
+    return (
+        f"{str(path)!r} is no certificate, or has one that is cut off: give it in PEM, from the line "
+        "-----BEGIN CERTIFICATE----- to -----END CERTIFICATE-----"
+    )
