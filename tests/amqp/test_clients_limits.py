@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pika
 import pytest
@@ -158,6 +158,26 @@ def test_a_dead_letter_exchange_that_is_not_there_takes_nothing(channel: Blockin
     method, _, _ = channel.basic_get(queue)
     channel.basic_nack(method.delivery_tag, requeue=False)
     assert bodies(channel, queue, 1) == [b"2"]
+
+
+def test_a_death_that_comes_again_counts_and_stays_as_it_was_first(channel: BlockingChannel, declare: Declare) -> None:
+    """Its time and keys are those of the first, so that a client can tell how long a message has gone round."""
+    dead = declare()
+    queue = declare(x_message_ttl=1, x_dead_letter_exchange="", x_dead_letter_routing_key=dead)
+    first = {
+        "reason": "expired",
+        "queue": queue,
+        "time": datetime(2026, 1, 2, tzinfo=UTC),
+        "exchange": "before",
+        "routing-keys": ["key", "copy"],
+        "original-expiration": "7",
+    }
+    other = {"count": 3, "reason": "rejected", "queue": queue}
+    publish(channel, queue, b"body", headers={"x-death": [other, {**first, "count": 1}]})
+    [message] = messages(channel, dead, 1)
+    [again, unchanged] = message.properties.headers["x-death"]
+    again["time"] = again["time"].replace(tzinfo=UTC)
+    assert (again, unchanged) == ({**first, "count": 2}, other)
 
 
 def test_an_x_death_that_is_nonsense_harms_nobody(channel: BlockingChannel, declare: Declare) -> None:

@@ -57,19 +57,22 @@ def dead(content: Content, queue: str, reason: str, exchange: str, new_key: str 
 def _deaths(
     table: Mapping[str, Any], exchange: str, queue: str, reason: str, keys: list[str], expiration: str | None
 ) -> list[dict[str, Any]]:
-    """Return `x-death`, the latest first: one entry for each queue and reason, which counts."""
+    """Return `x-death`, the latest first: one entry for each queue and reason, which counts, and else stays as it was."""
     before = table.get("x-death")
     known = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
     count = 1
-    rest = []
+    rest, same = [], None
     for entry in known[:MOST_DEATHS]:
         if entry.get("queue") == queue and entry.get("reason") == reason:
             earlier = entry.get("count")
             count += earlier if isinstance(earlier, int) and 0 <= earlier < 2**62 else 0
+            same = entry if same is None else same
         else:
             rest.append(entry)
+    if same is not None:
+        return [{**same, "count": count}, *rest]
     latest: dict[str, Any] = {
-        "count": count,
+        "count": 1,
         "reason": reason,
         "queue": queue,
         "time": datetime.now(UTC).replace(microsecond=0),
