@@ -74,6 +74,12 @@ def test_a_client_that_waits_for_no_answer_gets_the_events_one_by_one() -> None:
     assert list(came) == [ChannelOpened(1)]
 
 
+def test_the_header_of_amqp_0_9_begins_a_connection_too() -> None:
+    """Clients of Perl send it, and speak 0-9-1."""
+    connection = Connection()
+    assert events(connection, b"AMQP\x01\x01\x00\x09", HANDSHAKE[1]) == [Login("PLAIN", b"\0user\0secret", {}, "en_US")]
+
+
 @pytest.mark.parametrize(
     "data",
     [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01", b"AMQP\x03\x01\x00\x00", b"AMQP\x01\x01\x08\x00"],

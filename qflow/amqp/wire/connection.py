@@ -140,7 +140,7 @@ class Connection:
     def _protocol_header(self) -> bool:
         """Whether it is there, and right; a wrong one is answered with the right one, and is the end."""
         came = self._input.buffer[self._input.at : self._input.at + 8]
-        if not frames.PROTOCOL_HEADER.startswith(came):
+        if not (frames.PROTOCOL_HEADER.startswith(came) or frames.HEADER_OF_0_9.startswith(came)):
             self._output.write(frames.PROTOCOL_HEADER)
             self._end()
             raise AmqpError(ReplyCode.FRAME_ERROR, f"no AMQP 0-9-1: the connection began with {came!r}")

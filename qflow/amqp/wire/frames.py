@@ -22,6 +22,8 @@ END = 0xCE
 AROUND_PAYLOAD_BYTES = FRAME_BYTES + 1
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+HEADER_OF_0_9 = b"AMQP\x01\x01\x00\x09"
+"""Sent by some clients that speak 0-9-1 all the same, such as Perl's Net::AMQP."""
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 BASIC = 60
 DELIVER, PUBLISH, ACK, NACK = 0x3C003C, b"\x00\x3c\x00\x28", b"\x00\x3c\x00\x50", 0x3C0078
