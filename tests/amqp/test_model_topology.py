@@ -171,6 +171,8 @@ def test_names_that_are_reserved_are_refused(host: Host) -> None:
     refused(403, "default exchange", lambda: host.vhost.plan_delete_exchange(""))
     refused(403, "deletion of system exchange 'amq.topic'", lambda: host.vhost.plan_delete_exchange("amq.topic"))
     refused(406, "unknown exchange type 'odd'", lambda: host.exchange("x", "odd"))
+    federated = "x-federation-upstream"  # its link goes on with fanout after a 503 alone
+    refused(503, f"unknown exchange type '{federated}'", lambda: host.exchange("x", federated))
     refused(404, "no exchange 'x' in vhost '/'", lambda: host.vhost.check_exchange("x"))
     refused(
         406,

@@ -49,7 +49,8 @@ def test_a_handshake_leads_to_an_open_channel() -> None:
     assert events(connection, HANDSHAKE[0]) == []
     [(_, start)] = sent(connection)
     assert start.mechanisms == "PLAIN AMQPLAIN EXTERNAL"
-    assert start.server_properties["capabilities"]["publisher_confirms"] is True
+    told = start.server_properties["capabilities"]
+    assert told["publisher_confirms"] is told["consumer_priorities"] is True
     assert events(connection, HANDSHAKE[1]) == [Login("PLAIN", b"\0user\0secret", {}, "en_US")]
     connection.accept_login()
     [(_, tune)] = sent(connection)

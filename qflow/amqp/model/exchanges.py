@@ -11,6 +11,8 @@ from qflow.amqp.model.tables import Table, comparable, type_name
 
 DELAYED = "x-delayed-message"
 DELAYED_TYPE = "x-delayed-type"
+FEDERATION = "x-federation-upstream"
+"""What a federation link of RabbitMQ asks for first; by 503, and nothing else, it learns that `fanout` has to do."""
 ALTERNATE = "alternate-exchange"
 DEFAULT = ""
 """The exchange to which every queue is bound by its name."""
@@ -101,10 +103,10 @@ def check_kind(kind: str, arguments: Table, where: str) -> None:
     """Refuse kinds that are not there, and arguments of a wrong type.
 
     Raises:
-        AmqpError: 406 for the kind, or the arguments.
+        AmqpError: 406 for the kind, or the arguments; 503 for the kind of a federation link.
     """
     if kind != DELAYED and kind not in MATCHERS:
-        raise AmqpError(406, f"unknown exchange type '{kind}'")
+        raise AmqpError(503 if kind == FEDERATION else 406, f"unknown exchange type '{kind}'")
     alternate = arguments.get(ALTERNATE, "")
     if not isinstance(alternate, str):
         raise AmqpError(406, f"invalid type '{type_name(alternate)}' for arg '{ALTERNATE}' in {where}")
