@@ -64,6 +64,18 @@ def test_a_handshake_leads_to_an_open_channel() -> None:
     assert [(channel, value.name) for channel, value in sent(connection)] == [(1, "Channel.OpenOk")]
 
 
+def test_what_open_ok_has_no_use_for_is_empty() -> None:
+    """As RabbitMQ has it: clients skip those 4 bytes without a look at the length that they are."""
+    connection = Connection()
+    for began in HANDSHAKE:
+        for event in connection.receive(began):
+            if isinstance(event, Login):
+                connection.accept_login()
+            elif isinstance(event, VhostAsked):
+                connection.open_ok()
+    assert connection.data_to_send().endswith(b"\x01\x00\x01\x00\x00\x00\x08\x00\x14\x00\x0b\x00\x00\x00\x00\xce")
+
+
 def test_a_client_that_waits_for_no_answer_gets_the_events_one_by_one() -> None:
     """Between two of them this side answers."""
     connection = Connection()

@@ -9,7 +9,7 @@ from qflow.amqp.wire import frames
 from qflow.amqp.wire.channel import Channel
 from qflow.amqp.wire.events import ChannelClosed, ChannelFailed, ChannelOpened, ChannelReleased, Event, Method
 from qflow.amqp.wire.limits import Limits
-from qflow.amqp.wire.methods import decode_method
+from qflow.amqp.wire.methods import decode_method, unchecked
 from qflow.amqp.wire.output import Output
 from qflow.amqp.wire.states import ChannelState, ChannelStep
 
@@ -76,7 +76,7 @@ class Channels:
             text = f"channel {number} is above the negotiated channel_max ({self.channel_max})"
             raise AmqpError(ReplyCode.NOT_ALLOWED, text).about(method)
         self.by_number[number] = Channel(number, self._limits)
-        self._output.method(number, commands.Channel.OpenOk())
+        self._output.method(number, unchecked(commands.Channel.OpenOk, ""))
         return ChannelOpened(number)
 
     def _method(self, channel: Channel, method: base.Frame) -> Event | None:
