@@ -239,6 +239,26 @@ def test_a_queue_that_cannot_be_deleted_holds_up_no_heartbeat(spool: Path, monke
     run(scenario, spool)
 
 
+@pytest.mark.parametrize(("heartbeat_s", "silence_s"), [(2, 0.001), (10, 4.001), (60, 29.001)])
+def test_a_heartbeat_is_not_late_by_a_tick(
+    heartbeat_s: int, silence_s: float, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next look would be after half of the interval; some clients give up after a whole one."""
+    monkeypatch.setattr(server_module, "TICK_S", 3600.0)
+
+    async def scenario(broker: AsyncBroker, server: Server) -> None:
+        with Raw(server.port) as client:
+            await elsewhere(lambda: client.open(heartbeat_s=heartbeat_s))
+            (session,) = server._sessions
+            before = session.written_s
+            session.tick(before + silence_s - 0.002)
+            assert session.written_s == before, "it is early"
+            session.tick(before + silence_s)
+            assert await elsewhere(client.socket.recv, 100) == b"\x08\x00\x00\x00\x00\x00\x00\xce"
+
+    run(scenario, spool)
+
+
 def test_a_client_on_a_slow_network_is_not_silent(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its heartbeats are not read while it is behind with what it has asked for; one that takes nothing is ended."""
     monkeypatch.setattr(server_module, "TICK_S", 3600.0)

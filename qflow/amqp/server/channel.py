@@ -29,6 +29,8 @@ from qflow.errors import QueueEmpty
 
 AT_ONCE = 1000
 """Messages that go back together."""
+TICK_S = 1.0
+"""Between looks for heartbeats, and for what takes too long."""
 NO_LIMIT = 1 << 30
 
 Handled = Coroutine[Any, Any, None] | None

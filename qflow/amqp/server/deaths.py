@@ -57,7 +57,7 @@ def dead(content: Content, queue: str, reason: str, exchange: str, new_key: str 
 def _deaths(
     table: Mapping[str, Any], exchange: str, queue: str, reason: str, keys: list[str], expiration: str | None
 ) -> list[dict[str, Any]]:
-    """Return `x-death`, the latest first: one entry for each queue and reason, which counts, and else stays as it was."""
+    """Return `x-death`, latest first: an entry for each queue and reason, which counts, and else stays as it was."""
     before = table.get("x-death")
     known = [one for one in before if isinstance(one, dict)] if isinstance(before, list) else []
     count = 1

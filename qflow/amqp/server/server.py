@@ -13,6 +13,7 @@ from pamqp.common import FieldTable
 from qflow import __version__
 from qflow.aio.broker import AsyncBroker
 from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.server.channel import TICK_S
 from qflow.amqp.server.host import Host, Hosts
 from qflow.amqp.server.logging_in import AMQPLAIN, EXTERNAL, PLAIN, credentials
 from qflow.amqp.server.permissions import Permissions
@@ -37,8 +38,6 @@ MOST_CONNECTIONS = 20_000
 PROPERTIES: FieldTable = {**SERVER_PROPERTIES, "version": __version__}
 UNIT_BYTES = 64 * 1024**2
 DRAINING_S = 0.02
-TICK_S = 1.0
-"""Between looks for heartbeats, and for what takes too long."""
 
 _logger = get_logger("qflow.amqp")
 

@@ -12,7 +12,7 @@ from pamqp import commands
 
 from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
 from qflow.amqp.server.budget import Share
-from qflow.amqp.server.channel import Channel
+from qflow.amqp.server.channel import TICK_S, Channel
 from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.host import Host
 from qflow.amqp.server.permissions import Permissions
@@ -334,7 +334,7 @@ class Session:
             self.written_s = time.monotonic()
 
     def tick(self, now: float) -> None:
-        """Send a heartbeat, or end what is silent or holds messages for too long. Once a second."""
+        """Send a heartbeat, or end what is silent or holds messages for too long."""
         for channel in list(self.channels.values()):
             channel.tick(now)
         if self._is_over(now):
@@ -346,7 +346,7 @@ class Session:
             return
         if not (heartbeat_s := self.machine.heartbeat_s):
             return
-        if now - self.written_s >= heartbeat_s / 2:
+        if now + TICK_S - self.written_s > heartbeat_s / 2:  # the next look would be too late
             self.machine.heartbeat()
             self.flush()
         if self._drain.goes_on():  # on a slow network, the heartbeats that it sends are not read meanwhile
