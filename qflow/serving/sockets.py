@@ -11,6 +11,9 @@ import termios
 from contextlib import suppress
 from typing import Any
 
+_DROPPED_BYTES = 64 * 1024
+"""Read at once at most, to be dropped."""
+
 
 def has_hung_up(client: socket.socket) -> bool:
     """Tell whether the other side has closed, or died, also where there is something to read before its end."""
@@ -35,6 +38,26 @@ def on_its_way(sock: Any) -> int:
     with suppress(OSError, ValueError):  # it is closed
         return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     return 0
+
+
+async def hear_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, linger_s: float) -> None:
+    """Send what is to be sent, and its end; drop what the other side still sends, up to its own end or `linger_s`.
+
+    A socket that is closed with something unread is reset, and the other side may lose what was written to it last.
+    """
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(linger_s):
+            if writer.can_write_eof() and not writer.is_closing():
+                writer.write_eof()
+            while await reader.read(_DROPPED_BYTES):
+                pass
+
+
+async def gone(writer: asyncio.StreamWriter, linger_s: float) -> None:
+    """Wait until all is sent and a writer that was closed is so; after `linger_s` what is left is dropped."""
+    with suppress(OSError, TimeoutError):
+        await asyncio.wait_for(writer.wait_closed(), linger_s)
+    writer.transport.abort()
 
 
 class Drain:

@@ -215,6 +215,15 @@ def test_a_publisher_that_reads_no_confirms_is_bounded(served: Served, client: R
         assert served.memory_kib() < (CAPACITY_MIB + UNREAD_MIB + 60) * 1024
 
 
+def test_what_comes_behind_close_is_dropped_and_close_ok_arrives(served: Served, client: Raw, queue: str) -> None:
+    """Clients that write out of a buffer, as amqplib of Node does, send publishes behind it."""
+    with Raw(served.port).open() as hasty:
+        hasty.send(method(0, Connections.Close(200, "", 0, 0)), *[publish(queue, bytes(100_000))] * 200)
+        hasty.until(Connections.CloseOk)
+        assert hasty.rest() == b""
+    until_ready(client, queue, 0)
+
+
 def test_half_a_frame_holds_nobody(served: Served, client: Raw, queue: str) -> None:
     """Of a client that then hangs; its messages go back when it is missed."""
     client.confirmed(queue, b"held")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from pamqp import commands
@@ -25,14 +25,14 @@ from qflow.amqp.wire.states import State
 from qflow.errors import QflowError
 from qflow.loggers import get_logger
 from qflow.serving.budget import Budget
-from qflow.serving.sockets import Drain, has_hung_up
+from qflow.serving.sockets import Drain, gone, has_hung_up, hear_out
 from qflow.serving.users import Action, User, Users
 
 READ_BYTES = 128 * 1024
 """Read at once at most."""
 NOBODY = User("")
 LINGER_S = 5.0
-"""How long a client has to confirm that its connection is closed."""
+"""How long a client has to confirm that its connection is closed, and then to close it."""
 
 _logger = get_logger("qflow.amqp")
 
@@ -416,13 +416,16 @@ class Session:
             self._task.cancel()
 
     @ending
-    async def _leave(self, _: object = None) -> None:
+    async def _leave(self, event: object = None) -> None:
         """Give back what the client holds, and delete what was its alone, before it is told that it is closed."""
         channels, self.channels = list(self.channels.values()), {}
         for channel in channels:
             await channel.end()
         if self._host is not None:
             await self._host.connection_ended(self.number)
+        if isinstance(event, events.ConnectionClosed):
+            self.flush()
+            await hear_out(self._reader, self._writer, LINGER_S)
 
     async def _end(self) -> None:
         self._ending = True
@@ -431,9 +434,7 @@ class Session:
         finally:
             self.share.end()
             self._writer.close()
-        with suppress(ConnectionError, TimeoutError, OSError):
-            await asyncio.wait_for(self._writer.wait_closed(), LINGER_S)
-        self._writer.transport.abort()
+        await gone(self._writer, LINGER_S)
 
 
 _HANDLERS: dict[type, Any] = {
