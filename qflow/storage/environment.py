@@ -173,7 +173,7 @@ class Environment:
         self._last: LastCommit | None
         self.problems: list[str]
         """What was found wrong with it when it was opened, in words."""
-        self._allocated = 0
+        self._allocated = 0  # so much of the file has its space on the disk, as far as is known
         self.seen: Callable[[Any], Any] = lambda txn: txn
         """What a transaction that reads is given out as, see `overlay`; None: another one is needed."""
         self.messages = 0
@@ -194,6 +194,7 @@ class Environment:
         if not read_only:
             self._data_fd = open_anew(self._files, os.path.join(path, DATA))
             undo.callback(os.close, self._data_fd)
+            self._allocated = self._files.allocated(self._data_fd)
             self._last = LastCommit(path, self._data_fd, self._files)
             undo.callback(self._last.close)
             self.problems = self._last.put_right()
@@ -297,15 +298,18 @@ class Environment:
         if wanted > self._allocated:
             for size in (wanted + step_bytes, wanted):
                 try:
-                    self._files.allocate(self._data_fd, size)
+                    self._allocate(size)
+                    break
                 except OSError as error:
                     if size == wanted:
                         full = storage_error(error, "make room in the log for a transaction", self.path)
                         raise (CannotGrow(str(full)) if isinstance(full, DiskFull) else full) from error
-                else:
-                    self._allocated = size
-                    break
         self.confined = False  # a map that still ends too early is grown when that is found
+
+    def _allocate(self, size: int) -> None:
+        """Have space on the disk for so much of the file. Raises OSError."""
+        self._files.allocate_rest(self._data_fd, size, self._allocated)
+        self._allocated = size
 
     def _touched(self, value_bytes: int, values: int) -> int:
         pages = 2 * values
@@ -325,13 +329,11 @@ class Environment:
         Returns:
             how many pages are free, those included that readers or the last commit pin; 0 if the reserve would be hurt.
         """
-        if not self._allocated:  # not told since it was opened: what the file has now
-            size = self.size_bytes()
+        if not self._allocated:  # there were holes when it was opened, and nobody has asked for more since
             try:
-                self._files.allocate(self._data_fd, size)
+                self._allocate(self.size_bytes())
             except OSError as error:
                 raise storage_error(error, "use the log where the disk is full", self.path) from error
-            self._allocated = size
         page = self._page_bytes
         free = (self._allocated - self.used_bytes()) // page
         end = self._allocated

@@ -42,6 +42,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 NO_FAULT_OF_THE_FILE = EXHAUSTED | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 """Another file would fail to be written with these, too."""
 
+_STAT_BLOCK = 512  # bytes, whatever the file system has
+_ALLOCATED_AT_ONCE = 4 * 2**20
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which `mmap` does not name
 
 _NETWORK = frozenset(
@@ -146,9 +148,19 @@ class Files:
         os.dup2(nowhere, fd, inheritable=False)
         os.close(nowhere)
 
-    def allocate(self, fd: int, size: int) -> None:
-        """Reserve disk space for the first `size` bytes of an open file, growing it if it is shorter."""
-        os.posix_fallocate(fd, 0, size)
+    def allocate(self, fd: int, size: int, start: int = 0) -> None:
+        """Reserve disk space for the bytes of an open file from `start` up to `size`, growing it if it is shorter."""
+        os.posix_fallocate(fd, start, size - start)
+
+    def allocate_rest(self, fd: int, size: int, start: int) -> None:
+        """`allocate`, in pieces: XFS refuses one where less than it is free, though the file has all of it already."""
+        for begin in range(start, size, _ALLOCATED_AT_ONCE):
+            self.allocate(fd, min(size, begin + _ALLOCATED_AT_ONCE), begin)
+
+    def allocated(self, fd: int) -> int:
+        """Return the length of an open file if it has disk space for all of it; 0 if it has holes, as copies may."""
+        status = self.status(fd)
+        return status.st_size if status.st_blocks * _STAT_BLOCK >= status.st_size else 0
 
     def status(self, fd: int) -> os.stat_result:
         """Return the status of an open file."""

@@ -274,10 +274,10 @@ class FullFiles(Files):
 
     limit = 2**62
 
-    def allocate(self, fd: int, size: int) -> None:
+    def allocate(self, fd: int, size: int, start: int = 0) -> None:
         if size > self.limit:
             raise OSError(errno.ENOSPC, "full")
-        super().allocate(fd, size)
+        super().allocate(fd, size, start)
 
 
 def test_new_records_leave_acks_their_reserve(spool: Path) -> None:

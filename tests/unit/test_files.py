@@ -446,7 +446,11 @@ def test_the_seam_does_what_its_names_say(tmp_path):
     path = os.path.join(directory, "f")
     fd = files.open(path, files_module.CREATE, 0o600)
     files.allocate(fd, 8192)
-    assert files.lseek(fd, 0, os.SEEK_END) == 8192
+    assert files.lseek(fd, 0, os.SEEK_END) == files.allocated(fd) == 8192
+    files.ftruncate(fd, 2**20)
+    assert files.allocated(fd) == 0
+    files.allocate_rest(fd, 5 * 2**20, 8192)
+    assert files.allocated(fd) == 5 * 2**20
     files.close(fd)
     files.sync_file(path)
     files.sync_directory(directory)
