@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterator
 
 from qflow.descriptors import EXHAUSTED, REMEDIES
@@ -44,6 +46,7 @@ NO_FAULT_OF_THE_FILE = EXHAUSTED | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 
 _STAT_BLOCK = 512  # bytes, whatever the file system has
 _ALLOCATED_AT_ONCE = 4 * 2**20
+_GET_FLAGS, _SET_FLAGS, _NOCOW = 0x80086601, 0x40086602, 0x00800000  # FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_NOCOW_FL
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which `mmap` does not name
 
 _NETWORK = frozenset(
@@ -197,6 +200,20 @@ class Files:
         with contextlib.suppress(OSError):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+
+    def overwrite_in_place(self, directory: str) -> None:
+        """Have files that are made in a directory from now on, and below, overwritten in place; advice, for Btrfs.
+
+        Else whatever is written there takes new blocks: on a full disk nothing can be settled, and who writes to a map
+        of a file is killed (SIGBUS). Btrfs keeps no checksums of such files. Other file systems refuse the flag.
+        """
+        with contextlib.suppress(OSError):
+            fd = os.open(directory, DIRECTORY)
+            try:
+                flags = int.from_bytes(fcntl.ioctl(fd, _GET_FLAGS, bytes(4)), sys.byteorder)
+                fcntl.ioctl(fd, _SET_FLAGS, (flags | _NOCOW).to_bytes(4, sys.byteorder))
+            finally:
+                os.close(fd)
 
     def sync_file(self, path: str) -> None:
         """Force a file's content to the disk. One sync."""

@@ -47,6 +47,7 @@ def take_place(path: str, files: Files, *, unsafe_filesystem: bool = False) -> S
             raise InvalidArgument(
                 f"{path} is not a spool and not empty (it holds {foreign[0]!r}): open an empty or a new directory"
             )
+        files.overwrite_in_place(path)
         lock = acquire_lock(path)
         try:
             check_log(path, _names(path, files))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import signal
@@ -19,10 +18,7 @@ import inside
 import qflow
 from doors.command_line import CommandLine
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
-from qflow.broker import make_broker
-from qflow.config import BrokerSettings
 from qflow.queues.queue import parts_of
-from qflow.storage.files import Files
 from qflow.storage.log.parts import PAGES_A_PART, cut, joined
 from qflow.storage.log.rows import Row, read_row
 from unit.clocks import until
@@ -246,45 +242,6 @@ def test_a_spool_with_messages_opens_on_a_full_disk(small_disk):
         broker.declare_queue("q").put_many([b"a", b"b"])
     fill(small_disk)
     with qflow.open(small_disk / "spool") as broker:
-        assert drained(broker.queue("q")) == [b"a", b"b"]
-
-
-class WholesaleFiles(Files):
-    """XFS: gives disk space for a range of a file only where so much is free, whatever the file has of it."""
-
-    free = 6 * 2**20
-
-    def allocate(self, fd: int, size: int, start: int = 0) -> None:
-        if size - start > self.free:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().allocate(fd, size, start)
-
-
-@pytest.mark.parametrize("has_holes", [False, True])
-def test_a_log_that_is_longer_than_what_is_free_takes_puts_and_opens(has_holes, tmp_path):
-    """Of XFS: only what a log grows by is asked for; one with holes, as `cp` makes of what is not written yet, too."""
-    bodies = [b"%02d" % number + bytes(500_000) for number in range(40)]
-    spool, files = tmp_path / "spool", WholesaleFiles()
-    with make_broker(spool, BrokerSettings(), files=files) as broker:
-        queue = broker.declare_queue("q")
-        for body in bodies[:-1]:
-            queue.put(body)
-    with open(spool / "log" / "data.mdb", "r+b") as data:
-        assert data.seek(0, os.SEEK_END) > 3 * files.free
-        if has_holes:
-            data.truncate(data.tell() + 2**20)
-    with make_broker(spool, BrokerSettings(), files=files) as broker:
-        broker.queue("q").put(bodies[-1])
-        assert drained(broker.queue("q")) == bodies
-
-
-def test_a_log_that_is_longer_than_what_is_free_opens_where_it_cannot_grow(tmp_path):
-    """Of XFS: what the file has is not asked for again."""
-    spool, files = tmp_path / "spool", WholesaleFiles()
-    with make_broker(spool, BrokerSettings(), files=files) as broker:
-        broker.declare_queue("q").put_many([b"a", b"b"])
-    files.free = 0
-    with make_broker(spool, BrokerSettings(), files=files) as broker:
         assert drained(broker.queue("q")) == [b"a", b"b"]
 
 

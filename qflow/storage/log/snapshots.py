@@ -85,6 +85,7 @@ def making(
             _check_empty(target, files)
         else:
             make_place(files, target, f"the directory of a {what}")
+        files.overwrite_in_place(target)
         lock = acquire_lock(target)
     except OSError as error:
         raise storage_error(error, f"make the directory of a {what}", target) from error
