@@ -15,11 +15,12 @@ from collections.abc import Callable
 from functools import partial
 
 from qflow.adoption import Adoption
-from qflow.errors import QflowError
+from qflow.errors import QflowError, again
 from qflow.figures import Figures
 from qflow.listeners import Bell, Listeners
 from qflow.loggers import get_logger
 from qflow.memory.waiting import sheltered
+from qflow.queues.parts import Parts
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
 from qflow.queues.tending import fit, tick
@@ -148,6 +149,7 @@ class Upkeep:
         busy = attempt("what time does", lambda: self.tick(attempt))
         busy |= attempt("wiping", lambda: self._spool.wiper.step(WIPED_AT_ONCE))
         busy |= attempt("spilling", self.sweep)
+        attempt("whether the disk takes what does not fit in memory", self.check_spilled)
         busy |= attempt("removing what is settled", self.remove_settled)
         busy |= attempt("removing what was deleted", self.remove_deleted)
         busy |= attempt("giving back what is settled", self.hollow)
@@ -231,6 +233,13 @@ class Upkeep:
             spiller = parts_of(queue).spiller
             more |= spiller.sweep(WIPED_AT_ONCE) | fit(parts_of(queue)) | spiller.spill_left_over()
         return more
+
+    def check_spilled(self) -> None:
+        """Raises StorageError: puts wait for memory, and the disk did not take what was to be spilled last."""
+        queues = [parts_of(queue) for queue in self._awake()]
+        errors = [error for queue in queues if (error := queue.spiller.error) is not None]
+        if errors and any(map(_waits_for_memory, queues)):
+            raise again(errors[0])
 
     def remove_settled(self) -> bool:
         """Remove blocks below floors that one commit was not enough for."""
@@ -333,3 +342,9 @@ class Upkeep:
         self._spool.check_open()
         with self.moving:
             return self._figures.problems()
+
+
+def _waits_for_memory(queue: Parts) -> bool:
+    """Tell whether puts wait, and the first of them for memory."""
+    with queue.context.lock:
+        return queue.admission.told_blocked()[2] == "capacity"

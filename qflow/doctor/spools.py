@@ -315,7 +315,7 @@ def _maintenance(look: Look) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.PROBLEM,
             kind="maintenance",
-            sentence=f"maintenance of the owner fails at {what}: {quoted(text)}; it is tried again each second",
+            sentence=f"maintenance of the owner fails at {what}: {text}; it is tried again each second",
             remedy="mend what the text names; the owner's log (logger `qflow`) has it with its time",
             facts={"what": what, "error": text},
         )

@@ -198,8 +198,8 @@ class Spiller:
 
     @property
     def is_busy(self) -> bool:
-        """Something is left to free or, as it seemed at the last call, to spill."""
-        return bool(self.trash) or self._was_over
+        """Something is left to free or, as it seemed at the last call, to spill; or the disk did not take what was."""
+        return bool(self.trash) or self._was_over or self.error is not None
 
     def sweep(self, most: int) -> bool:
         """Free at most so many spill files of purged messages; return whether more are left."""

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import pytest
+from attrs import asdict
 
 import inside
 import qflow
 from doors.command_line import CommandLine
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
+from qflow.doctor.judging import judge
+from qflow.doctor.look import Look
 from qflow.queues.queue import parts_of
 from qflow.storage.log.parts import PAGES_A_PART, cut, joined
 from qflow.storage.log.rows import Row, read_row
@@ -206,6 +211,33 @@ def test_a_full_disk_under_the_spill_store_holds_producers(small_disk):
         assert queue.stats().spilled_messages > 0
         assert drained(queue) == bodies
         assert broker.check() == []
+
+
+def test_a_quota_for_which_puts_wait_is_told_of_as_long_as_they_do(spool, faults, caplog):
+    """The disk itself has room; the queue does not change meanwhile. One that does not wait is told by its error."""
+    with faulty_broker(spool, faults, capacity_bytes=4_000) as broker, inside.paused(broker):
+        queue = broker.declare_queue("q", durable=False)
+        faults.fail("open", errno.EDQUOT)
+        with pytest.raises(qflow.DiskFull, match="quota"):
+            while True:
+                queue.put(bytes(300), timeout_s=0)
+        inside.upkeep(broker)._take_steps()
+        assert broker.stats().troubles == {}
+        waits = threading.Thread(target=lambda: queue.put(bytes(300)), daemon=True)
+        waits.start()
+        until(lambda: queue.stats().blocked_putters == 1)
+        for _ in range(3):
+            inside.is_due(broker)
+            inside.upkeep(broker)._take_steps()
+            (found,) = [
+                one for one in judge(Look(path=broker.path, stats=asdict(broker.stats()))) if one.kind == "maintenance"
+            ]
+            assert "Disk quota exceeded; free some space or raise the disk quota of this user" in found.sentence
+        assert [text for text in caplog.messages if "quota" in text] == caplog.messages[-1:]
+        faults.heal()
+        waits.join(PATIENCE_S)
+        inside.upkeep(broker)._take_steps()
+        assert broker.stats().troubles == {}
 
 
 def test_what_is_in_memory_comes_out_by_one_though_the_disk_takes_nothing(small_disk):
