@@ -13,19 +13,23 @@ import os
 import pickle
 import resource
 import select
+import shutil
 import signal
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
 
 from qflow.descriptors import occupy_standard
-from qflow.errors import CorruptionError, StorageError
+from qflow.errors import CorruptionError, DiskFull, StorageError
 from qflow.storage.forks import speak_for_parent
 
 Result = TypeVar("Result")
 
 PATIENCE_S = 30.0
 """How long a child that was interrupted may remove what it has begun: damaged pages can lead LMDB in circles."""
+
+_FULL_BYTES = 64 * 1024
+"""With less free on the disk, a page of a mapped file may not get a block, which also ends a process with SIGBUS."""
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
@@ -36,7 +40,8 @@ def in_child(spool: str, work: Callable[[], Result]) -> Result:
     """Run a function that reads the log of a spool in a forked child; return its result, or raise its error.
 
     Raises:
-        CorruptionError: the child was killed by what it read. StorageError: it was killed, or could not be started.
+        CorruptionError: the child was killed by what it read. DiskFull: or for it had no room to note that it reads.
+        StorageError: it was killed, or could not be started.
         What interrupts the wait: the child is interrupted, too, and killed after `PATIENCE_S` or by a second interrupt.
     Cost: a fork, 1 to 5 ms, and 0.1 ms for each MiB of memory that this process has; and pickling the result.
     """
@@ -94,6 +99,11 @@ def _interrupt(pid: int, pipe: int) -> None:
 
 
 def _killed(spool: str, number: signal.Signals) -> CorruptionError | StorageError:
+    if number is signal.SIGBUS and _is_full(spool):
+        return DiskFull(
+            f"the log of {spool} could not be read: the disk is full, and who reads notes that in `log/lock.mdb`, "
+            "which is mapped: free some space on that file system (`df -h`) and try again, before anything else"
+        )
     if number in (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV):
         return CorruptionError(
             f"the log of {spool} is damaged: reading it ended a process with {number.name}. Pages of it are not what "
@@ -101,6 +111,13 @@ def _killed(spool: str, number: signal.Signals) -> CorruptionError | StorageErro
             "bring back a snapshot"
         )
     return StorageError(f"the process that read {spool} was ended with {number.name}: try again")
+
+
+def _is_full(spool: str) -> bool:
+    try:
+        return shutil.disk_usage(spool).free < _FULL_BYTES
+    except OSError:  # it was removed meanwhile
+        return False
 
 
 def _work(work: Callable[[], Any], target: int, parent: int) -> NoReturn:

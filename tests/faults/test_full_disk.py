@@ -23,6 +23,7 @@ from doors.command_line import CommandLine
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.doctor.judging import judge
 from qflow.doctor.look import Look
+from qflow.inspect import check_spool
 from qflow.queues.queue import parts_of
 from qflow.storage.log.parts import PAGES_A_PART, cut, joined
 from qflow.storage.log.rows import Row, read_row
@@ -288,6 +289,18 @@ def test_a_snapshot_on_a_disk_that_is_full_then_says_so_and_opens_later(small_di
     ballast.unlink()
     with qflow.open(small_disk / "copy") as broker:
         assert len(broker.queue("q")) == 10
+
+
+def test_a_log_that_cannot_be_read_for_the_disk_is_full_is_not_damaged(small_disk):
+    """Who reads notes that in a file that is mapped: one that other tools did not copy, or on a Btrfs of before."""
+    with qflow.open(small_disk / "spool") as broker:
+        broker.declare_queue("q").put(b"x")
+    (small_disk / "spool" / "log" / "lock.mdb").unlink()
+    ballast = fill(small_disk)
+    with pytest.raises(qflow.DiskFull, match="free some space"):
+        check_spool(small_disk / "spool")
+    ballast.unlink()
+    assert check_spool(small_disk / "spool") == []
 
 
 def filled(queue: qflow.Queue, size: int) -> int:
