@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
+from qflow.collector import without_collections
 from qflow.config import BrokerSettings, QueueSettings, check_name, check_names, parse_timeout
 from qflow.durations import Duration
 from qflow.engine import Engine
@@ -133,8 +134,7 @@ class Broker(Made, Scheduling, by="qflow.open"):
     def queue(self, name: str) -> Queue:
         """Return a queue that exists.
 
-        Raises:
-            NotFound: none of this name does. CorruptionError: its record in the log is damaged.
+        Raises: NotFound: none of this name does. CorruptionError: its record in the log is damaged.
         """
         return self.engine.queues.get(name)
 
@@ -273,8 +273,7 @@ class Broker(Made, Scheduling, by="qflow.open"):
     def stream(self, name: Stream | str) -> Stream:
         """Return a stream that exists, by name; one of this broker is returned as it is.
 
-        Raises:
-            NotFound: none of this name does. CorruptionError: its record in the log is damaged.
+        Raises: NotFound: none of this name does. CorruptionError: its record in the log is damaged.
         """
         self.engine.spool.check_open()
         return self.engine.streams.own(name)
@@ -444,7 +443,8 @@ def make_broker(
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Broker:
     """Open a spool as `qflow.open` does, with clocks, files and an LMDB environment that may be others in tests."""
-    spool = Spool(path, settings, files=files, open_environment=open_environment, clock=clock, monotonic=monotonic)
     broker = object.__new__(Broker)
-    broker.engine = Engine(spool)
+    with without_collections():
+        spool = Spool(path, settings, files=files, open_environment=open_environment, clock=clock, monotonic=monotonic)
+        broker.engine = Engine(spool)
     return broker

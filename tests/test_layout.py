@@ -42,6 +42,7 @@ WORDS = {
     "held_batch",
     "identity",
     "importing",
+    "collector",
     "inherited",
     "loggers",
     "names",

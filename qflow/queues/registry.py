@@ -7,9 +7,11 @@ one thread at a time, which holds `Spool.changing`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from qflow.collector import without_collections
 from qflow.config import QueueSettings, check_name
 from qflow.errors import (
     CorruptionError,
@@ -48,6 +50,8 @@ PATIENCE_S = 1
 """How long the declaring of a dead-letter queue waits for who changes queues now."""
 AT_ONCE = 5
 """Queues that are made before others are let pass: 0.3 to 1 ms."""
+MANY = 1_000
+"""While so many are made the garbage collector stands still."""
 
 
 class Bindings(Protocol):
@@ -143,7 +147,8 @@ class Queues:
             else:
                 self._check_dead_letters(name, settings)
                 missing.append(name)
-        self._add(missing, settings)
+        with without_collections() if len(missing) >= MANY else nullcontext():
+            self._add(missing, settings)
         queues = [self._queues[name] for name in names]
         for queue in queues:
             if queue.settings != settings:

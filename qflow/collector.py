@@ -1,0 +1,54 @@
+"""Python's garbage collector stands still while many queues are made, of which nothing is garbage.
+
+Else it goes through all that there is again and again: three quarters of what opening 50,000 queues takes.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+
+class _Stops:
+    """Threads that have it stand still: it goes on with the last of them, unless somebody else has switched it off."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._count = 0
+        self._was_on = False
+
+    def begin(self) -> None:
+        with self._lock:
+            if not self._count:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._count += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count and self._was_on:
+                gc.enable()
+
+    def forget(self) -> None:
+        """In a forked child: those threads are not there."""
+        if self._count and self._was_on:
+            gc.enable()
+        self.__init__()  # type: ignore[misc]
+
+
+_stops = _Stops()
+os.register_at_fork(after_in_child=_stops.forget)
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Have the collector stand still; for what comes to an end soon, in a thread where no signal strikes."""
+    _stops.begin()
+    try:
+        yield
+    finally:
+        _stops.end()
