@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import ssl
@@ -147,7 +146,6 @@ async def _serve(
     if _is_new(spool):  # else an owner that is there is told of first
         check_free(places)
     async with qflow.aio.open(spool, **settings) as broker, AsyncExitStack() as stack:
-        gc.freeze()  # what was opened stays: going through 50,000 queues stops everybody for a second
         check_free(places)
         stack.enter_context(telling_of_few_files())
         stack.enter_context(looking_after_handshakes())
