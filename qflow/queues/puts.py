@@ -181,6 +181,7 @@ class Puts:
         with self.context.lock:
             return self.admission.reserve(1, len(put.records), put.size, put.charged)
 
+    @sheltered
     def would_admit(self, messages: int, size: int) -> bool:
         """Tell whether so many messages, of so many bytes together, pass the limits as things are."""
         with self.context.lock:

@@ -515,6 +515,21 @@ def _redrive_chosen(here: Round) -> None:
     here.broker.redrive("q", to="other", sequences=here.batch)
 
 
+def move_all(here: Round) -> None:
+    here.maybe = here.base
+
+
+def all_in_one_queue(here: Round, struck: bool) -> None:
+    in_one_queue(here, struck=True)
+    assert struck or set(here.acked) == set(here.base)
+
+
+@call("move of all messages", move_all, all_in_one_queue)
+def _redrive_all(here: Round) -> None:
+    here.others_stay = False
+    here.broker.redrive("q", to="other")
+
+
 @call("browse")
 def _browse(here: Round) -> None:
     assert len(list(here.queue.browse())) >= len(here.base) or here.is_closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +15,8 @@ from faults.seams import bodies_of
 from qflow import Overflow, inspect
 from qflow.inspect import MessageFacts
 from qflow.queues import redrive
+from qflow.queues.admission import Admission
+from qflow.queues.overflow import Depth
 from qflow.queues.puts import Puts
 from qflow.queues.redrive import Redrive
 from unit.clocks import Clock, open_still, until
@@ -174,6 +177,25 @@ def test_a_dead_letter_is_put_anew(open_spool: Open) -> None:
     until(lambda: len(dead) == 1)
     assert broker.redrive("dead").moved == {"q": 1}
     assert [one.expires_ms for one in page(broker, "q")] == [0]
+
+
+@pytest.mark.owner_only
+def test_a_signal_handler_finds_the_lock_of_the_other_queue_free(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether there is room is asked where none strikes: one that looks at the queue would wait for this thread."""
+    broker = open_spool()
+    kill(broker, "q", b"1", b"2")
+    real, asked = Admission.admits, []
+
+    def admits(admission: Admission, depth: Depth) -> bool:
+        asked.append(threading.current_thread() is threading.main_thread())
+        return real(admission, depth)
+
+    monkeypatch.setattr(Admission, "admits", admits)
+    broker.redrive("dead", sequences=[next(broker.queue("dead").browse()).sequence])
+    broker.redrive("dead")
+    assert asked == [False] * len(asked) != []
 
 
 def test_bad_names_are_refused(open_spool: Open) -> None:
