@@ -57,8 +57,7 @@ class Puts:
         self.context = lanes.context
         self.name, self.owner = self.context.name, self.context.owner
         self.gate = lanes.gate
-        self.lanes = lanes
-        self.admission = admission
+        self.lanes, self.admission = lanes, admission
         self.spiller = spiller
         self.exits, self.ring = exits, ring
         self.lane: Any = None
