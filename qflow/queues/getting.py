@@ -145,6 +145,8 @@ class Getting:
                     gate.arrived.notify()
                 self._hand_time_on()
                 return None
+            if self.collected is not None:
+                self._renew()  # since the step before: the queue may be empty now
             lack = Lack.MESSAGE
             while not queue.lanes.is_bare or queue.admission.ready:
                 self._renew()
@@ -224,12 +226,14 @@ class Getting:
             self._queue.lanes.refresh()
 
     def _renew(self) -> None:
-        """Begin again if the batch was purged while its caller let go of the lock: what it held is settled."""
-        batches, batch = self._queue.held.batches, self.batch
-        if batch not in batches:
-            batch.segments.clear()
-            batch.total = 0
-            batches[batch] = None
+        """Begin again if the batch was purged while nobody held the lock: what it held is settled.
+
+        By another batch: what is known of the size of that one is about what it held.
+        """
+        batches = self._queue.held.batches
+        if self.collected is None or self.collected not in batches:
+            self.collected = HeldBatch(self._queue.claims, [], self.taker)
+            batches[self.collected] = None
 
     def _finish(self) -> None:
         """Hand out the batch, or the one message in it. Under the lock."""
