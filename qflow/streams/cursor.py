@@ -288,6 +288,8 @@ class Cursor:
         claims.give_back_unshown(taker)
         claims.give_memory_back()
         while True:
+            if getting.given_up:  # while this thread was reading: what `taker` has got is another's by now
+                return None
             claims.check_open()
             if getting.member not in claims.members:
                 raise InvalidArgument("the subscription is closed: subscribe again")

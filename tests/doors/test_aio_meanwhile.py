@@ -6,12 +6,16 @@ import asyncio
 import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import qflow
 import qflow.aio
 from doors.event_loop import run, until
 from qflow.aio.broker import in_thread
+from qflow.streams.history import History
+from unit.clocks import LONG_S
 
 MESSAGES = 200
 
@@ -47,5 +51,38 @@ def test_what_is_purged_while_a_get_waits_for_a_thread_is_not_delivered(tmp_path
             await asyncio.gather(*threads)
             assert await broker.check() == []
             assert ((await jobs.stats()).messages, (await broker.stats()).resident_bytes) == (0, 0)
+
+    run(scenario())
+
+
+def test_a_get_that_was_given_up_settles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread reads on, and its task has ended; asking for more would settle what the next task of its number got."""
+    with qflow.open(tmp_path / "spool", door=False) as before:
+        before.declare_stream("s", topics=["t"], partitions=2)
+        for number in range(20):
+            before.publish("t", b"x", key=str(number))
+    read, may_read, reading = History.read, threading.Event(), threading.Event()
+
+    def reads(history: History, *arguments: Any) -> Any:
+        if not reading.is_set():  # the first of them
+            reading.set()
+            assert may_read.wait(LONG_S)
+        return read(history, *arguments)
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool", door=False) as broker, AsyncExitStack() as stack:
+            stack.callback(may_read.set)
+            subscription = await stack.enter_async_context(broker.subscribe("s", start="earliest"))
+            monkeypatch.setattr(History, "read", reads)
+            given_up = asyncio.create_task(subscription.get())
+            await until(reading.is_set)
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            delivery = await asyncio.create_task(subscription.get())  # of the other partition
+            may_read.set()
+            assert await broker.check() == []  # when the threads are done
+            assert (await subscription.stats()).unsettled_messages == 1
+            await delivery.nack()
+            assert (await subscription.get()).offset == delivery.offset
 
     run(scenario())
