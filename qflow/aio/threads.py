@@ -58,21 +58,20 @@ class Threads:
                 self._count += 1
 
     def _serve(self) -> None:
-        while True:
-            try:
-                found = self.jobs.get_nowait()
-            except Empty:
-                self._free.append(None)
-                found = self.jobs.get()
-            if found is None:
-                self.jobs.put(None)  # for the next one
-                return
+        found = self.jobs.get()  # that it was started for, and which may not be there yet: it is not free
+        while found is not None:
             job, begun = found
             try:
                 begun.set_result(job())
             except BaseException as error:
                 begun.set_exception(error)
             del found, job, begun
+            try:
+                found = self.jobs.get_nowait()
+            except Empty:
+                self._free.append(None)
+                found = self.jobs.get()
+        self.jobs.put(None)  # for the next one
 
 
 _all: WeakSet[Threads] = WeakSet()

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import qflow
 import qflow.aio
 from doors.event_loop import run, until
 from qflow.aio.broker import in_thread
+from qflow.aio.threads import Threads
 from qflow.streams.history import History
 from unit.clocks import LONG_S
 
@@ -86,3 +88,31 @@ def test_a_get_that_was_given_up_settles_nothing(tmp_path: Path, monkeypatch: py
             assert (await subscription.get()).offset == delivery.offset
 
     run(scenario())
+
+
+class Jobs(SimpleQueue[Any]):
+    """Tells that a thread waits for a job."""
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
+
+    def get(self, *arguments: Any) -> Any:
+        self.waits.set()
+        return super().get(*arguments)
+
+
+def test_a_job_does_not_wait_for_the_one_before_while_there_may_be_another_thread() -> None:
+    """The first thread waited before its job was there, and was taken for free while it was at work on that."""
+    threads, second = Threads(), threading.Event()
+    threads.jobs = jobs = Jobs()
+    threads.start()
+    assert jobs.waits.wait(LONG_S)
+    outcome: list[bool] = []
+    threads.put(lambda: outcome.append(second.wait(LONG_S)))
+    threads.start()
+    threads.put(second.set)
+    for begun in list(threads.begun):
+        begun.result(LONG_S)
+    threads.put(list)
+    threads.jobs.put(None)
+    assert outcome == [True]
