@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
 
 from qflow.aio.dedupe import AsyncKeys
-from qflow.aio.loops import Home, Worker, homes_of
+from qflow.aio.loops import Home, Worker, homes_of, running_loop
 from qflow.aio.opening import Opening
 from qflow.aio.publishing import AsyncPublishing
 from qflow.aio.queue import AsyncQueue, queue_of
@@ -411,9 +411,7 @@ async def _open(path: str | os.PathLike[str], options: BrokerOptions) -> AsyncBr
     """Open it in a thread; cancelled meanwhile, it is closed again."""
     worker = Worker(os.fspath(path))
     try:
-        broker = await worker.run(
-            Home(asyncio.get_running_loop(), None), partial(open_broker, path, **options), Broker.close
-        )
+        broker = await worker.run(Home(running_loop(), None), partial(open_broker, path, **options), Broker.close)
     finally:
         worker.end()
     return AsyncBroker(broker)

@@ -22,12 +22,27 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 from qflow.aio.threads import Threads
-from qflow.errors import BrokerClosed, ForkedProcess, again
+from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, again
 from qflow.memory.line import FOREVER, WORK, Wake
 from qflow.memory.waiting import StraightLock, in_place
 from qflow.named_tuples import NamedTuple
 
 T = TypeVar("T")
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop of the running task.
+
+    Raises:
+        InvalidArgument: none of asyncio runs in this thread.
+    """
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        raise InvalidArgument(
+            "no event loop of asyncio runs here, and `qflow.aio` is for its tasks: elsewhere, as under trio, call "
+            "`qflow.open`, and what that returns, in threads (`trio.to_thread.run_sync`)"
+        )
+    return loop
 
 
 class Step(Protocol):
@@ -201,8 +216,8 @@ class Homes:
         self._latest: Home | None = None
 
     def here(self) -> Home:
-        """Return the home of the running loop. Cost: 0.1 µs while there is one loop."""
-        loop = asyncio.get_running_loop()
+        """Return the home of the running loop; errors as `running_loop`. Cost: 0.1 µs while there is one loop."""
+        loop = asyncio._get_running_loop() or running_loop()
         home = self._latest
         if home is None or home.loop is not loop:
             with self._lock:

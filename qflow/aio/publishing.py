@@ -106,7 +106,7 @@ class AsyncPublishing:
         timeout_s: Duration | None,
     ) -> PublishResult:
         """`publish` of one message."""
-        timeout_s = parse_timeout(timeout_s)
+        timeout_s, home = parse_timeout(timeout_s), self._homes.here()
         if producer is None and number is None:
             lots = self._publisher.lots_of([message], headers)
             if lots is not None:
@@ -114,7 +114,7 @@ class AsyncPublishing:
                     return lots.results(None)[0]
                 sent = self._send_at_once(lots)
                 if sent is not None:
-                    await self._homes.here().confirmed(sent.request)
+                    await home.confirmed(sent.request)
                     return lots.results(sent)[0]
         return (await self.publish([message], headers, producer, number, timeout_s))[0]
 

@@ -106,15 +106,15 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
                 sequence = puts.put_at_once((body,))
                 if sequence is not None:
                     return sequence
-            put = puts.draft_one(body)
+            put, home = puts.draft_one(body), self._homes.here()
             if not puts.admission.line and puts.enter_at_once(put):
                 if put.lane.is_logged:
-                    await self._homes.here().confirmed(put)
+                    await home.confirmed(put)
                 return put.first
             if settings.durable or timeout_s is not None:
                 return await self._wait_for_room(puts.begin([put], timeout_s))  # type: ignore[return-value]
-            waiter = Waiter(self._homes.here())
-            waiter.future = waiter.home.loop.create_future()
+            waiter = Waiter(home)
+            waiter.future = home.loop.create_future()
             putting = putting_of(puts, put)
             try:
                 waiter.home.unfinished.add(putting.give_up)
@@ -195,13 +195,14 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
     async def _put(
         self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
     ) -> int | None:
+        home = self._homes.here()  # first: without one, nothing is done
         put = put_if_room(self._puts, self._log, records, plain, envelope.number)
         if put is None:
             puts = self._puts
             return await self._wait_for_room(puts.begin([puts.draft(records, plain, envelope.number)], timeout_s))
         if isinstance(put, int):
             return put
-        await self._homes.here().confirmed(put)
+        await home.confirmed(put)
         first: int = put.first
         return first
 

@@ -11,7 +11,7 @@ from itertools import count
 from typing import TypeVar
 
 from qflow.aio.delivery import AnyDeliveries, AsyncStreamDeliveries, AsyncStreamDelivery, InMemory, held_of
-from qflow.aio.loops import Homes, Steps, Worker, attend
+from qflow.aio.loops import Homes, Steps, Worker, attend, running_loop
 from qflow.config import parse_count
 from qflow.delivery import Delivery, Return
 from qflow.durations import Duration
@@ -93,6 +93,7 @@ class AsyncSubscription(Unpicklable):
         return AsyncStreamDeliveries(shown, self._settling)
 
     async def _collect(self, most: int, timeout_s: Duration | None, *, ahead: bool = False) -> StreamBatch | None:
+        running_loop()
         getting = self._member.begin_get(most, timeout_s, self._tasks.current(), ahead=ahead)
         await self._attend(getting)
         if getting.gap is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from qflow.aio.loops import running_loop
 from qflow.takers import Noted, Taker, here, named, this_thread
 
 
@@ -15,7 +16,7 @@ def task_name() -> Noted:
     except AttributeError:
         task = None
     if task is None:
-        task = asyncio.current_task()
+        task = asyncio.current_task(running_loop())
         if task is None:
             return this_thread()
         here.loop = task.get_loop()

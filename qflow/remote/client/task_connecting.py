@@ -8,6 +8,7 @@ import socket
 from functools import partial
 from typing import Any
 
+from qflow.aio.loops import running_loop
 from qflow.aio.opening import Opening
 from qflow.config import is_url, parse_timeout
 from qflow.descriptors import occupy_standard
@@ -44,6 +45,7 @@ async def _connect(
     files: tuple[str | os.PathLike[str] | None, ...],
     timeout_s: Duration,
 ) -> AsyncRemoteBroker:
+    running_loop()  # first: without one, nothing is opened
     occupy_standard()
     timeout = parse_timeout(timeout_s)
     tunnel: Any = None

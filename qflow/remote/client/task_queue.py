@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
-from qflow.aio.loops import Home
+from qflow.aio.loops import Home, running_loop
 from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback
@@ -157,7 +157,7 @@ class AsyncRemoteQueue(Unpicklable):
         config.parse_count(concurrency, "concurrency")
         self._connection.check_open()
         consumed = TaskConsumed(self._connection, self._name, self._collect, concurrency)
-        home = Home(asyncio.get_running_loop(), None)
+        home = Home(running_loop(), None)
         return consumer_of(consumed, home, retried_task(callback, retry), prefetch, concurrency, name)
 
     # Settle ----------------------------------------------------------------------------------------------------------

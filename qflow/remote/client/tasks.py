@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from qflow.aio.loops import running_loop
 from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QflowError, StorageError
 from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request, Undo
 from qflow.remote.wire.frames import WireError
@@ -51,7 +52,7 @@ class TaskConnection(asyncio.Protocol):
         self.socket: socket.socket | None = None
         """Of the transport, from before there is one."""
         self._process = os.getpid()
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop()
         self._link = Link(target, reason)
         self._transport: Any = None
         self._is_ending = False
@@ -176,7 +177,7 @@ class TaskConnection(asyncio.Protocol):
 
     def _check_loop(self) -> None:
         """Refuse a loop that would not hear of an answer: nothing is asked for then."""
-        if asyncio.get_running_loop() is not self._loop:
+        if running_loop() is not self._loop:
             raise InvalidArgument(
                 f"this connection to {self.target} belongs to another event loop: connect in this one, and close each "
                 "in its own"
