@@ -130,8 +130,7 @@ class Getting:
         Raises:
             BrokerClosed, QueueDeleted: it is gone; `give_up` then.
         """
-        queue = self._queue
-        gate, batches = queue.gate, queue.held.batches
+        queue, gate, batches = self._queue, self._queue.gate, self._queue.held.batches
         with queue.context.lock:
             if self._watcher is not None:
                 self._unwatch(self._watcher)
