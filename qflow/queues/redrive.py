@@ -105,11 +105,12 @@ class Redrive:
                 room = BATCH_MESSAGES if limit is None else limit - (sum(self.moved.values()) - before)
                 if room <= 0:
                     break
-                batch = self._dead.get_many(min(BATCH_MESSAGES, left, room), timeout_s=0)
+                most = min(BATCH_MESSAGES, left, room)
+                looked_at.append(self._dead.get_many(most, timeout_s=0))  # at once, so that an interrupt finds it there
+                batch = looked_at[-1]
                 if not batch:
                     self._tell_of_rest(left)
                     break
-                looked_at.append(batch)
                 left -= len(batch)
                 for delivery in batch:
                     self._move(delivery)

@@ -524,10 +524,9 @@ def all_in_one_queue(here: Round, struck: bool) -> None:
     assert struck or set(here.acked) == set(here.base)
 
 
-@call("move of all messages", move_all, all_in_one_queue)
+@call("move of the first messages", move_all, all_in_one_queue)
 def _redrive_all(here: Round) -> None:
-    here.others_stay = False
-    here.broker.redrive("q", to="other")
+    here.broker.redrive("q", to="other", limit=len(here.base))
 
 
 @call("browse")
