@@ -644,6 +644,93 @@ def _delete(here: Round) -> None:
     here.broker.delete_queue(here.name)
 
 
+def declare_with_keys(here: Round) -> None:
+    here.batch = here.broker.declare_queue(here.name, **here.world.settings, dedupe_window_s=100)
+
+
+def once(here: Round, struck: bool) -> None:
+    """It is there once, whoever put it."""
+    here.batch.put(b"1", dedupe_key="k")
+    assert here.world.drained(here.batch) == {b"1": 1}
+    here.broker.delete_queue(here.name)
+
+
+@call("put with a dedupe_key", declare_with_keys, once, kinds=("durable", "ranked"))
+def _put_once(here: Round) -> None:
+    here.batch.put(b"1", dedupe_key="k")
+
+
+def all_declared(here: Round, struck: bool) -> None:
+    """All of them are there, or can be made."""
+    names = [f"{here.name} {number}" for number in range(3)]
+    assert struck or not set(names) - set(here.broker.queues())
+    for queue in here.broker.declare_queues(names, **here.world.settings):
+        queue.put(b"1")
+        assert here.world.drained(queue) == {b"1": 1}
+        here.broker.delete_queue(queue.name)
+
+
+@call("declare_queues", after=all_declared)
+def _declare_all(here: Round) -> None:
+    here.broker.declare_queues([f"{here.name} {number}" for number in range(3)], **here.world.settings)
+
+
+def goes_on(here: Round, struck: bool) -> None:
+    here.queue.resume()
+    here.queue.on_slow_consumer(None)
+
+
+@call("pause and resume", after=goes_on)
+def _pause(here: Round) -> None:
+    here.queue.pause()
+    here.queue.resume()
+
+
+@call("on_slow_consumer", hold_one, goes_on)
+def _watch(here: Round) -> None:
+    here.queue.on_slow_consumer(100)
+
+
+def scheduled(here: Round, struck: bool) -> None:
+    """It is there, or can be made; and ended."""
+    assert struck or here.name in [one.name for one in here.broker.schedules()]
+    here.broker.schedule(here.name, here.queue, b"1", every_s=3600)
+    here.broker.cancel_schedule(here.name)
+    assert here.broker.schedules() == []
+
+
+@call("schedule", after=scheduled, kinds=("durable", "ranked"))
+def _schedule(here: Round) -> None:
+    here.broker.schedule(here.name, here.queue, b"1", every_s=3600)
+
+
+def schedule_one(here: Round) -> None:
+    here.broker.schedule(here.name, here.queue, b"1", every_s=3600)
+
+
+def cancelled(here: Round, struck: bool) -> None:
+    there = here.broker.schedules()
+    assert struck or not there
+    if there:
+        here.broker.cancel_schedule(here.name)
+    assert here.broker.schedules() == []
+
+
+@call("cancel_schedule", schedule_one, cancelled, kinds=("durable", "ranked"))
+def _cancel(here: Round) -> None:
+    here.broker.cancel_schedule(here.name)
+
+
+@call("snapshot", kinds=("durable",))
+def _snapshot(here: Round) -> None:
+    here.broker.snapshot(f"{here.broker.path} copy {here.number}")
+
+
+@call("compact", kinds=("durable",))
+def _compact(here: Round) -> None:
+    here.broker.compact()
+
+
 @call("statistics of the broker")
 def _stats(here: Round) -> None:
     assert here.broker.stats().messages >= 4
