@@ -149,7 +149,8 @@ class _Search:
 def _matcher(looked_for: re.Pattern[str]) -> Matches:
     def matches(body: bytes, headers: Headers) -> bool:
         return looked_for.search(body.decode(errors="replace")) is not None or any(
-            looked_for.search(f"{name}={messages.text_of_value(value)}") for name, value in headers.items()
+            looked_for.search(f"{name}={messages.text_of_value(value)}")
+            for name, value in messages.headers_of(headers).items()
         )
 
     return matches

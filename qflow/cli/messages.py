@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from qflow.cli.tables import cut
 if TYPE_CHECKING:
     from qflow.inspect.facts import MessageFacts
     from qflow.inspect.pages import Page
-    from qflow.message import Headers, HeaderValue
+    from qflow.message import Headers
 
 SHOWN = 60
 """Characters of a body in a table."""
@@ -75,17 +75,31 @@ def wanted(conditions: Sequence[str]) -> Callable[[MessageFacts], bool] | None:
     """Return what tells whether a message has all these headers; None if every message is wanted."""
     if not conditions:
         return None
-    return lambda message: all(_holds(condition, message.headers) for condition in conditions)
+
+    def is_wanted(message: MessageFacts) -> bool:
+        headers = headers_of(message.headers)
+        return all(_holds(condition, headers) for condition in conditions)
+
+    return is_wanted
 
 
-def _holds(condition: str, headers: Headers) -> bool:
+def headers_of(headers: Headers) -> Mapping[str, Any]:
+    """Return the headers by which a message is looked for: its own, and those of AMQP that lie in its properties."""
+    by_amqp = letters.described(headers) if letters.PROPERTIES in headers else None
+    return headers if by_amqp is None else {**by_amqp["properties"].get("headers", {}), **headers}
+
+
+def _holds(condition: str, headers: Mapping[str, Any]) -> bool:
     if condition in headers:  # a name may have an equals sign in it
         return True
     name, equals, value = condition.partition("=")
-    return bool(equals) and name in headers and text_of_value(headers[name]) == value
+    if not equals or name not in headers:
+        return False
+    text = text_of_value(headers[name])
+    return value in (text, escaped(text), repr(text)[1:-1])  # as tables show it, and as findings and `qflow show` do
 
 
-def text_of_value(value: HeaderValue) -> str:
+def text_of_value(value: Any) -> str:
     """Return a header's value as it is written on a command line."""
     match value:
         case None:
@@ -130,8 +144,10 @@ def shown(body: bytes, length: int | None = SHOWN) -> str:
 
 
 def shown_headers(headers: Headers) -> str:
-    """Return headers as `--where` takes them, on one line, cut."""
-    told = " ".join(f"{name}={text_of_value(value)[:HEADERS_SHOWN]}" for name, value in headers.items())
+    """Return headers as `--where` takes them, on one line, cut; of AMQP those in the properties, in their place."""
+    there = headers_of(headers)
+    names = [name for name in there if there is headers or name != letters.PROPERTIES]
+    told = " ".join(f"{name}={text_of_value(there[name])[:HEADERS_SHOWN]}" for name in names)
     return shown(told.encode(errors="replace"), HEADERS_SHOWN)
 
 

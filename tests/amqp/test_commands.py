@@ -103,6 +103,37 @@ def test_properties_are_shown_in_words(spool: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("queue_name", "condition", "count"),
+    [
+        ("q", "n=3", 1),
+        ("q", "price=3.14", 1),
+        ("q", "table={'a': True}", 1),
+        ("dead", "x-first-death-queue=dies", 1),
+        ("dead", "amqp.routing_key=dead", 3),
+    ],
+)
+def test_messages_are_found_by_the_headers_that_are_shown(
+    spool: Path, queue_name: str, condition: str, count: int
+) -> None:
+    """Those of their clients lie in the properties, where `show` finds them."""
+    cli = CommandLine(spool.parent)
+    _heading, *lines = cli.run("peek", spool, queue_name, "--where", condition).stdout.decode().splitlines()
+    assert len(lines) == count
+    assert "amqp.properties" not in lines[0]
+    done = cli.run("grep", spool, "-F", "--count", condition, queue_name)
+    assert done.stdout.decode() == f"{queue_name}: {count}\n"
+
+
+def test_dead_letters_of_one_reason_go_back_alone(spool: Path) -> None:
+    """By the headers that clients of RabbitMQ know."""
+    cli = CommandLine(spool.parent)
+    chosen = ("--where", "x-first-death-reason=rejected", "--where", "x-first-death-queue=dies")
+    assert cli.json("redrive", spool, "dead", *chosen)["moved"] == {"dies": 1}
+    assert cli.json("purge", spool, "dead", "--where", "x-death", "--yes")["purged"] == 1
+    assert cli.json("peek", spool, "dead")["body"] == "no dead letter"
+
+
 @pytest.mark.parametrize("encoded", ["no base64", "AAAA", "//8="])
 def test_what_only_looks_like_amqp_is_shown_as_it_is(tmp_path: Path, encoded: str) -> None:
     """A program may put any header."""

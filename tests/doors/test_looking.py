@@ -73,6 +73,29 @@ def test_peek_shows_those_with_a_header(spool: Path, conditions: list[str], bodi
     assert [message.get("body") for message in found("peek", spool, "jobs", *options)] == bodies
 
 
+REASON = 'Error: "b\\c" is there\nDETAIL: it\'s a duplicate\x1b'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        REASON,
+        r"""Error: "b\c" is there\nDETAIL: it's a duplicate\x1b""",
+        r"""Error: "b\\c" is there\nDETAIL: it\'s a duplicate\x1b""",
+    ],
+    ids=["as it is", "as peek shows it", "as doctor and show quote it"],
+)
+def test_a_value_is_found_as_it_is_shown(tmp_path: Path, written: str) -> None:
+    """With escapes, such as for the lines of an exception: whoever looks copies that."""
+    with qflow.open(tmp_path / "spool") as broker:
+        jobs = broker.declare_queue("jobs", dead_letter="dead")
+        for reason in (REASON, "another"):
+            jobs.put(reason.encode())
+            jobs.get().nack(requeue=False, reason=reason)
+    where = f"dead_letter_nack_reason={written}"
+    assert [message["body"] for message in found("peek", tmp_path / "spool", "dead", "--where", where)] == [REASON]
+
+
 def test_peek_shows_headers_and_why_a_letter_is_dead(spool: Path) -> None:
     """Where there are any, and of a terminal they do nothing to it; long ones are cut."""
     with qflow.open(spool) as broker:
