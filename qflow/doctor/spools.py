@@ -102,8 +102,9 @@ def _troubles(look: Look) -> Mapping[str, str]:
 
 
 def _is_removed(look: Look) -> bool:
-    """Tell whether its owner goes on without what lies at the path."""
-    return not look.is_there or SPOOL_THERE in _troubles(look)
+    """Tell whether its owner goes on without what lies at the path: it does not notice a log that was only moved."""
+    is_without_log = not look.has_log and look.owner_pid is not None
+    return not look.is_there or is_without_log or SPOOL_THERE in _troubles(look)
 
 
 def _removed(look: Look) -> Iterator[Finding]:
@@ -112,10 +113,10 @@ def _removed(look: Look) -> Iterator[Finding]:
         severity=Severity.URGENT,
         kind="removed",
         sentence=f"{what} was removed, or replaced, under its owner: what waits is gone when the owner ends, and "
-        "durable puts are refused, unless the directory was only moved",
-        remedy="end who puts, and do not end the owner: let its consumers take what waits first, or have it copied by "
-        "`broker.snapshot(NEW)` in the owner, or in who is connected to it; then start it again, and keep whatever "
-        "removed the files from doing so",
+        "durable puts are refused, unless it was only moved",
+        remedy="put it back if it was moved; else end who puts, and do not end the owner: let its consumers take what "
+        "waits first, or have it copied by `broker.snapshot(NEW)` in the owner, or in who is connected to it; then "
+        "start it again, and keep whatever removed the files from doing so",
     )
 
 
@@ -234,7 +235,8 @@ def _unowned(look: Look) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.NOTICE,
             kind="not-closed",
-            sentence="nobody owns the spool, and the last owner did not close it: it was killed, or the machine",
+            sentence="nobody owns the spool, and the last owner did not close it: it was killed, or the machine "
+            "went down",
             remedy="start the program again: nothing that was confirmed is lost, and what was held is delivered "
             f"again; `qflow check {argument(look.path)}` reads everything once if the machine itself had crashed",
         )

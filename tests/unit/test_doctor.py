@@ -214,6 +214,8 @@ def test_dead_letters_have_a_reason() -> None:
         ({"is_there": False}, "removed", Severity.URGENT),
         ({"is_there": False, "has_log": False}, "removed", Severity.URGENT),
         ({"has_log": False, "stats": {"troubles": {SPOOL_THERE: "removed"}}}, "removed", Severity.URGENT),
+        ({"has_log": False, "owner_pid": 7, "stats": {}}, "removed", Severity.URGENT),
+        ({"has_log": False}, "damage", Severity.URGENT),
         ({"has_pages": False, "stats": {"troubles": {SPOOL_THERE: "removed"}}}, "removed", Severity.URGENT),
         ({"stats": {"troubles": {LOG_TAKES: "the disk failed"}}}, "log-failed", Severity.URGENT),
         ({"failure": FormatTooNew("it has format 9")}, "newer-format", Severity.URGENT),
