@@ -164,8 +164,8 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.NOTICE,
             kind="slow-consumers",
-            sentence=f"{who} queue {quoted(name)} fall behind: {incoming:,.1f} messages a second come, {outgoing:,.1f} "
-            f"are acked, {waiting:,} wait",
+            sentence=f"{who} queue {quoted(name)} fall{'s' if takers == 1 else ''} behind: {incoming:,.1f} messages a "
+            f"second come, {outgoing:,.1f} are acked, {waiting:,} wait",
             remedy=f"start more consumers ({command('work --processes 8', look.path, name, 'module:function')}), or "
             "take many at once with `get_many`",
             queue=name,

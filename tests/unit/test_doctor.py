@@ -180,9 +180,13 @@ def test_what_no_command_shows_is_not_to_be_peeked_at(empty: dict[str, Any]) -> 
 def test_who_falls_behind_may_be_nobody_who_is_there_now(empty: dict[str, Any]) -> None:
     """Gets that come and go are no consumers."""
     rates = {**RATES, "put_60s": 9.0, "put_10s": 9.0, "acked_60s": 2.0, "delivered_60s": 2.0}
-    for takers, who in ((2, "2 consumers of"), (0, "those who take from")):
+    for takers, who, what in (
+        (2, "2 consumers of", "fall"),
+        (1, "1 consumer of", "falls"),
+        (0, "those who take from", "fall"),
+    ):
         stats = told(empty, rates=rates, consumers_total=takers, lag_messages=500, messages=500)
-        assert only(Look(path="s", stats=stats)).sentence.startswith(f"{who} queue 'q' fall behind: 9.0 messages ")
+        assert only(Look(path="s", stats=stats)).sentence.startswith(f"{who} queue 'q' {what} behind: 9.0 messages ")
 
 
 def test_dead_letters_have_a_reason() -> None:
