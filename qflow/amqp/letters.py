@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from qflow.queues.redrive import Revive
 
 PROPERTIES = "amqp.properties"
+DESCRIBED = frozenset(["amqp.exchange", "amqp.routing_key", PROPERTIES])
+"""Headers of which `described` has what is in them."""
 
 
 def described(headers: Mapping[str, HeaderValue]) -> dict[str, Any] | None:

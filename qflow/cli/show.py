@@ -57,6 +57,7 @@ def show(spool: Path, queue_name: str, sequence: int, only_body: bool, as_json: 
         _print_headers(found.headers)
     else:
         _print_amqp(**by_amqp)
+        _print_headers({name: value for name, value in found.headers.items() if name not in letters.DESCRIBED})
     click.echo(f"body      {facts.counted(len(found.body), 'byte')}\n\n{_start(found.body)}")
     if len(found.body) > SHOWN_BYTES:
         click.echo("... cut: --body writes all of it")

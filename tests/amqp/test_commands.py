@@ -125,6 +125,17 @@ def test_messages_are_found_by_the_headers_that_are_shown(
     assert done.stdout.decode() == f"{queue_name}: {count}\n"
 
 
+def test_a_dead_letter_of_the_program_says_why_it_is_dead(spool: Path) -> None:
+    """A message of AMQP has headers beside its properties then."""
+    with qflow.open(spool) as broker:
+        broker.alter_queue("q", dead_letter="set aside")
+        broker.queue("q").get().nack(requeue=False, reason="no such street")
+    lines = CommandLine(spool.parent).run("show", spool, "set aside", 0).stdout.decode().splitlines()
+    assert "header    dead_letter_nack_reason = 'no such street'" in lines
+    assert "header    n = 3" in lines
+    assert not [line for line in lines if "amqp." in line]
+
+
 def test_dead_letters_of_one_reason_go_back_alone(spool: Path) -> None:
     """By the headers that clients of RabbitMQ know."""
     cli = CommandLine(spool.parent)
