@@ -41,8 +41,9 @@ def move(
     that size; how many stay, and why, is printed. An owner is asked for some hundreds at a time: after Ctrl-C it ends
     with those, which are printed as not known.
 
-    At a terminal it asks, without --yes. With --dry-run it reads the log, which has durable queues alone, and counts
-    what consumers hold as if it were moved. With --where it looks there for what it moves, of durable queues alone.
+    At a terminal it asks, without --yes. With --dry-run it reads the log, which has durable messages alone, and
+    counts what consumers hold as if it were moved. With --where it looks there for what it moves, so no transient
+    message is found.
 
     \b
         qflow move SPOOL jobs jobs.later --dry-run

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @messages.where
 @options.as_json
 def peek(spool: Path, queue_name: str, most: int, conditions: tuple[str, ...], as_json: bool) -> int:
-    """Show the first messages of a durable QUEUE that nobody has acked; nothing is taken, also beside an owner.
+    """Show the first durable messages of a durable QUEUE that nobody has acked; nothing is taken, also beside an owner.
 
     A body is cut to 60 characters, headers to 200; `qflow show` has a message whole. Dead letters have a column that
     says why they are dead. With --json there is an object a line, with whole bodies: one that is not UTF-8 text is in

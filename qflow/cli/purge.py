@@ -34,8 +34,8 @@ def purge(
     Another process may own the spool. Without --yes it asks, at a terminal. --dry-run asks the owner; if none answers,
     it reads the log, which has durable queues alone.
 
-    With --where it looks in the log for what it deletes, of durable queues alone, and what consumers hold stays. Exits
-    with 1 then if some of it cannot be read.
+    With --where it looks in the log for what it deletes, so no transient message is found, and what consumers hold
+    stays. Exits with 1 then if some of it cannot be read.
 
     \b
         qflow purge SPOOL jobs.dead --dry-run

@@ -56,9 +56,9 @@ def redrive(
     A dead letter that came by AMQP goes back to the queue that `x-first-death-queue` names, under the
     exchange and the routing key it had there, and keeps `x-death`.
 
-    At a terminal it asks, without --yes. With --dry-run it reads the log, which has durable queues alone, and counts
-    what consumers hold as if it were moved. With --where it looks there for what it moves, of durable queues alone, and
-    holds nothing of the others.
+    At a terminal it asks, without --yes. With --dry-run it reads the log, which has durable messages alone, and
+    counts what consumers hold as if it were moved. With --where it looks there for what it moves, so no transient
+    message is found, and holds nothing of the others.
 
     \b
         qflow redrive SPOOL jobs.dead --dry-run

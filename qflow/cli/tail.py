@@ -36,8 +36,8 @@ FIRST_BYTES = 16 * 2**20
 def tail(
     spool: Path, queue_name: str, most: int, follow: bool, conditions: tuple[str, ...], as_json: bool
 ) -> int | None:
-    """Show the last messages of a durable QUEUE that nobody has acked, a line each; nothing is taken, also beside an
-    owner.
+    """Show the last durable messages of a durable QUEUE that nobody has acked, a line each; nothing is taken, also
+    beside an owner.
 
     With --follow, it looks four times a second: what was put and acked between two looks is not seen, and a delayed
     message is seen once more when it is due. On a terminal, a line is cut to its width. `qflow subscribe --follow` does
