@@ -29,7 +29,7 @@ HERE = {
     "blocked-producers": "a on the queue raises its limit, x purges it",
     "no-consumer": "enter on the queue shows its first messages, x purges it",
     "paused": "p on the queue lets it go on",
-    "coming-back": "enter on the queue shows its first messages, a sets max_deliveries and dead_letter",
+    "coming-back": "enter on the queue shows its first messages, a sets dead_letter, then max_deliveries",
     "dead-letters": "enter on the queue shows why each is dead, R redrives them, x purges them",
 }
 """The keys that are a remedy, by kind of finding."""
