@@ -103,7 +103,10 @@ def _entry(fields: dict[str, Any], rows: list[Row] | None) -> Listed:
 
 
 def _add_told(entries: dict[_Key, Listed], queues: dict[str, dict[str, Any]]) -> None:
-    """Add what an owner told to what the log has, which is newer, and lacks the messages that are not logged."""
+    """Add what an owner told to what the log has, which is newer, and lacks the messages that are not logged.
+
+    Nothing tells whether what the owner told of more is not logged, or has left since.
+    """
     for name, queue in queues.items():
         logged = entries.get((QUEUE, name))
         if logged is None and queue["durable"]:
