@@ -24,6 +24,18 @@ def described(headers: Mapping[str, HeaderValue]) -> dict[str, Any] | None:
     return None if isinstance(reading, ImportError) else reading.described(headers)
 
 
+def headers_of(headers: Mapping[str, HeaderValue]) -> Mapping[str, Any]:
+    """Return the headers of a message, and those that its client gave it by AMQP, which lie in its properties."""
+    by_amqp = described(headers) if PROPERTIES in headers else None
+    return headers if by_amqp is None else {**by_amqp["properties"].get("headers", {}), **headers}
+
+
+def legible(headers: Mapping[str, HeaderValue]) -> Mapping[str, Any]:
+    """Return the headers of a message for who reads them: those of AMQP in place of the properties they lie in."""
+    there = headers_of(headers)
+    return there if there is headers else {name: there[name] for name in there if name != PROPERTIES}
+
+
 def reviving(queue_name: str, to: str | None) -> Revive:
     """Return what tells where a dead letter of a queue came from, also one of AMQP; see `Redrive`.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
+from qflow.amqp import letters
 from qflow.cli import facts, messages, options, stream_messages
 from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
@@ -150,7 +151,7 @@ def _matcher(looked_for: re.Pattern[str]) -> Matches:
     def matches(body: bytes, headers: Headers) -> bool:
         return looked_for.search(body.decode(errors="replace")) is not None or any(
             looked_for.search(f"{name}={messages.text_of_value(value)}")
-            for name, value in messages.headers_of(headers).items()
+            for name, value in letters.headers_of(headers).items()
         )
 
     return matches

@@ -77,16 +77,10 @@ def wanted(conditions: Sequence[str]) -> Callable[[MessageFacts], bool] | None:
         return None
 
     def is_wanted(message: MessageFacts) -> bool:
-        headers = headers_of(message.headers)
+        headers = letters.headers_of(message.headers)
         return all(_holds(condition, headers) for condition in conditions)
 
     return is_wanted
-
-
-def headers_of(headers: Headers) -> Mapping[str, Any]:
-    """Return the headers by which a message is looked for: its own, and those of AMQP that lie in its properties."""
-    by_amqp = letters.described(headers) if letters.PROPERTIES in headers else None
-    return headers if by_amqp is None else {**by_amqp["properties"].get("headers", {}), **headers}
 
 
 def _holds(condition: str, headers: Mapping[str, Any]) -> bool:
@@ -144,10 +138,10 @@ def shown(body: bytes, length: int | None = SHOWN) -> str:
 
 
 def shown_headers(headers: Headers) -> str:
-    """Return headers as `--where` takes them, on one line, cut; of AMQP those in the properties, in their place."""
-    there = headers_of(headers)
-    names = [name for name in there if there is headers or name != letters.PROPERTIES]
-    told = " ".join(f"{name}={text_of_value(there[name])[:HEADERS_SHOWN]}" for name in names)
+    """Return headers as `--where` takes them, on one line, cut."""
+    told = " ".join(
+        f"{name}={text_of_value(value)[:HEADERS_SHOWN]}" for name, value in letters.legible(headers).items()
+    )
     return shown(told.encode(errors="replace"), HEADERS_SHOWN)
 
 

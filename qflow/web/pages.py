@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from qflow import __version__
+from qflow.amqp import letters
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import InvalidArgument
 from qflow.web import actions, listing, peeking, remedies, text
@@ -78,6 +79,7 @@ _TEMPLATES.filters |= {
     "span": text.span,
     "at": _at,
     "commands": _commands,
+    "legible": letters.legible,
 }
 _TEMPLATES.globals |= {"link": link, "remedies": remedies.links, "version": __version__, "pid": os.getpid}
 
