@@ -68,7 +68,8 @@ def delete(queue: AnyQueue, sequences: Sequence[int], json_key: str | None) -> s
     finally:
         if json_key is not None:
             doubt = {"in_doubt": in_doubt} if in_doubt else {}
-            facts.print_json({"queue": queue.name, json_key: len(deleted), **doubt})
+            left = len(sequences) - len(deleted) - in_doubt
+            facts.print_json({"queue": queue.name, json_key: len(deleted), "left": left, **doubt})
         else:
             click.echo(f"messages deleted from {facts.readable(queue.name)}: {len(deleted):,}")
             if in_doubt:

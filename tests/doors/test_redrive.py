@@ -164,7 +164,7 @@ def test_those_of_one_reason_go_and_all_others_stay(
     ]
     if is_owned:
         held.nack()
-    assert verb("purge", "--yes") == {"queue": "dead", "purged": 1 + holds}
+    assert verb("purge", "--yes") == {"queue": "dead", "purged": 1 + holds, "left": 0}
     if is_owned:
         owner.close()
     with qflow.open(cli.spool) as broker:
@@ -196,7 +196,10 @@ def test_what_is_chosen_is_asked_of_an_owner_some_at_a_time(cli: CommandLine, mo
 
         monkeypatch.setattr(RemoteQueue, "delete_many", interrupted)
         done = CliRunner().invoke(app, ["purge", *words[1:], "--yes"])
-        assert (done.exit_code, json.loads(done.stdout)) == (130, {"queue": "dead", "purged": 0, "in_doubt": 2})
+        assert (done.exit_code, json.loads(done.stdout)) == (
+            130,
+            {"queue": "dead", "purged": 0, "left": 4, "in_doubt": 2},
+        )
         assert [entry.sequence for entry in owner.queue("dead").browse() if entry.sequence in sequences] == sequences[
             4:
         ]
