@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -89,6 +90,7 @@ class QueueWork(InMemory):
         for deletings in deletings_of(queue, sequences):
             for deleting in deletings:
                 await attend(home, self._worker, deleting)
+                await asyncio.sleep(0)  # steps that never wait must not starve other tasks
             for deleting in deletings:
                 if deleting.handed_over is not None:
                     await home.confirmed(deleting.handed_over)

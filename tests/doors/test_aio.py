@@ -408,6 +408,27 @@ def test_a_task_deletes_a_message_wherever_it_lies(durable: bool, on: On) -> Non
         on(once_more, capacity_bytes=10_000)
 
 
+def test_a_task_that_deletes_many_leaves_the_loop_to_others(on: On) -> None:
+    """None of them waits for anything: they are in memory, and not durable."""
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q", durable=False)
+        sequences = list(await queue.put_many([b"x"] * 100))
+        left: list[int] = []
+
+        async def look() -> None:
+            while await length(queue):
+                left.append(await length(queue))
+                await turns(1)
+
+        beside = asyncio.create_task(look())
+        assert await queue.delete_many(sequences) == sequences
+        await beside
+        assert len(set(left)) > 3
+
+    on(scenario)
+
+
 def test_overflow_policies_hold_for_tasks(on: On) -> None:
     """What a limit turns away is dropped, refused, or a dead letter, whoever puts."""
 

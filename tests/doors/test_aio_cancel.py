@@ -374,6 +374,16 @@ def delete() -> Scenario:
     return Scenario(before, act, None, [b"three"], [b"one", b"two"])
 
 
+def delete_many() -> Scenario:
+    """Two messages together."""
+
+    async def act(stage: Stage) -> None:
+        assert await stage.broker.queue("q").delete_many([0, 1]) == [0, 1]
+        stage.acked += [b"one", b"two"]
+
+    return Scenario(delete().before, act, None, [b"three"], [b"one", b"two"])
+
+
 SCENARIOS = {
     "put durable": put_durable,
     "put transient": put_transient,
@@ -401,6 +411,7 @@ SCENARIOS = {
     "async for": iterate,
     "consume": consume,
     "delete": delete,
+    "delete_many": delete_many,
     "administer": administer,
 }
 
