@@ -72,12 +72,12 @@ def deletings_of(queue: Parts, sequences: Iterable[int]) -> Iterator[list[Deleti
 class Leavers:
     """The claim of deletes that are under way in one run of the log: nobody brings it back before the last is done."""
 
-    __slots__ = ("run", "sequences")
+    __slots__ = ("by_sequence", "run")
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.sequences: set[int] = set()
-        """What is being deleted."""
+        self.by_sequence: dict[int, InLog] = {}
+        """Each message that is leaving, and by what."""
 
     @property
     def stands(self) -> bool:
@@ -100,7 +100,7 @@ class InLog:
         self._leaving: Leaving
         """One without messages: it tells whether something else takes this away meanwhile."""
         self._leavers = leavers = run.claim if isinstance(run.claim, Leavers) else Leavers(run)
-        leavers.sequences.add(sequence)
+        leavers.by_sequence[sequence] = self
         run.claim = leavers
 
     @property
@@ -185,8 +185,9 @@ class InLog:
     def let_go(self) -> None:
         """Claim the run no more; twice is fine. What is settled at its front is no part of it then. Under the lock."""
         queue, leavers = self._queue, self._leavers
-        leavers.sequences.discard(self._sequence)
-        if not leavers.sequences and leavers.stands:
+        if leavers.by_sequence.get(self._sequence) is self:  # else another one has it by now
+            del leavers.by_sequence[self._sequence]
+        if not leavers.by_sequence and leavers.stands:
             run = leavers.run
             first = min(max(run.first, self._lane.row.floor), run.end)
             queue.lanes.list_of(self._sequence).drop_front(run, first, 0, 0)
@@ -279,7 +280,7 @@ class Deleting:
 
     def _joins(self, claim: object) -> bool:
         """Tell whether a claim is one of deletes that this one may share: not where a get waits for them to end."""
-        return isinstance(claim, Leavers) and self.sequence not in claim.sequences and not self._queue.gate.starved
+        return isinstance(claim, Leavers) and self.sequence not in claim.by_sequence and not self._queue.gate.starved
 
     def _pick(self, runs: RunList, run: Run) -> float | None:
         """Take the message out of a run in memory."""
