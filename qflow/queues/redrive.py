@@ -20,6 +20,7 @@ from qflow.queues.looking import not_due
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Insert
 from qflow.queues.transaction import Transaction, gathering_of
+from qflow.storage.log.transaction_log import Unit
 
 if TYPE_CHECKING:
     from qflow.stats import RedriveReport
@@ -166,24 +167,23 @@ class Redrive:
             else:
                 shelter(chosen.give_up)
                 self._stays(reason or "")
-        except QueueFull:
-            self._flying.pop()
-            self._patience_s = 0.0
-            self._stays(TAKEN)
-        except BaseException:
+        except BaseException as error:
             try:
                 shelter(chosen.give_up)
             finally:  # see `attend`
                 shelter(chosen.give_up)
-            raise
+            if not isinstance(error, QueueFull) or _commit_of(chosen.leaving) is not None:
+                raise
+            self._patience_s = 0.0
+            self._stays(TAKEN)
 
     def _land(self) -> None:
         """Wait for the commits of chosen messages that have begun."""
         for queue in {self._dead, *(queue for queue, _ in self._flying)}:
             parts_of(queue).spiller.keep_within_bounds()
         for _, leaving in self._flying:
-            unit = leaving.unit
-            if unit is not None and unit.joined:
+            unit = _commit_of(leaving)
+            if unit is not None:
                 self._tx.together.finish(unit)
         self._count_landed()
 
@@ -191,10 +191,10 @@ class Redrive:
         """Count chosen messages that have moved; the others on their way may."""
         flying, self._flying = self._flying, []
         for queue, leaving in flying:
-            unit = leaving.unit
-            if leaving.has_left:
+            unit = _commit_of(leaving)
+            if leaving.has_left or (unit is not None and unit.done and unit.error is None):  # after a purge, perhaps
                 self.moved[queue.name] = self.moved.get(queue.name, 0) + 1
-            elif unit is not None and unit.joined and (not unit.done or isinstance(unit.error, InDoubt)):
+            elif unit is not None and (not unit.done or isinstance(unit.error, InDoubt)):
                 self.in_doubt += 1
 
     def _stays(self, reason: str) -> None:
@@ -264,6 +264,12 @@ class Redrive:
                 self.moved[target] = self.moved.get(target, 0) + len(sizes)
         self.in_doubt = 0
         self._begin()
+
+
+def _commit_of(leaving: Leaving | InLog | None) -> Unit | None:
+    """Return the commit that takes a message away, if the log has it."""
+    unit = None if leaving is None else leaving.unit
+    return unit if unit is not None and unit.joined else None
 
 
 def _insert(queue: Queue, record: Record, priority: int) -> Insert:

@@ -16,8 +16,10 @@ from qflow import Overflow, inspect
 from qflow.inspect import MessageFacts
 from qflow.queues import redrive
 from qflow.queues.admission import Admission
+from qflow.queues.deleting import Deleting, InLog
 from qflow.queues.overflow import Depth
 from qflow.queues.puts import Puts
+from qflow.queues.queue import parts_of
 from qflow.queues.redrive import Redrive
 from unit.clocks import Clock, open_still, until
 
@@ -360,3 +362,81 @@ def test_a_failure_in_the_midst_keeps_the_rest_of_chosen_ones(open_spool: Open) 
     broker.engine.log.drain()
     assert (bodies_of(queue), bodies_of(dead)) == ([b"0", b"1"], [b"2", b"3"])
     assert broker.check() == []
+
+
+@pytest.mark.owner_only
+def test_a_handler_that_finds_a_queue_full_leaves_what_was_chosen_in_its_place(open_spool: Open) -> None:
+    """Its QueueFull strikes before the commit has begun; or as it has, and then it moves, and the error is told."""
+    broker = open_spool()
+    queue, dead = kill(broker, "q", b"0", b"1", b"2"), broker.queue("dead")
+    chosen = [entry.sequence for entry in dead.browse()]
+    real = broker.engine.together.commit
+
+    def struck(*arguments: Any, **options: Any) -> Any:
+        raise qflow.QueueFull("found by the handler")
+
+    def struck_late(*arguments: Any, **options: Any) -> Any:
+        real(*arguments, **options)
+        struck()
+
+    broker.engine.together.commit = struck  # type: ignore[method-assign]
+    assert broker.redrive("dead", sequences=chosen[:1]).kept == {redrive.TAKEN: 1}
+    broker.engine.together.commit = struck_late  # type: ignore[method-assign]
+    with pytest.raises(qflow.QueueFull, match="handler"):
+        broker.redrive("dead", sequences=chosen[1:])
+    broker.engine.log.drain()
+    assert (bodies_of(queue), bodies_of(dead)) == ([b"1"], [b"0", b"2"])
+    assert broker.check() == []
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("logged", [False, True], ids=["in memory", "in the log"])
+def test_what_a_purge_found_on_its_way_has_moved(spool: Path, clock: Clock, logged: bool) -> None:
+    """The purge counts it, and so does the move, for it is in the other queue."""
+    with open_still(spool, clock) as broker:
+        broker.declare_queue("to")
+        sequences = [broker.declare_queue("q").put(b"%03d" % number + bytes(500)) for number in range(60)]
+        if not logged:
+            move_while_purged(broker, sequences[50])
+            return
+    with open_still(spool, clock, capacity_bytes="16KiB") as broker:
+        move_while_purged(broker, sequences[50])
+
+
+def move_while_purged(broker: qflow.Broker, sequence: int) -> None:
+    """Have a message moved that a purge finds when it was taken out, before its commit."""
+    real = broker.engine.together.commit
+    purged: list[int] = []
+
+    def commit(*arguments: Any, **options: Any) -> Any:
+        purged.append(broker.queue("q").purge())
+        return real(*arguments, **options)
+
+    broker.engine.together.commit = commit  # type: ignore[method-assign]
+    assert broker.redrive("q", to="to", sequences=[sequence]).moved == {"to": 1}
+    assert (purged, bodies_of(broker.queue("to"))) == ([60], [b"050" + bytes(500)])
+    assert broker.check() == []
+
+
+@pytest.mark.owner_only
+def test_what_is_given_up_twice_keeps_nothing_of_who_takes_it_in_between(spool: Path, clock: Clock) -> None:
+    """Both claim a run of the log, as another one does: the second has it to its end."""
+    with open_still(spool, clock) as broker:
+        sequences = [broker.declare_queue("q").put(b"%03d" % number + bytes(500)) for number in range(60)]
+    with open_still(spool, clock, capacity_bytes="16KiB") as broker:
+
+        def taken(place: int) -> Deleting:
+            deleting = Deleting(parts_of(broker.queue("q")), sequences[place], moves=True)
+            assert deleting.step(None, may_work=True) is None
+            return deleting
+
+        first, beside = taken(50), taken(51)
+        first.give_up()
+        second = taken(50)
+        first.give_up()
+        beside.give_up()
+        assert isinstance(second.leaving, InLog)
+        assert second.leaving.stands
+        second.give_up()
+        assert not second.leaving.stands
+        assert broker.check() == []
