@@ -190,6 +190,10 @@ class Spiller:
         Returns:
             whether it is to be called again soon: something is above the bounds, and was not before.
         """
+        if self.error is not None:
+            with self._context.lock:
+                if not self._lanes.messages():
+                    self.error = None  # nothing waits for the disk any more
         before = self._was_over
         self._was_over = self.exceeds or self._gate.slack > 0
         if self._was_over and before:

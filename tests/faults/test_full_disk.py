@@ -25,6 +25,7 @@ from qflow.doctor.judging import judge
 from qflow.doctor.look import Look
 from qflow.inspect import check_spool
 from qflow.queues.queue import parts_of
+from qflow.queues.tending import has_something_to_do
 from qflow.storage.log.parts import PAGES_A_PART, cut, joined
 from qflow.storage.log.rows import Row, read_row
 from unit.clocks import until
@@ -239,6 +240,22 @@ def test_a_quota_for_which_puts_wait_is_told_of_as_long_as_they_do(spool, faults
         waits.join(PATIENCE_S)
         inside.upkeep(broker)._take_steps()
         assert broker.stats().troubles == {}
+
+
+def test_a_disk_that_took_nothing_is_no_reason_any_more_once_the_queue_is_empty(spool, faults):
+    """Nobody has asked the disk again meanwhile; the queue rests."""
+    with faulty_broker(spool, faults, capacity_bytes=4_000) as broker, inside.paused(broker):
+        queue = broker.declare_queue("q", durable=False)
+        faults.fail("open", errno.EDQUOT)
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                queue.put(bytes(300), timeout_s=0)
+        faults.heal()
+        drained(queue)
+        assert has_something_to_do(parts_of(queue))
+        inside.upkeep(broker)._take_steps()
+        assert parts_of(queue).spiller.error is None
+        assert not has_something_to_do(parts_of(queue))
 
 
 def test_what_is_in_memory_comes_out_by_one_though_the_disk_takes_nothing(small_disk):
