@@ -24,14 +24,14 @@ class _Stops:
         with self._lock:
             if not self._count:
                 self._was_on = gc.isenabled()
-                gc.disable()
-            self._count += 1
+            self._count += 1  # before it stands still, and until it goes on: another thread may fork in between
+            gc.disable()
 
     def end(self) -> None:
         with self._lock:
-            self._count -= 1
-            if not self._count and self._was_on:
+            if self._count == 1 and self._was_on:
                 gc.enable()
+            self._count -= 1
 
     def forget(self) -> None:
         """In a forked child: those threads are not there."""

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,31 @@ def test_it_goes_on_with_the_last_who_had_it_stand_still(is_on: bool) -> None:
     may_end.set()
     thread.join()
     assert gc.isenabled() is is_on
+
+
+@pytest.mark.parametrize("name", ["disable", "enable"])
+def test_it_goes_on_in_a_child_that_is_forked_as_it_is_stopped_or_goes_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread, in the midst of that."""
+    real, children, here = getattr(gc, name), [], os.getpid()
+
+    def fork() -> None:
+        if name == "disable" or os.getpid() != here:
+            real()
+        if os.getpid() != here:
+            return
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.isenabled() else 1)
+        children.append(os.waitpid(child, 0)[1])
+        real()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collector, "gc", SimpleNamespace(**{**vars(gc), name: fork}))
+        with without_collections():
+            pass
+    assert (children, gc.isenabled()) == ([0], True)
 
 
 def test_it_goes_on_in_a_child_that_is_forked_meanwhile() -> None:
