@@ -117,11 +117,18 @@ class Redrive:
                     self._move(delivery)
                 self._commit()
         finally:
-            if self._tx.state == "open":
-                self._tx.rollback()
-            for batch in looked_at:
-                parts_of(self._dead).claims.give_up(batch.held)
+            try:
+                shelter(partial(self._put_back, looked_at))
+            finally:  # see `attend`
+                shelter(partial(self._put_back, looked_at))
         return sum(self.moved.values()) - before
+
+    def _put_back(self, looked_at: list[Deliveries]) -> None:
+        """Put back what has not moved; twice is fine."""
+        if self._tx.state == "open":
+            self._tx.end("rolled back")
+        for batch in looked_at:
+            parts_of(self._dead).claims.give_up(batch.held)
 
     def run_chosen(self, sequences: Sequence[int], limit: int | None = None) -> int:
         """Move these messages alone, as far as they wait, due or not, at most `limit`; return how many.
@@ -132,7 +139,7 @@ class Redrive:
         """
         before = sum(self.moved.values())
         if parts_of(self._dead).lanes.paused:
-            self.kept[PAUSED] = len(sequences)
+            self.kept = {PAUSED: len(sequences)} if sequences else {}
             return 0
         try:
             for sequence in sequences:

@@ -16,6 +16,8 @@ from qflow import Overflow, inspect
 from qflow.inspect import MessageFacts
 from qflow.queues import redrive
 from qflow.queues.admission import Admission
+from qflow.queues.apart import HeldOne
+from qflow.queues.claims import Claims
 from qflow.queues.deleting import Deleting, InLog
 from qflow.queues.overflow import Depth
 from qflow.queues.puts import Puts
@@ -275,6 +277,7 @@ def test_chosen_messages_that_cannot_go_are_in_their_place(open_spool: Open) -> 
     sequences = [entry.sequence for entry in dead.browse()]
     dead.pause()
     assert broker.redrive("dead", sequences=sequences).kept == {redrive.PAUSED: 4}
+    assert broker.redrive("dead", sequences=[]).kept == {}
     dead.resume()
     assert broker.redrive("dead", sequences=sequences, limit=1).moved == {"full": 1}
     report = broker.redrive("dead", sequences=sequences[1:])
@@ -440,3 +443,26 @@ def test_what_is_given_up_twice_keeps_nothing_of_who_takes_it_in_between(spool: 
         second.give_up()
         assert not second.leaving.stands
         assert broker.check() == []
+
+
+@pytest.mark.owner_only
+def test_an_interrupt_as_what_stays_is_put_back_leaves_nothing_held(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever in that it strikes: behind the first of several batches, too."""
+    monkeypatch.setattr(redrive, "BATCH_MESSAGES", 1)
+    broker = open_spool()
+    dead = broker.declare_queue("dead")
+    dead.put_many([b"0", b"1", b"2"])
+    real, struck = Claims.give_up, []
+
+    def give_up(claims: Claims, one: HeldOne) -> None:
+        real(claims, one)
+        if not struck:
+            struck.append(one)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Claims, "give_up", give_up)
+    with pytest.raises(KeyboardInterrupt):
+        broker.redrive("dead")
+    assert (dead.stats().acquired_messages, dead.get_many(9, 0).bodies) == (0, [b"0", b"1", b"2"])
