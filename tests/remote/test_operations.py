@@ -120,6 +120,10 @@ def test_dead_letters_are_moved_back(owner: qflow.Broker, spool: Path) -> None:
     owner.engine.log.drain()
     with RawDoor(spool).greeted() as raw:
         assert raw.ask({"op": "redrive", "queue": "dead"}).head["result"] == {"moved": {"jobs": 1}, "kept": {}}
+        chosen = {"op": "redrive_chosen", "queue": "dead"}
+        for wrong in ({}, {"sequences": None}, {"sequences": 7}, {"sequences": ["7"]}):
+            assert raw.ask(chosen | wrong).head["error"] == "InvalidArgument", "none is not all"
+        assert raw.ask(chosen | {"sequences": []}).head["result"] == {"moved": {}, "kept": {}}
     assert jobs.get(5).body == b"x"
 
 

@@ -108,8 +108,8 @@ def delete_messages(name: str, sequences: Iterable[int]) -> Request:
 
 def redrive(name: str, to: str | None, limit: int | None, sequences: Iterable[int] | None) -> Request:
     head: dict[str, Any] = {"op": "redrive", "queue": name, "to": to, "limit": limit}
-    if sequences is not None:
-        head["sequences"] = parse_sequences(sequences)
+    if sequences is not None:  # by a name of its own: an owner that does not know them would move all
+        head |= {"op": "redrive_chosen", "sequences": parse_sequences(sequences)}
     return Request(head, doubt="which dead letters moved", read=replies.reporting(RedriveReport))
 
 

@@ -77,11 +77,18 @@ async def unbind(session: Session, head: dict[str, Any], columns: Columns) -> No
 
 
 async def redrive(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return await _redrive(session, head, None)
+
+
+async def redrive_chosen(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return await _redrive(session, head, parse_sequences(head.get("sequences")))  # type: ignore[arg-type]
+
+
+async def _redrive(session: Session, head: dict[str, Any], sequences: list[int] | None) -> Any:
     """Cancelled, it goes on: what waits for it does not hold it up."""
     name = arguments.text(head, "queue")
     to = None if head.get("to") is None else arguments.text(head, "to")
     limit = None if head.get("limit") is None else arguments.number(head, "limit", 1)
-    sequences = None if head.get("sequences") is None else parse_sequences(head["sequences"])
     moving = partial(move_back, session.broker.broker, name, to, limit, sequences, revive=reviving(name, to))
     return plain(await at_length(session.broker, moving))
 
@@ -210,5 +217,5 @@ async def consume_end(session: Session, head: dict[str, Any], columns: Columns) 
 
 OPERATIONS = by_name(
     declare_queues, alter_queue, queue, queues, delete_queue, bind, unbind, purge, delete_message, delete_messages,
-    redrive, length, pause, resume, queue_stats, on_slow_consumer, put, get, consume, consume_end,
+    redrive, redrive_chosen, length, pause, resume, queue_stats, on_slow_consumer, put, get, consume, consume_end,
 )  # fmt: skip
