@@ -218,15 +218,16 @@ def _letters(look: Look, name: str, letters: Letters, *, is_durable: bool) -> It
     why = ""
     if letters.reasons:
         reason, count = letters.reasons[0]
-        of = f"{count:,} of {letters.looked_at:,}" if letters.looked_at < letters.messages else f"{count:,}"
-        why = f"; the commonest reason, of {of}: {quoted(reason)}"
+        of = f" of the first {letters.looked_at:,}" if letters.looked_at < letters.messages else ""
+        why = f"; {count:,}{of} for the commonest reason: {quoted(reason)}"
     shown = f" ({command('peek', look.path, name)} shows headers and bodies)" if is_durable else ""
+    some = "; --where takes those of one reason" if is_durable else ""
     yield Finding(
         severity=Severity.PROBLEM,
         kind="dead-letters",
         sentence=f"{counted(letters.messages, 'dead letter')} in queue {quoted(name)}{why}",
         remedy=f"mend the cause{shown}, then {command('redrive', look.path, name)}, or "
-        f"{command('purge', look.path, name)} if they are of no use",
+        f"{command('purge', look.path, name)} if they are of no use{some}",
         queue=name,
         facts={"messages": letters.messages, "reasons": dict(letters.reasons), "looked_at": letters.looked_at},
     )

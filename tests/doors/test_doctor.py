@@ -117,7 +117,7 @@ def test_dead_letters_are_told_without_an_owner(spool: Path) -> None:
         broker.engine.upkeep.tick()
     code, (found,) = doctor(spool)
     assert (code, found["kind"], found["queue"]) == (1, "dead-letters", "dead")
-    assert found["sentence"] == "3 dead letters in queue 'dead'; the commonest reason, of 2: 'card declined'"
+    assert found["sentence"] == "3 dead letters in queue 'dead'; 2 for the commonest reason: 'card declined'"
 
 
 @pytest.mark.parametrize(("version", "kind"), [(FORMAT + 1, "newer-format"), (OLDEST_FORMAT - 1, "older-format")])

@@ -52,7 +52,7 @@ def test_an_incident_is_seen_and_solved(
             "nobody consumes queue 'audit', and it grows: 300 messages wait"
         )
         assert told["dead-letters"]["sentence"] == (
-            "4 dead letters in queue 'dead'; the commonest reason, of 3: 'card declined'"
+            "4 dead letters in queue 'dead'; 3 for the commonest reason: 'card declined'"
         )
         assert f"`kill {happening.mailer}`" in told["held-too-long"]["remedy"]
         happening.end_mailer(signal.SIGTERM)

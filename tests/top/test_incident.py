@@ -37,7 +37,7 @@ def test_an_incident_is_seen_and_solved_by_keys(tmp_path: Path) -> None:
             "5 producers blocked for up to 12 s at limit_messages of queue 'payments' (100); nobody takes from it",
             "here: a on the queue raises its limit, x purges it",
             "nobody consumes queue 'audit', and it grows: 300 messages wait",
-            "4 dead letters in queue 'dead'; the commonest reason, of 3: 'card declined'",
+            "4 dead letters in queue 'dead'; 3 for the commonest reason: 'card declined'",
             "here: enter on the queue shows why each is dead, R redrives them, x purges them",
         )
         leave()

@@ -274,7 +274,7 @@ def test_findings_know_what_only_the_log_tells(spool: Path) -> None:
             found = [one.sentence for one in source.look().findings if one.kind == "dead-letters"]
             return "; ".join(found)  # of a moment ago: there may be none yet
 
-        until(lambda: sentence() == "4 dead letters in queue 'dead'; the commonest reason, of 2: 'mail bounced'")
+        until(lambda: sentence() == "4 dead letters in queue 'dead'; 2 for the commonest reason: 'mail bounced'")
         assert acting.purge(source, "dead") == "messages deleted from dead: 4"
         board = Board()
         waited_for(source, board, lambda: board.look.queues.get("dead", {}).get("messages") == 0)

@@ -194,7 +194,7 @@ def test_dead_letters_have_a_reason() -> None:
     letters = Letters(messages=2000, reasons=(("card declined", 400), ("expired", 100)), looked_at=500)
     found = only(Look(path="spool", letters={"dead": letters}))
     assert found.sentence == (
-        "2,000 dead letters in queue 'dead'; the commonest reason, of 400 of 500: 'card declined'"
+        "2,000 dead letters in queue 'dead'; 400 of the first 500 for the commonest reason: 'card declined'"
     )
     assert "`qflow redrive spool dead`" in found.remedy
 

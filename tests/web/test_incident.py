@@ -41,7 +41,7 @@ async def solve(happening: incident.Incident, tab: Any, home: str) -> None:
     await sees(
         ".finding.problem",
         "nobody consumes queue 'audit', and it grows: 300 messages wait",
-        "4 dead letters in queue 'dead'; the commonest reason, of 3: 'card declined'",
+        "4 dead letters in queue 'dead'; 3 for the commonest reason: 'card declined'",
     )
     await sees(".tile", " live of ", " free of ")
 
