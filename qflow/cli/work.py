@@ -99,4 +99,5 @@ def work(
             {"capacity_bytes": capacity, "spill": spill},
             tell=lambda sentence: lines.put(f"qflow: {sentence}"),
             ready=told.put,
+            alone=True,
         )

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Collection
 from contextlib import suppress
 
 from qflow.children import interpreter
@@ -94,6 +95,13 @@ class Process:
         if self._reports >= 0:
             os.close(self._reports)
             self._reports = -1
+
+
+def bury_orphans(ours: Collection[int]) -> None:
+    """As process 1, such as a container's first, take note of the end of what others have left; not of `ours`."""
+    with suppress(ChildProcessError):  # there is none
+        while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and dead.si_pid not in ours:
+            os.waitpid(dead.si_pid, 0)
 
 
 def _shared(descriptor: int) -> int | None:

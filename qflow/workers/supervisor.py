@@ -26,7 +26,7 @@ from qflow.workers import targets
 from qflow.workers.crew import Crew
 from qflow.workers.desk import Desk, make_descriptor
 from qflow.workers.job import Job, Reach
-from qflow.workers.process import Process
+from qflow.workers.process import Process, bury_orphans
 from qflow.workers.signals import Signals
 
 if TYPE_CHECKING:
@@ -139,13 +139,19 @@ def supervise(
     tell: Callable[[str], None],
     ready: Callable[[str], None],
     stop: Stop | None = None,
+    alone: bool = False,
 ) -> int:
-    """Do what `run` does; `tell` prints what goes wrong, `ready` that all of them work."""
+    """Do what `run` does; `tell` prints what goes wrong, `ready` that all of them work.
+
+    `alone`: nothing else in this process starts others, so as process 1 it buries orphans.
+    """
     occupy_standard()
     with Signals() as signals, _broker(job, options) as broker:
         descriptor = make_descriptor(job.processes)
         try:
-            _run_crew(job, descriptor, _Wishes(signals, stop), _Voice(tell, ready), broker)
+            _run_crew(
+                job, descriptor, _Wishes(signals, stop), _Voice(tell, ready), broker, buries=alone and os.getpid() == 1
+            )
         finally:
             os.close(descriptor)
     return signals.first
@@ -213,7 +219,7 @@ class _Voice:
             notify(READY)
 
 
-def _run_crew(job: Job, desk: int, wishes: _Wishes, voice: _Voice, broker: Broker | None) -> None:
+def _run_crew(job: Job, desk: int, wishes: _Wishes, voice: _Voice, broker: Broker | None, *, buries: bool) -> None:
     """Have processes work until they are to end, and have ended."""
     children: list[Process] = []
 
@@ -239,6 +245,8 @@ def _run_crew(job: Job, desk: int, wishes: _Wishes, voice: _Voice, broker: Broke
             for child in [child for child in children if child not in alive]:
                 children.remove(child)
                 child.close()
+            if buries:
+                bury_orphans([child.pid for child in children])
             _wait(children, min(max(due - time.monotonic(), 0.0), TICK_S))
     finally:
         crew.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,9 @@ import sys
 import threading
 
 import qflow
+
+ORPHAN_TRIES = 1000
+"""So often it is looked whether an orphan is still there."""
 
 
 def say(delivery: qflow.Delivery) -> None:
@@ -81,4 +85,22 @@ def show(delivery: qflow.Delivery) -> None:
     print("on stderr", file=sys.stderr, flush=True)
     with open("done", "a") as file:
         file.write(" ".join(os.readlink(f"/proc/self/fd/{number}") for number in (1, 2)))
+    os.kill(os.getppid(), signal.SIGTERM)
+
+
+def orphan(delivery: qflow.Delivery) -> None:
+    """Leave an orphan, which ends, in a message; in the next, raise until nothing is left of it, and end process 1."""
+    if delivery.body == b"leave":
+        if os.fork() == 0:
+            if (left := os.fork()) == 0:
+                os._exit(0)
+            os.write(os.open("left", os.O_WRONLY | os.O_CREAT), b"%d" % left)
+            os._exit(0)
+        os.wait()
+        return
+    with open("left") as file, contextlib.suppress(ProcessLookupError):
+        os.kill(int(file.read()), 0)
+        if delivery.delivery_count < ORPHAN_TRIES:
+            raise RuntimeError("it is dead, and nobody has asked how it ended")
+        os.write(1, b"it is there for good\n")
     os.kill(os.getppid(), signal.SIGTERM)

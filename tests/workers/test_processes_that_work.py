@@ -44,6 +44,27 @@ def test_several_processes_share_a_queue_until_a_signal(cli: CommandLine) -> Non
     assert left(cli.spool) == []
 
 
+def test_as_process_1_it_buries_what_functions_have_left(cli: CommandLine) -> None:
+    """The first process of a container is given all orphans; unburied, they take up its processes for good."""
+    alone = [
+        "unshare",
+        *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]),
+        "--pid",
+        "--fork",
+        "--mount-proc",
+    ]
+    tried = subprocess.run([*alone, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no process 1 can be had: {tried.stderr}")
+    put(cli.spool, b"leave", b"look")
+    command = [sys.executable, "-m", "qflow", "work", cli.spool, "jobs", f"{JOBS}:orphan", "--processes", "1"]
+    done = subprocess.run(
+        [*alone, "--kill-child", *command, "--retry-delay", "0"], capture_output=True, text=True, cwd=cli.directory
+    )
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert "for good" not in done.stdout
+
+
 def test_a_process_that_a_function_forks_ends_by_a_signal(cli: CommandLine) -> None:
     put(cli.spool, b"")
     working = Working(cli, "fork", "--processes", 1)
