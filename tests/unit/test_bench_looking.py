@@ -30,6 +30,7 @@ def test_the_peak_of_a_command_is_its_own() -> None:
 
 def test_a_page_and_a_terminal_are_watched_and_leave(tmp_path: Path) -> None:
     """Both see the queues of a program that lives on, a page by what its script asks; `qflow top` is gone after."""
+    pytest.importorskip("textual", reason="needs the extra `top`")
     with talking.started("bench.watched", tmp_path / "spool", 3, "transient") as owner:
         watching.browse(talking.ask(owner, "page"), 0.01)
         with terminal.top(tmp_path / "spool", 80, named(3)[2]) as screen:
