@@ -4,7 +4,7 @@
     a pipe     what the worker reports, a line of JSON each
     a mapping  what it has at hand; see `desk`
 
-It has a process group of its own: Ctrl-C does not reach it, and what a function has started is killed with it.
+It has a process group of its own: Ctrl-C does not reach it, and what a function has started in that is killed with it.
 """
 
 from __future__ import annotations
