@@ -408,8 +408,9 @@ def test_a_task_deletes_a_message_wherever_it_lies(durable: bool, on: On) -> Non
         on(once_more, capacity_bytes=10_000)
 
 
+@pytest.mark.owner_only
 def test_a_task_that_deletes_many_leaves_the_loop_to_others(on: On) -> None:
-    """None of them waits for anything: they are in memory, and not durable."""
+    """None of them waits for anything: they are in memory, and not durable. By a door it is the loop of the owner."""
 
     async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", durable=False)
