@@ -203,6 +203,7 @@ class Keys:
                 self._open[claim.place] = claim
         return None
 
+    @sheltered
     def _read(self, claim: Claim) -> int | None:
         """Return the sequence that the log has for a key."""
         value = self._log.fact(ROOM, _name(claim.place))
@@ -248,6 +249,7 @@ class Keys:
 
     # The log ---------------------------------------------------------------------------------------------------------
 
+    @sheltered
     def _learn(self, owner: int) -> None:
         """Read the keys of a queue, as many as memory is to have."""
         with self._reading:

@@ -18,6 +18,7 @@ import qflow.aio
 from qflow.queues import dedupe
 from qflow.queues.queue import parts_of
 from qflow.storage.log import facts
+from qflow.storage.log.transaction_log import TransactionLog
 from unit.clocks import LONG_S, Clock
 
 KILLED = """
@@ -259,3 +260,26 @@ def test_a_damaged_key_is_told_of(open_at: Callable[..., qflow.Broker]) -> None:
     problems = broker.check()
     assert any("of 'dedupe'" in problem for problem in problems)
     log.commit(log.write(lambda txn: txn.delete(facts.fact_key(dedupe.ROOM, name))))
+
+
+@pytest.mark.owner_only
+def test_keys_are_read_where_no_signal_handler_strikes(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that closes the broker would wait for the end of the read, and for its own thread."""
+    read: list[bool] = []
+
+    def told(name: str) -> None:
+        real = getattr(TransactionLog, name)
+
+        def tell(log: TransactionLog, *arguments: Any) -> Any:
+            read.append(threading.current_thread() is threading.main_thread())
+            return real(log, *arguments)
+
+        monkeypatch.setattr(TransactionLog, name, tell)
+
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q", dedupe_window_s=100).put(b"1", dedupe_key="k")
+    told("facts_page")
+    told("fact")
+    with qflow.open(spool) as broker:
+        assert broker.queue("q").put(b"1", dedupe_key="k") == 0
+    assert read == [False] * len(read) != []
