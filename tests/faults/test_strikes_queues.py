@@ -865,8 +865,10 @@ def check_reopened(world: World, here: Round, strike: Strike) -> None:
             in_thread(lambda: world.check_contents(here, True))
         else:
             in_thread(lambda: [world.drained(queue) for queue in (world.other, world.dead)])
-        for name in {*world.broker.queues()} & {here.name}:
+        for name in [name for name in world.broker.queues() if name.startswith(here.name)]:
             in_thread(lambda: world.broker.delete_queue(name))  # noqa: B023
+        for one in world.broker.schedules():
+            in_thread(lambda: world.broker.cancel_schedule(one.name))  # noqa: B023
         in_thread(world.check_books)
     except BaseException as error:
         error.add_note(f"struck at {strike.where}")
