@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,8 +165,7 @@ class Errand:
             outcome.in_doubt = min(left, len(some))
             report = broker.redrive(self.queue_name, to=self.to, limit=left, sequences=some)
             left -= outcome.note_moved(report)
-            for reason, count in report.kept.items():
-                outcome.kept[reason] = outcome.kept.get(reason, 0) + count
+            _add(outcome.kept, report.kept)
             if left <= 0:
                 return
 
@@ -209,6 +209,11 @@ class _Outcome:
     def note_moved(self, report: RedriveReport) -> int:
         """Add what an owner says it moved; return how many."""
         self.in_doubt = 0
-        for name, count in report.moved.items():
-            self.moved[name] = self.moved.get(name, 0) + count
+        _add(self.moved, report.moved)
         return sum(report.moved.values())
+
+
+def _add(to: dict[str, int], counts: Mapping[str, int]) -> None:
+    """Add counts to others, by their names."""
+    for name, count in counts.items():
+        to[name] = to.get(name, 0) + count
