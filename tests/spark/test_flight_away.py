@@ -117,6 +117,8 @@ class Cable:
         self._ends = [socket.create_server(("127.0.0.1", 0))]
         self.url = f"grpc://127.0.0.1:{self._ends[0].getsockname()[1]}"
         self.pulled = threading.Event()
+        self.pulled_after: int | None = None
+        """How many bytes of the door go through it before it is pulled; None = whoever has it pulls it."""
         self.connections = 0
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
@@ -133,13 +135,17 @@ class Cable:
                 far = socket.create_connection(("127.0.0.1", self._port))
                 self._ends += [near, far]
                 self._start(self._carry, near, far)
-                self._start(self._carry, far, near)
+                self._start(self._carry, far, near, True)
 
-    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+    def _carry(self, one: socket.socket, other: socket.socket, is_of_the_door: bool = False) -> None:
+        carried = 0
         with suppress(OSError):
             while data := one.recv(2**16):
                 if not self.pulled.is_set():
                     other.sendall(data)
+                carried += len(data)
+                if is_of_the_door and self.pulled_after is not None and carried > self.pulled_after:
+                    self.pulled.set()
             other.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -192,25 +198,27 @@ def test_a_call_is_given_no_longer_than_a_broker_is_waited_for(time: Time, monke
         Door("grpc://127.0.0.1:8", patience_s=5.0).action("adopt", {}, within_s=150.0)
 
 
-def test_a_task_notices_a_broker_that_hangs(cable: Cable) -> None:
+def test_a_task_notices_a_broker_that_hangs(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pings are not answered, and neither are its connections."""
+    monkeypatch.setattr(calls, "_PING_EVERY_S", 10.0)  # gRPC takes no less
+    monkeypatch.setattr(calls, "_PING_S", 1.0)
+    cable.pulled_after = 5 * 2**19  # which is amid the second batch
     place = FlightPlace(Door(cable.url, patience_s=1.0))
     reading = asked(place, 0, 8)
-    batches = place.read(reading)
-    next(batches)
-    raised = []
+    rows, raised = [], []
 
-    def read_on() -> None:
+    def read() -> None:
         try:
-            list(batches)
+            rows.extend(batch.num_rows for batch in place.read(reading))
         except Away as error:
             raised.append(str(error))
 
-    cable.pulled.set()
-    task = threading.Thread(target=read_on, daemon=True)
+    task = threading.Thread(target=read, daemon=True)
     task.start()
-    task.join(50)
+    task.join(150)
+    assert not task.is_alive()
     assert ["see option brokerTimeout" in text for text in raised] == [True]
+    assert 0 < sum(rows) < 8
 
 
 def test_who_goes_on_without_a_broker_tries_one_that_hangs_now_and_then(

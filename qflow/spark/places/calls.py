@@ -25,6 +25,11 @@ CALL_S, _LEAST_S = 30.0, 10.0
 _PAUSE_S, _LONGEST_PAUSE_S, _SAY_EVERY_S = 0.05, 1.0, 10.0
 _CONNECT_S, _CONNECT_AGAIN_S = 5.0, 2.0
 """What connecting takes at most, which no work of the broker holds up; and at a door that has been waited for."""
+_PING_EVERY_S, _PING_S = 30.0, 10.0
+"""When a connection on which nothing comes is asked for a sign of life, and how long that is waited for.
+
+A server that has nothing to send ends connections that ask more often.
+"""
 _LONG_S, _PEACE_S = 0.5, 10.0
 """How long a door that has been waited for is left in peace after a try that took long."""
 _logger = get_logger("qflow.spark")
@@ -142,9 +147,9 @@ class Door:
         connect_s = min(_CONNECT_AGAIN_S if self.url in _away else _CONNECT_S, max(_LONG_S, self.patience_s / 4))
         seconds = {
             "grpc.min_reconnect_backoff_ms": connect_s,  # which is how long a connection may take
-            "grpc.keepalive_time_ms": 30.0,  # a server that has nothing to send ends connections that ask more often
-            "grpc.keepalive_timeout_ms": 10.0,
-            "grpc.http2.ping_timeout_ms": 10.0,  # of all pings: one that is on its way keeps others back
+            "grpc.keepalive_time_ms": _PING_EVERY_S,
+            "grpc.keepalive_timeout_ms": _PING_S,
+            "grpc.http2.ping_timeout_ms": _PING_S,  # of all pings: one that is on its way keeps others back
         }
         alone = ("grpc.use_local_subchannel_pool", 1)  # else it may be the connection that was let go
         return [alone, *((name, int(1000 * value)) for name, value in seconds.items())]
