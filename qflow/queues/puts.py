@@ -312,7 +312,7 @@ class Puts:
             assert log is not None
             log.check_usable()
             requests, one, turn = log.requests, (put,), log.turn
-            alone = waits and messages == 1 and not number
+            alone = waits and messages < OWN_RUN and not number
             entered = False
             try:
                 with context.lock:  # a straight line; see `waiting`

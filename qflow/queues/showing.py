@@ -1,4 +1,4 @@
-"""A message that its own thread has confirmed becomes visible: a straight line, where nobody is to be told of it."""
+"""Messages that their own thread has confirmed become visible: a straight line, where nobody is to be told of them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from qflow.storage.log.lane import Turn
 
 @straight
 def show_alone(queue: Reserved, put: Put, turn: Turn, first: int) -> bool:
-    """Make one message visible while its put has the turn; False where the writer has to do it. See `log.direct`.
+    """Make messages visible while their put has the turn; False where the writer has to do it. See `log.direct`.
 
     Called by the put's own thread.
     """
     records, charged, size = put.records, put.charged, put.size
+    messages = len(records)
     context, gate, lanes, admission = queue.context, queue.gate, queue.lanes, queue.admission
     with context.lock:  # a straight line; see `waiting`
         runs = lanes.runs
         if turn.request is not put or gate.getters or gate.passing < 0 or runs.next != first:
             return False
         tail = runs.tail
-        runs.next = first + 1
+        runs.next = first + messages
         tail += records
         lanes.message_bytes += size
         gate.incoming -= charged
         admission.pending -= 1
-        admission.pending_messages -= 1
+        admission.pending_messages -= messages
         admission.pending_bytes -= size
         put.first, put.visible = first, True
         is_short = gate.used + charged > gate.account.borrowed

@@ -130,21 +130,17 @@ class Together:
         receipts, lanes = by_lane(inserts)
         assembly = Assembly(leavings, puts)
         try:
-            self._prepare_all(lanes, timeout, assembly, dead)
-        except BaseException:
-            try:
-                shelter(assembly.withdraw)
-            finally:  # see `attend`
-                shelter(assembly.withdraw)
-            raise
-        try:
-            entered = self.enter(assembly, future)
+            reserved = shelter(partial(self._begin, lanes, assembly, future, dead))
+            if reserved is not None:
+                self._prepare_all(lanes, *reserved, timeout, assembly, dead)
+                self.enter(assembly, future)
         except BaseException:
             try:
                 shelter(partial(self._clear_up, assembly))
             finally:  # see `attend`
                 shelter(partial(self._clear_up, assembly))
             raise
+        entered = assembly.unit
         if entered is not None:
             if not wait:
                 assembly.count_turned_away()
@@ -161,17 +157,39 @@ class Together:
         if unit.error is not None:
             raise again(unit.error)
 
-    def _prepare_all(self, lanes: list[Receipt], timeout: float | None, assembly: Assembly, dead: bool) -> None:
-        """Reserve room for all lanes: in passes over the queues that have it now, and for the others one by one."""
-        deadline = None if timeout is None else self._monotonic() + timeout
+    def _begin(
+        self, lanes: list[Receipt], assembly: Assembly, future: Future[Any] | None, dead: bool
+    ) -> tuple[Receipt | None, int] | None:
+        """Reserve room where there is some now. Where that is all, enter: None.
+
+        Else return what has none yet: that of a queue into which something fans out, or the lanes from there on.
+        """
         for fan in assembly.fans:
-            while (receipt := shelter(partial(reserve_fan, fan))) is not None:
+            if (receipt := reserve_fan(fan)) is not None:
+                return receipt, 0
+        start = 0 if dead else reserve_at_once(lanes, 0, assembly)
+        if start < len(lanes):
+            return None, start
+        self.enter(assembly, future)
+        return None
+
+    def _prepare_all(
+        self,
+        lanes: list[Receipt],
+        first: Receipt | None,
+        start: int,
+        timeout: float | None,
+        assembly: Assembly,
+        dead: bool,
+    ) -> None:
+        """Reserve room for what has none yet: in passes over the queues that have it now, for the others one by one."""
+        deadline = None if timeout is None else self._monotonic() + timeout
+        for fan in assembly.fans if first is not None else ():
+            while first is not None or (first := shelter(partial(reserve_fan, fan))) is not None:
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                self.prepare([receipt], left, assembly, dead)
-        start = 0
+                self.prepare([first], left, assembly, dead)
+                first = None
         while start < len(lanes):
-            if not dead:
-                start = shelter(partial(reserve_at_once, lanes, start, assembly))
             if receipts := of_one_party(lanes, start):
                 if receipts[0].insert.queue.reserves_together:
                     self._prepare_together(receipts, assembly)
@@ -179,6 +197,8 @@ class Together:
                     left = None if deadline is None else max(0.0, deadline - self._monotonic())
                     self.prepare(receipts, left, assembly, dead)
             start += len(receipts)
+            if not dead:
+                start = shelter(partial(reserve_at_once, lanes, start, assembly))
 
     def prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly, dead: bool) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""

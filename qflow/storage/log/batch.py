@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 from qflow.errors import StorageError
 from qflow.message import Record
-from qflow.named_tuples import NamedTuple
 from qflow.storage.blocks import Reference
 from qflow.storage.environment import Environment
 from qflow.storage.log import removal
@@ -28,10 +27,10 @@ from qflow.storage.log.bodies import SHARED_BYTES, shared_among
 from qflow.storage.log.calls import Calls
 from qflow.storage.log.gates import Gate
 from qflow.storage.log.hollowing import Hollowed
-from qflow.storage.log.lane import Lane, Turn
-from qflow.storage.log.notes import Note, put_note, settle_note
+from qflow.storage.log.lane import Lane, Step, Turn
+from qflow.storage.log.notes import MOST_BYTES, Noting, joint_note, put_note, settle_note
 from qflow.storage.log.parts import extend
-from qflow.storage.log.rows import Row, Settled
+from qflow.storage.log.rows import Settled
 
 RANGE_WEIGHT = 4096
 """A settled range weighs as much as so many bytes of messages: a batch of either takes about as long."""
@@ -82,9 +81,12 @@ class Request:
         """It writes messages, and so is refused where the disk has no room for any."""
         return False
 
-    def note(self, now_ms: int) -> tuple[Note, bytes] | None:
-        """Return what it does as a note, and as bytes; None if that is not as simple. See `direct`."""
+    def note(self, now_ms: int) -> Noting | None:
+        """Return what it does as notes; None if that is not as simple. See `direct`."""
         return None
+
+    def starts(self, lane: Lane, first: int) -> None:
+        """Note where what it puts begins in a lane."""
 
     def show(self, turn: Turn, first: int) -> bool:
         """Make visible what was confirmed, while it has the turn; return whether that was done. By its thread."""
@@ -158,10 +160,9 @@ class Put(Request):
         return self.charged
 
     def starts(self, lane: Lane, first: int) -> None:
-        """Note where it begins in a lane."""
         self.first = first
 
-    def note(self, now_ms: int) -> tuple[Note, bytes] | None:
+    def note(self, now_ms: int) -> Noting | None:
         return put_note(self.lane, self.records, self.size, now_ms) if self.topics is None else None
 
     def show(self, turn: Turn, first: int) -> bool:
@@ -244,6 +245,21 @@ class Unit(Request):
                 batch.part()
         batch.units.append(self)
 
+    def note(self, now_ms: int) -> Noting | None:
+        puts = [put for put in self.puts if put.is_logged]
+        sizes = [put.size for put in puts]
+        if self.writes or self.notes or self.size or sum(sizes) > MOST_BYTES:
+            return None
+        if sum([size >= SHARED_BYTES for size in sizes]) > 1:  # they may hold the same, which is stored once
+            return None
+        parts = [settle_note(lane, ranges) for lane, ranges in self.settles]
+        return joint_note([*parts, *[put.note(now_ms) for put in puts]])
+
+    def starts(self, lane: Lane, first: int) -> None:
+        for put in self.puts:
+            if put.lane is lane:
+                put.starts(lane, first)
+
     def outcome(self) -> Any:
         return self.result
 
@@ -281,8 +297,9 @@ class Settling(Request):
         for lane, ranges in self.parts:
             batch.settle(lane, ranges)
 
-    def note(self, now_ms: int) -> tuple[Note, bytes] | None:
-        return settle_note(*self.parts[0]) if len(self.parts) == 1 else None
+    def note(self, now_ms: int) -> Noting | None:
+        parts = self.parts
+        return settle_note(*parts[0]) if len(parts) == 1 else joint_note(settle_note(*part) for part in parts)
 
 
 class Order(Request):
@@ -302,23 +319,6 @@ class Order(Request):
 
     def join(self, batch: Batch) -> None:
         self._add(batch)
-
-
-class Step(NamedTuple):
-    """What a committed batch means for one lane."""
-
-    lane: Lane
-    row: Row
-    next: int
-    first: int
-    records: list[Record]
-    size: int
-    puts: int
-    purged_to: int | None
-    remove_at: int
-    removing: bool
-    topics: Sequence[str] | None
-    time_ms: int
 
 
 class Batch:

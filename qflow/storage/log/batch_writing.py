@@ -22,13 +22,13 @@ from qflow.storage.log.append import (
     append_stand_ins,
     full_tail_bytes,
 )
-from qflow.storage.log.batch import Batch, Put, Step
+from qflow.storage.log.batch import Batch, Put
 from qflow.storage.log.bodies import FEW_RELEASED, RELEASED_AT_ONCE, RELEASING_BYTES, Releases, Sharing
 from qflow.storage.log.broken_lanes import LaneBroken, lane_errors
 from qflow.storage.log.confirming import FEW_LANES, SMALL_BYTES, Confirming
 from qflow.storage.log.hollowing import HOLLOWING_BYTES, Hollowed
 from qflow.storage.log.keys import BLOCKS, DAMAGED, queue_key
-from qflow.storage.log.lane import Lane
+from qflow.storage.log.lane import Lane, Step
 from qflow.storage.log.marks import raise_attempts, settle_ranges
 from qflow.storage.log.parts import PAGES_A_PART, PAGES_ANYWAY, REMOVED_IN_A_PART
 from qflow.storage.log.placing import check_not_removed

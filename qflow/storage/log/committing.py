@@ -8,12 +8,12 @@ from typing import cast
 
 from qflow.errors import DiskFull, StorageError
 from qflow.storage.environment import Environment, MapFull
-from qflow.storage.log.batch import Batch, Step
+from qflow.storage.log.batch import Batch
 from qflow.storage.log.batch_writing import BatchWriting
 from qflow.storage.log.broken_lanes import LaneBroken, refuse_lane
 from qflow.storage.log.calls import Calls
 from qflow.storage.log.confirming import Confirming
-from qflow.storage.log.lane import Publisher, TopicPublisher
+from qflow.storage.log.lane import Publisher, Step, TopicPublisher
 from qflow.storage.log.parts import REMOVED_IN_A_PART, cut, joined
 from qflow.storage.log.placing import Removed
 from qflow.storage.log.recovery import touch

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from time import monotonic, perf_counter
@@ -163,12 +163,12 @@ class Confirming:
             return False
         return True
 
-    def note(self, note: Note, size: int) -> None:
-        """Count a note that is in the journal, of `size` bytes there."""
+    def note(self, notes: Iterable[Note], size: int) -> None:
+        """Count notes that are one record of the journal, of `size` bytes there."""
         if not self.pending:
             self.since = monotonic()
         self.pending += 1
-        self.notes.append(note)
+        self.notes += notes
         self.noted_bytes += size
 
     def is_due(self, pending: int) -> bool:

@@ -28,10 +28,10 @@ from typing import Any
 
 from qflow.handlers import is_of_handler
 from qflow.named_tuples import NamedTuple
-from qflow.storage.log.batch import Batch, Put, Request, Step
+from qflow.storage.log.batch import Batch, Put, Request
 from qflow.storage.log.confirming import NOTED_BYTES, NOTED_LANES, Confirming
 from qflow.storage.log.journal import Journal, Record
-from qflow.storage.log.lane import Lane
+from qflow.storage.log.lane import Lane, Step
 from qflow.storage.log.notes import Note
 from qflow.storage.log.placing import is_removed
 
@@ -43,10 +43,9 @@ class Noted(NamedTuple):
     """A request on its way by this one."""
 
     request: Request
-    note: Note
+    notes: tuple[Note, ...]
+    """What it does; one note where its own thread confirms it."""
     record: Record
-    notes: tuple[Note]
-    """The note, as it is added to others."""
     size: int
     journal: Journal
     """A handler may close the log meanwhile, and open another."""
@@ -97,7 +96,7 @@ class Direct:
         self._synced = request
         is_first = not confirming.pending
         confirming.timers.note_alone(now_s - began_s)
-        if not request.show(self, noted.note.first):
+        if not request.show(self, noted.notes[0].first):
             self.leave(request)
             return
         self.count(noted, monotonic())
@@ -111,11 +110,12 @@ class Direct:
         An interrupt comes before it or after.
         """
         confirming: Any = self._confirming
-        request, note, record, notes = noted.request, noted.note, noted.record, noted.notes
-        journal, env, lane, size = noted.journal, confirming.env, note.lane, noted.size
+        request, notes, record, size, journal = noted
+        note = notes[0]
+        env, lane = confirming.env, note.lane
         if self.request is request:
             lane.row = row = note.after
-            if note.record is not None:  # else a message that is not logged may have taken the next one meanwhile
+            if note.records is not None:  # else a message that is not logged may have taken the next one meanwhile
                 lane.next = row.next
             env.messages += note.messages
             journal.position = record.end
@@ -151,15 +151,16 @@ class Direct:
             return None
         if not confirming.pending and is_removed(confirming.env):  # later ones follow within `LATE_S`
             return None
-        note, changes = made
+        notes, changes = made
         lanes, size = self._lanes, len(changes)
         if confirming.noted_bytes + size > NOTED_BYTES or not journal.fits(size):
             return None
-        if note.lane not in lanes:
-            if len(lanes) >= NOTED_LANES:
-                return None
-            lanes.add(note.lane)
-        return Noted(request, note, journal.record(changes), (note,), size, journal)
+        for note in notes:
+            if note.lane not in lanes:
+                if len(lanes) >= NOTED_LANES:
+                    return None
+                lanes.add(note.lane)
+        return Noted(request, notes, journal.record(changes), size, journal)
 
     def _write(self, noted: Noted) -> bool:
         """Have a record on the disk; False if the disk has failed, or the turn was taken meanwhile."""
@@ -219,8 +220,7 @@ class Direct:
         noted, confirming = self._noted, self._confirming
         if noted is None or noted.request is not request:
             return False
-        note, record, journal = noted.note, noted.record, noted.journal
-        lane = note.lane
+        _, notes, record, size, journal = noted
         if self._synced is not request:
             try:
                 journal.write_record(record)
@@ -231,20 +231,8 @@ class Direct:
             batch.committing = True
             journal.sync()
         journal.position, journal.following = record.end, record.number + 1
-        confirming.note(note, noted.size)
-        records = [] if note.record is None else [note.record]
-        puts = len(records)
-        if isinstance(request, Put):
-            request.starts(lane, note.first)
-            if request.visible:
-                lane.next, puts = note.after.next, 0
-        size = note.after.bytes - note.before.bytes
-        batch.plan = [
-            Step(
-                lane, note.after, note.after.next, note.first, records, size, puts, None, lane.remove_at, lane.removing,
-                None, note.time_ms,
-            )
-        ]  # fmt: skip
+        confirming.note(notes, size)
+        batch.plan = [_step(note, request) for note in notes]
         batch.committed = True
         return True
 
@@ -269,3 +257,15 @@ class Direct:
         if request is not None and self._stood is request:
             self.leave(request)
         self._stood = request
+
+
+def _step(note: Note, request: Request) -> Step:
+    """Return what a note of a request that is confirmed means for its lane."""
+    lane, before, after, first, put, time_ms, _ = note
+    records, puts = list(put or ()), 0 if put is None else 1
+    if put is not None:
+        request.starts(lane, first)
+        if isinstance(request, Put) and request.visible:
+            lane.next, puts = after.next, 0
+    size, removing = after.bytes - before.bytes, lane.removing
+    return Step(lane, after, after.next, first, records, size, puts, None, lane.remove_at, removing, None, time_ms)

@@ -37,9 +37,11 @@ JOURNAL = "journal"
 """Its name in the spool."""
 STAGED = ".new"
 """What it is called behind that while it is made."""
-FORMAT = 3
+FORMAT = 4
 OLDEST_FORMAT = 1
-"""In which there are no notes; in format 2 no changes of many owners. They are read, and replaced by another one."""
+"""In which there are no notes; in format 2 no changes of many owners, in format 3 no notes of several messages.
+
+They are read, and replaced by another one."""
 HEADER_BYTES = 4096
 STATE_KEY = meta_key("journal")
 """Where the log says what `JournalState` does."""

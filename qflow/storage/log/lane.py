@@ -1,4 +1,4 @@
-"""A lane as the log knows it, and the queue behind it."""
+"""A lane as the log knows it, the queue behind it, and what a batch does to it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from qflow.message import LANE_SHIFT, Record
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log.passes import NOWHERE, Passes
 from qflow.storage.log.rows import Row, with_last_block
 
@@ -23,7 +24,7 @@ class Publisher(Protocol):
         """Make confirmed messages of `size` bytes together visible."""
 
     def show(self, put: Any, turn: Turn, first: int) -> bool:
-        """Make the message of a put visible that its own thread has confirmed, while it has the turn; see `direct`."""
+        """Make messages visible that the thread of their put has confirmed, while it has the turn; see `direct`."""
 
     def publish_transient(self, put: Any) -> None:
         """Assign sequences to a unit's put that is not logged (`put.first`), make it visible."""
@@ -100,3 +101,20 @@ class Lane:
     def hollow_due(self) -> bool:
         """Blocks above the floor should be looked at."""
         return self.broken is None and self.passes.due
+
+
+class Step(NamedTuple):
+    """What a committed batch means for one lane."""
+
+    lane: Lane
+    row: Row
+    next: int
+    first: int
+    records: list[Record]
+    size: int
+    puts: int
+    purged_to: int | None
+    remove_at: int
+    removing: bool
+    topics: Sequence[str] | None
+    time_ms: int

@@ -2,6 +2,10 @@
 
     4  owner (4) · lane (1) · first (8) · time (8) · is a `Message` (1) · record       a message that was put
     5  owner (4) · lane (1) · first (8) · end (8) · messages (8) · bytes (8)           a range that was settled
+    7  owner (4) · lane (1) · first (8) · time (8) · messages (4) · sizes · records    messages that were put together
+    8  for each note: its size (4) · note                                              what was done together
+
+A size (4) of a record is 2**31 more where that is a `Message`. Together are notes of different lanes.
 
 A note is a record of its own, made without a look into the log: see `direct`. A batch that is written after some notes
 carries them out first, in its own transaction, so its changes hold what they did, too. Played back, notes count where
@@ -11,8 +15,8 @@ no changes follow them. Of a message that was put and settled by then, only the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from qflow.message import Message, Record, is_logged
 from qflow.named_tuples import NamedTuple
@@ -25,49 +29,80 @@ from qflow.storage.log.lane import Lane
 from qflow.storage.log.removal import remove_settled
 from qflow.storage.log.rows import Row, read_row, with_last_block, write_row
 
-MOST_BYTES = 64 * 1024
-"""A larger message is not noted: it would be written twice for little."""
-_PUT, _SETTLED = 4, 5
-_NOTES = bytes((_PUT,)), bytes((_SETTLED,))
+MOST_BYTES = 128 * 1024
+"""A larger put is not noted: it would be written twice for little."""
+_PUT, _SETTLED, _PUT_MANY, _TOGETHER = 4, 5, 7, 8
+_NOTES = frozenset(bytes((kind,)) for kind in (_PUT, _SETTLED, _PUT_MANY, _TOGETHER))
 _PUT_HEAD = struct.Struct("<BIBQQB")
+_PUT_MANY_HEAD = struct.Struct("<BIBQQI")
+_MESSAGE = 2**31
+"""In a size: the record is a `Message`."""
 _SETTLED_ALL = struct.Struct("<BIBQQQQ")
+_SIZE = struct.Struct("<I")
 
 
 class Note(NamedTuple):
-    """What a request does to its lane. A put has one record; what is settled begins at the floor."""
+    """What a request does to its lane. What is settled begins at the floor."""
 
     lane: Lane
     before: Row
     after: Row
     """As `before`, but for its tail: nothing is known of blocks here."""
     first: int
-    record: Record | None
+    records: Sequence[Record] | None
     """What is put; None where it settles."""
     time_ms: int
     messages: int
     """How many more the lane holds."""
 
 
-def put_note(lane: Lane, records: Sequence[Record], size: int, now_ms: int) -> tuple[Note, bytes] | None:
-    """Return a note, here and as the journal has it: of one message of `size` bytes, at the end of a lane.
+Noting: TypeAlias = tuple[tuple[Note, ...], bytes]
+"""What a request does to its lanes, here and as the journal has it."""
 
-    None if there is to be none.
-    """
+
+def put_note(lane: Lane, records: Sequence[Record], size: int, now_ms: int) -> Noting | None:
+    """Return a note of messages of `size` bytes together, at the end of a lane; None if there is to be none."""
     row, first, record = lane.row, lane.next, records[0]
-    if len(records) > 1 or size > MOST_BYTES or not (lane.takes_notes and row.next == first and is_logged(record)):
+    if size > MOST_BYTES or not (lane.takes_notes and row.next == first and is_logged(record)):
         return None
+    messages = len(records)
     _, floor, count, total, tail, marks, doubtful, referring = row
     # Not `Row(…)`, here and below, which takes longer by half a microsecond.
-    after = tuple.__new__(Row, (first + 1, floor, count + 1, total + size, tail, marks, doubtful, referring))
+    after = tuple.__new__(
+        Row, (first + messages, floor, count + messages, total + size, tail, marks, doubtful, referring)
+    )
     try:
-        changes = _PUT_HEAD.pack(_PUT, lane.owner, lane.lane, first, now_ms, type(record) is Message) + record
+        if messages == 1:
+            changes = _PUT_HEAD.pack(_PUT, lane.owner, lane.lane, first, now_ms, type(record) is Message) + record
+        else:
+            head = _PUT_MANY_HEAD.pack(_PUT_MANY, lane.owner, lane.lane, first, now_ms, messages)
+            changes = head + _together(records)
     except struct.error:  # a clock before 1970: a batch takes that for 1970
         return None
-    return tuple.__new__(Note, (lane, row, after, first, record, now_ms, 1)), changes
+    return (tuple.__new__(Note, (lane, row, after, first, records, now_ms, messages)),), changes
 
 
-def settle_note(lane: Lane, ranges: Sequence[Any]) -> tuple[Note, bytes] | None:
-    """Return a note, as `put_note`: of a range that is settled; None if that takes a look into the log."""
+def _together(records: Sequence[Record]) -> bytes:
+    """Return the sizes of records, and those. Cost: 0.05 µs a record."""
+    sizes = [len(record) if type(record) is bytes else len(record) | _MESSAGE for record in records]
+    return b"".join((struct.pack(f"<{len(sizes)}I", *sizes), *records))
+
+
+def _apart(together: bytes, position: int, count: int) -> list[Record]:
+    """Return what `_together` made bytes of, which begin there."""
+    sizes = struct.unpack_from(f"<{count}I", together, position)
+    position += 4 * count
+    records: list[Record] = []
+    for size in sizes:
+        end = position + (size & ~_MESSAGE)
+        record = together[position:end]
+        records.append(Message.unpack(record) if size & _MESSAGE else record)
+        position = end
+    return records
+
+
+def settle_note(lane: Lane, ranges: Sequence[Any]) -> Noting | None:
+    """Return a note of a range that is settled; None if that takes a look into the log."""
     row = lane.row
     if len(ranges) != 1 or not lane.takes_notes or row.marks or row.referring:
         return None
@@ -79,7 +114,34 @@ def settle_note(lane: Lane, ranges: Sequence[Any]) -> tuple[Note, bytes] | None:
     next_, _, count, total, *rest = row
     after = Row(next_, end, count - messages, total - size, *rest)
     changes = _SETTLED_ALL.pack(_SETTLED, lane.owner, lane.lane, first, end, messages, size)
-    return Note(lane, row, after, first, None, 0, -messages), changes
+    return (Note(lane, row, after, first, None, 0, -messages),), changes
+
+
+def joint_note(notings: Iterable[Noting | None]) -> Noting | None:
+    """Return one note of what is done together; None if a part of it is not to be noted, or meets another one."""
+    notes: list[Note] = []
+    parts = [bytes((_TOGETHER,))]
+    for noting in notings:
+        if noting is None:
+            return None
+        notes += noting[0]
+        parts += _SIZE.pack(len(noting[1])), noting[1]
+    if not notes or len({note.lane for note in notes}) < len(notes):
+        return None
+    return tuple(notes), b"".join(parts)
+
+
+def _each(records: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the notes that some records of a journal hold, one by one."""
+    for changes in records:
+        if changes[0] != _TOGETHER:
+            yield changes
+            continue
+        position = 1
+        while position < len(changes):
+            (size,) = _SIZE.unpack_from(changes, position)
+            position += _SIZE.size + size
+            yield changes[position - size : position]
 
 
 def is_note(changes: bytes) -> bool:
@@ -105,14 +167,16 @@ class Tally:
         self._records: list[Record] = []
         self._time_ms = 0
 
-    def put(self, first: int, record: Record, time_ms: int) -> None:
-        """Have a message more."""
+    def put(self, first: int, records: Sequence[Record], time_ms: int) -> None:
+        """Have some messages more."""
         if not self._records:
             self._first, self._time_ms = first, time_ms
-        self._records.append(record)
-        row = self.after
+        self._records += records
+        row, count = self.after, len(records)
         self.after = row._replace(
-            next=max(row.next, first + 1), messages=row.messages + 1, bytes=row.bytes + len(record)
+            next=max(row.next, first + count),
+            messages=row.messages + count,
+            bytes=row.bytes + sum(map(len, records)),
         )
 
     def settle(self, end: int, messages: int, size: int) -> None:
@@ -159,8 +223,8 @@ def carry_out(txn: Any, notes: Iterable[Note], join: Join) -> dict[Lane, tuple[R
         tally = tallies.get(note.lane)
         if tally is None:
             tally = tallies[note.lane] = Tally(note.before)
-        if note.record is not None:
-            tally.put(note.first, note.record, note.time_ms)
+        if note.records is not None:
+            tally.put(note.first, note.records, note.time_ms)
         else:
             before, after = note.before, note.after
             tally.settle(after.floor, before.messages - after.messages, before.bytes - after.bytes)
@@ -178,7 +242,7 @@ def replay(txn: Any, records: Iterable[bytes], join: Join = b"".join) -> int:
     """Bring a log up to notes of its journal; return how many do not fit the state it is in, and were left out."""
     tallies: dict[tuple[int, int], Tally] = {}
     counts: dict[tuple[int, int], int] = {}
-    for changes in records:
+    for changes in _each(records):
         _, owner, lane, first = _PUT_HEAD.unpack_from(changes)[:4]
         place = owner, lane
         if place not in tallies:
@@ -187,7 +251,10 @@ def replay(txn: Any, records: Iterable[bytes], join: Join = b"".join) -> int:
         if changes[0] == _PUT:
             *_, time_ms, is_message = _PUT_HEAD.unpack_from(changes)
             record: Record = changes[_PUT_HEAD.size :]
-            tallies[place].put(first, Message.unpack(record) if is_message else record, time_ms)
+            tallies[place].put(first, [Message.unpack(record) if is_message else record], time_ms)
+        elif changes[0] == _PUT_MANY:
+            *_, time_ms, count = _PUT_MANY_HEAD.unpack_from(changes)
+            tallies[place].put(first, _apart(changes, _PUT_MANY_HEAD.size, count), time_ms)
         else:
             *_, end, messages, size = _SETTLED_ALL.unpack(changes)
             tallies[place].settle(end, messages, size)
