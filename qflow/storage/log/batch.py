@@ -163,7 +163,11 @@ class Put(Request):
         self.first = first
 
     def note(self, now_ms: int) -> Noting | None:
-        return put_note(self.lane, self.records, self.size, now_ms) if self.topics is None else None
+        return self.note_of(self.lane, now_ms)
+
+    def note_of(self, lane: Lane, now_ms: int) -> Noting | None:
+        """`note` of what it does to one lane."""
+        return put_note(lane, self.records, self.size, now_ms) if self.topics is None else None
 
     def show(self, turn: Turn, first: int) -> bool:
         return self.lane.publisher.show(self, turn, first)
@@ -246,18 +250,17 @@ class Unit(Request):
         batch.units.append(self)
 
     def note(self, now_ms: int) -> Noting | None:
-        puts = [put for put in self.puts if put.is_logged]
-        sizes = [put.size for put in puts]
-        if self.writes or self.notes or self.size or sum(sizes) > MOST_BYTES:
+        puts = [(put, lane) for put in self.puts if put.is_logged for lane in put.lanes]
+        sizes = [put.size for put, _ in puts]
+        is_shared = sum([size >= SHARED_BYTES for size in sizes]) > 1  # what several hold is stored once
+        if is_shared or sum(sizes) > MOST_BYTES or self.writes or self.notes or self.size:
             return None
-        if sum([size >= SHARED_BYTES for size in sizes]) > 1:  # they may hold the same, which is stored once
-            return None
-        parts = [settle_note(lane, ranges) for lane, ranges in self.settles]
-        return joint_note([*parts, *[put.note(now_ms) for put in puts]])
+        settles = [settle_note(lane, ranges) for lane, ranges in self.settles]
+        return joint_note([*settles, *[put.note_of(lane, now_ms) for put, lane in puts]])
 
     def starts(self, lane: Lane, first: int) -> None:
         for put in self.puts:
-            if put.lane is lane:
+            if lane in put.lanes:
                 put.starts(lane, first)
 
     def outcome(self) -> Any:

@@ -50,9 +50,6 @@ class Spread(Put):
     def weight(self) -> int:
         return self.charged * len(self.lanes)
 
-    def note(self, now_ms: int) -> None:
-        """A batch has it once for all lanes."""
-
     def starts(self, lane: Lane, first: int) -> None:
         self.firsts[lane] = first
 
