@@ -162,6 +162,31 @@ def test_a_transaction_that_stands_alone_is_one_note_of_the_writer(broker: qflow
     assert other.get_many(9).bodies == [b"0", b"1", b"2", large]
 
 
+def test_a_publish_to_a_few_queues_that_stands_alone_is_one_note(broker: qflow.Broker, tmp_path: Path) -> None:
+    """Of more queues than notes may be of, and of what is stored once for them, a batch has it."""
+    few, many = [f"few{number}" for number in range(3)], [f"many{number}" for number in range(20)]
+    for name in [*few, *many]:
+        broker.declare_queue(name).put(b"0")
+        broker.bind(name, "few" if name in few else "many")
+    rest(broker)
+    before = confirmed(broker)
+    broker.publish("few", b"1")
+    assert confirmed(broker) == before + 1
+    rest(broker)
+    broker.publish("few", b"x" * 5_000)
+    rest(broker)
+    broker.publish("many", b"1")
+    assert confirmed(broker) == before + 1
+    rest(broker)
+    broker.publish("few", b"2")
+    assert confirmed(broker) == before + 2
+    with qflow.open(inside.copy_as_killed(broker, tmp_path / "copy")) as again:
+        assert again.check() == []
+        assert all(again.queue(name).get_many(9).bodies == [b"0", b"1", b"x" * 5_000, b"2"] for name in few)
+        assert all(again.queue(name).get_many(9).bodies == [b"0", b"1"] for name in many)
+    assert all(broker.queue(name).get_many(9).bodies == [b"0", b"1", b"x" * 5_000, b"2"] for name in few)
+
+
 def cut(broker: qflow.Broker, path: Path) -> Path:
     """Return a copy as a kill leaves it amid the write of the last record of the journal."""
     copy = inside.copy_as_killed(broker, path)
