@@ -21,6 +21,7 @@ from qflow.config import SPILL_STORES
 from qflow.storage.files import Files
 from qflow.storage.joining import LAID_OUT_BYTES
 from qflow.storage.lock import acquire_lock
+from qflow.storage.log import confirming, writer
 from qflow.storage.spill.files import SpillFiles
 from qflow.storage.spill.segments import SpillSegments
 from qflow.storage.streams.groups import Group
@@ -132,8 +133,12 @@ def test_what_is_handed_in_at_the_new_place_is_adopted(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("journal", ["auto", "off"])
-def test_a_spool_that_is_removed_takes_nothing_more_and_gives_what_it_has(journal: Any, tmp_path: Path) -> None:
+def test_a_spool_that_is_removed_takes_nothing_more_and_gives_what_it_has(
+    journal: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What would be confirmed now would be gone with the process; what waits can still be worked off."""
+    monkeypatch.setattr(writer, "SOON_S", 1000)  # what is in the journal stays there alone
+    monkeypatch.setattr(confirming, "LATE_S", 1000)
     with qflow.open(tmp_path / "spool", journal=journal) as broker:
         queue = broker.declare_queue("q")
         stream = broker.declare_stream("s", topics=["#"])
@@ -142,10 +147,10 @@ def test_a_spool_that_is_removed_takes_nothing_more_and_gives_what_it_has(journa
         shutil.rmtree((tmp_path / "spool").rename(tmp_path / "gone"))  # figures are written there at any moment
         message = "was removed while it was open"
         with pytest.raises(qflow.StorageError, match=message) as raised:
-            queue.put_many([b"x", b"y"])
+            queue.put(b"x")
         assert raised.type is qflow.StorageError
         with pytest.raises(qflow.StorageError, match=message):
-            queue.put(b"x")
+            queue.put_many([b"x", b"y"])
         with pytest.raises(qflow.StorageError, match=message):
             queue.submit(b"x").result()
         with pytest.raises(qflow.StorageError, match=message):

@@ -149,7 +149,7 @@ class Direct:
         made, journal = request.note(int(self._clock() * 1000)), confirming.journal
         if made is None or journal is None:
             return None
-        if not confirming.pending and is_removed(confirming.env):  # later ones follow within `LATE_S`
+        if is_removed(confirming.env):
             return None
         notes, changes = made
         lanes, size = self._lanes, len(changes)
