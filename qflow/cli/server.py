@@ -57,7 +57,7 @@ def _websockets() -> Serve:
 
 
 def _flight() -> Serve:
-    door: Serve = load("qflow.flight.doors", needs="pyarrow", what="Arrow Flight").open_door
+    door: Serve = load("qflow.flight.doors", needs="pyarrow numpy", what="Arrow Flight").open_door
     return door
 
 
@@ -210,11 +210,11 @@ def _check_regular(file: Path) -> None:
 
 def _check_flight(wanted: Wanted) -> None:
     """Raises InvalidArgument: its tokens are wrong, or it needs some."""
-    server = load("qflow.flight.server", needs="pyarrow", what="Arrow Flight")
+    server = load("qflow.flight.server", needs="pyarrow numpy", what="Arrow Flight")
     file = wanted.terms.get("token_file")
     server.check_address(wanted.address, has_tls=wanted.kind.has_tls, has_tokens=file is not None)
     if file is not None:
-        load("qflow.flight.access", needs="pyarrow", what="Arrow Flight").read_tokens(file)
+        load("qflow.flight.access", needs="pyarrow numpy", what="Arrow Flight").read_tokens(file)
 
 
 def _check_loopback(addresses: Sequence[Address]) -> None:

@@ -18,4 +18,4 @@ __all__ = ["Server", "serve"]
 
 # Else gRPC writes lines of its own to stderr, as for a failed handshake. It reads this at its first call.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-__getattr__ = named_in(__name__, "qflow.flight.server", __all__, needs="pyarrow", what="Arrow Flight")
+__getattr__ = named_in(__name__, "qflow.flight.server", __all__, needs="pyarrow numpy", what="Arrow Flight")

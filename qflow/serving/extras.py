@@ -23,21 +23,22 @@ def named_in(
 
 
 def load(module: str, *, needs: str, what: str, install: str = "") -> Any:
-    """Import a module, of whose imports one package is not a dependency of all.
+    """Import a module, of whose imports some packages are not a dependency of all.
 
     Args:
         module: its dotted name.
-        needs: the name of the package, to import.
-        what: what the package is needed for, as the subject of a sentence.
-        install: what to install, where that is not the package by the same name.
+        needs: the names of the packages, to import, with spaces between them.
+        what: what they are needed for, as the subject of a sentence.
+        install: what to install, where those are not packages by the same names.
 
     Raises:
-        NotFound: the package is not installed; any other import that fails is a fault, and raised as it is.
+        NotFound: one of them is not installed; any other import that fails is a fault, and raised as it is.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != needs:
+        missed = (error.name or "").partition(".")[0]
+        if missed not in needs.split():
             raise
         remedy = f"pip install {install or needs}"
-        raise NotFound(f"{what} needs the package {needs}, which is not installed: {remedy}") from error
+        raise NotFound(f"{what} needs the package {missed}, which is not installed: {remedy}") from error

@@ -338,6 +338,22 @@ def test_without_websockets_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("lacks", ["pyarrow", "numpy"])
+def test_what_arrow_flight_lacks_is_named_with_all_that_it_needs(tmp_path: Path, lacks: str) -> None:
+    """PyArrow brings no numpy. In a process of its own: neither is imported twice by one."""
+    pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
+    script = f"import sys; sys.modules[{lacks!r}] = None; from qflow.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "serve", tmp_path / "spool", "--flight", "127.0.0.1:0"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    needed = f"Arrow Flight needs the package {lacks}, which is not installed: pip install pyarrow numpy"
+    assert (done.returncode, done.stderr) == (2, f"qflow: {needed}\n")
+    assert os.listdir(tmp_path) == []
+
+
 def test_an_expired_certificate_is_told_of_at_the_start(start: Any) -> None:
     server = start(
         *("spool", "--amqps", "127.0.0.1:0", "--cert", PEM / "expired.pem", "--key", PEM / "expired.key"),
