@@ -31,7 +31,7 @@ from qflow.storage.forks import open_already, opened
 from qflow.storage.joining import Value, join
 from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.lock import Place, holders_in_words
-from qflow.storage.log.directory import DATA, LAST, LOCK, put_in_place, staging
+from qflow.storage.log.directory import DATA, LAST, LOCK, make_reader_table, put_in_place, staging
 from qflow.storage.log.parts import PAGES_ANYWAY
 from qflow.storage.pacing import write_paced
 
@@ -40,7 +40,7 @@ ENGINE = 0
 MAP_BYTES = 2**40
 LEAST_MAP_BYTES = 2**24
 READERS = 4096
-"""Read transactions at once, of all processes together; each slot is 64 bytes of `lock.mdb`, which is sparse."""
+"""Read transactions at once, of all processes together; each slot is 64 bytes of `lock.mdb`."""
 RESERVE_BYTES = 512 * 1024
 """Kept free in the file, at the least, for transactions that only settle."""
 MARKING_BYTES = 32
@@ -198,6 +198,7 @@ class Environment:
             self._last = LastCommit(path, self._data_fd, self._files)
             undo.callback(self._last.close)
             self.problems = self._last.put_right()
+            make_reader_table(path, self._files, READERS)
         else:
             self._last, self.problems = None, look(path, self._files)
         self._env = _open(path, read_only=read_only, readahead=readahead)
@@ -394,6 +395,8 @@ class Environment:
                 copy(fd) if directory is None else write_paced(self._files, fd, copy)
             finally:
                 self._files.close(fd)
+            if directory is not None:
+                make_reader_table(directory, self._files, READERS)
         except OSError as error:
             raise storage_error(error, "write a copy of the log", data) from error
         except (*DAMAGE, lmdb.Error) as error:
@@ -422,6 +425,7 @@ class Environment:
 
 def put_pairs(directory: str, pairs: dict[bytes, bytes]) -> None:
     """Write some pairs into a log that nobody uses yet, or begin it with them."""
+    make_reader_table(directory, Files(), READERS)
     env = _open(directory)
     try:
         with env.begin(write=True) as txn:

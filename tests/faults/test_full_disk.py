@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -318,6 +319,61 @@ def test_a_log_that_cannot_be_read_for_the_disk_is_full_is_not_damaged(small_dis
         check_spool(small_disk / "spool")
     ballast.unlink()
     assert check_spool(small_disk / "spool") == []
+
+
+OPENS_WHERE_LITTLE_IS_FREE = """
+import os, sys
+import qflow
+
+spool, disk, free_bytes, what = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+with qflow.open(spool) as broker:
+    there = os.statvfs(disk)
+    with open(f"{disk}/ballast", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, there.f_bavail * there.f_frsize - free_bytes)
+    try:
+        match what:
+            case "compact":
+                broker.compact()
+            case "snapshot":
+                broker.snapshot(f"{disk}/copy")
+            case "open":
+                qflow.open(f"{disk}/other").close()
+    except qflow.DiskFull as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("what", ["compact", "snapshot", "open"])
+def test_what_makes_a_log_where_little_is_free_ends_no_process(small_disk, what):
+    """LMDB maps the table of its readers: a page of it that found no room killed the owner, by SIGBUS."""
+    ends = {}
+    for pages in range(9):
+        spool = small_disk / f"spool {pages}"
+        with qflow.open(spool) as broker:
+            broker.declare_queue("q").put(b"x")
+        arguments = [sys.executable, "-c", OPENS_WHERE_LITTLE_IS_FREE, spool, small_disk, str(4096 * pages), what]
+        ended = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        ends[pages] = ended.returncode
+        assert what == "snapshot" or "free some space" in ended.stdout, (pages, ended)
+        for path in small_disk.iterdir():
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+    assert set(ends.values()) == {0}, ends
+
+
+def test_all_readers_of_a_log_have_their_place_on_the_disk(tmp_path):
+    """Of one that is new, is a copy, was compacted, or whose table has holes, as other tools copy it."""
+    paths = [tmp_path / "spool", tmp_path / "copy"]
+    with qflow.open(paths[0]) as broker:
+        broker.snapshot(paths[1])
+        broker.compact()
+    with open(paths[1] / "log" / "lock.mdb", "rb+") as table:
+        size = os.fstat(table.fileno()).st_size
+        table.truncate(0)
+        table.truncate(size)
+    for path in paths:
+        with qflow.open(path):
+            status = (path / "log" / "lock.mdb").stat()
+            assert status.st_blocks * 512 >= status.st_size >= 64 * 4096
 
 
 def filled(queue: qflow.Queue, size: int) -> int:

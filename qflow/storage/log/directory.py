@@ -6,10 +6,12 @@ import os
 import stat
 
 from qflow.errors import CorruptionError, StorageError
-from qflow.storage.files import Files, storage_error
+from qflow.storage.files import FILE_MODE, FULL, Files, storage_error
 
 LOG, STAGED = "log", "log.new"
 DATA, LOCK, LAST = "data.mdb", "lock.mdb", "last"
+_HEAD_BYTES, _SLOT_BYTES, _PAGE_BYTES = 128, 64, 4096
+"""Of the table of readers."""
 
 
 def staging(spool: str, files: Files) -> str:
@@ -23,6 +25,29 @@ def staging(spool: str, files: Files) -> str:
     else:
         files.make_directory(staged)
     return staged
+
+
+def make_reader_table(log: str, files: Files, readers: int) -> None:
+    """Have disk space for all of `lock.mdb`: LMDB maps it, and on a full disk who writes to a hole is killed (SIGBUS).
+
+    A table that was made with holes keeps those in which no reader has been yet, where the disk has no room for them.
+    """
+    path = os.path.join(log, LOCK)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
+        try:
+            size = _HEAD_BYTES + _SLOT_BYTES * readers
+            if files.allocated(fd) < size:
+                try:
+                    files.allocate(fd, size)
+                except OSError as error:
+                    if error.errno not in FULL:
+                        raise
+                    files.allocate(fd, min(size, _PAGE_BYTES))
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise storage_error(error, "make room for the readers of the log", path) from error
 
 
 def sync_staged(spool: str, files: Files) -> None:
