@@ -97,7 +97,7 @@ MAY_IMPORT = {
         "remote",
     },
     "inspect": {"words", "storage", "streams", "inspect"},
-    "doctor": {"words", "facade", "door", "inspect", "doctor"},
+    "doctor": {"words", "facade", "door", "inspect", "amqp", "doctor"},
     "arrow": {"words", "storage", "streams", "arrow"},
     "spark": {"words", "storage", "streams", "routing", "opening", "arrow", "flight", "spark"},
     "cli": {

@@ -54,14 +54,16 @@ def peek(spool: Path, queue_name: str, most: int, conditions: tuple[str, ...], a
 
 def _print(found: Sequence[MessageFacts]) -> None:
     """Print a table; what no message has is no column of it."""
+    from qflow.amqp import letters
     from qflow.inspect.health import reason_of
 
+    reasons = [reason_of(letters.headers_of(one.headers)) for one in found]
     columns: dict[str, list[str] | list[int]] = {
         "sequence": [str(one.sequence) for one in found],
         "put at": [messages.moment(one.time_ms) for one in found],
         "bytes": [one.size_bytes for one in found],
         "body": [messages.shown(one.body) for one in found],
-        "reason": [messages.shown(reason_of(one.headers).encode(errors="replace")) for one in found],
+        "reason": [messages.shown(why.encode(errors="replace")) for why in reasons],
         "headers": [messages.shown_headers(one.headers) for one in found],
     }
     there = {name: column for name, column in columns.items() if name not in ("reason", "headers") or any(column)}

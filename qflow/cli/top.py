@@ -25,6 +25,7 @@ def top(spool: Path) -> int:
       qflow top spool
     """
     from qflow import inspect
+    from qflow.amqp import letters
     from qflow.serving.extras import load
 
     inspect.check_there(spool)
@@ -39,7 +40,7 @@ def top(spool: Path) -> int:
     for name in ("COLUMNS", "LINES"):  # exported by a shell, they would count for more than the size of the terminal
         os.environ.pop(name, None)
     application = load("qflow.top.app", needs="textual", what="qflow top")
-    code: int = application.run(application.Source(spool))
+    code: int = application.run(application.Source(spool, legible=letters.legible))
     return code
 
 

@@ -18,6 +18,8 @@ class Letters:
     reasons: tuple[tuple[str, int], ...] = ()
     """(why, how many) of those that were looked at, the most frequent first."""
     looked_at: int = 0
+    is_named: bool = True
+    """By others, as their `dead_letter`; else they died by AMQP, and are letters where nobody consumes them."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,7 +54,9 @@ class Look:
     obstacle: QflowError | None = None
     """What keeps anybody from opening it, beside its log; where nobody owns it."""
     letters: Mapping[str, Letters] = {}
-    """The queues that others name as `dead_letter`."""
+    """The queues that others name as `dead_letter`, and those of AMQP whose first message is one."""
+    passing: frozenset[str] = frozenset()
+    """Queues whose messages expire into another one: nobody need consume them."""
     is_door_blocked: bool = False
     """Something else stands where its owner makes the socket through which it lets others in."""
     has_door: bool = True

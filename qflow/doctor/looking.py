@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from qflow.amqp import letters
 from qflow.config import spool_path
 from qflow.doctor.look import Letters, Look
 from qflow.door import is_blocked, is_there
@@ -54,7 +55,7 @@ def look_inside(path: str | os.PathLike[str], read_bytes: int = 0) -> Look:
     except CorruptionError as error:
         return attrs.evolve(seen_in(spool), failure=error, has_log=False)
     try:
-        return seen_in(spool, read_health(spool, read_bytes))
+        return seen_in(spool, read_health(spool, read_bytes, letters.headers_of))
     except (FormatTooNew, FormatTooOld) as error:
         return attrs.evolve(seen_in(spool), failure=error)
     except CorruptionError as error:
@@ -87,6 +88,7 @@ def seen_in(spool: str, health: Health | None = None) -> Look:
         problems=tuple(health.problems),
         is_read=health.is_read,
         letters={one.queue: _letters(one) for one in health.letters},
+        passing=frozenset(health.passing),
         log_bytes=health.log_bytes,
         log_used_bytes=health.log_used_bytes,
         readers=tuple(health.readers),
@@ -96,7 +98,7 @@ def seen_in(spool: str, health: Health | None = None) -> Look:
 
 
 def _letters(found: LettersFacts) -> Letters:
-    return Letters(messages=found.messages, reasons=found.reasons, looked_at=found.looked_at)
+    return Letters(messages=found.messages, reasons=found.reasons, looked_at=found.looked_at, is_named=found.is_named)
 
 
 def _obstacle(spool: str) -> QflowError | None:

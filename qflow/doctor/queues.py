@@ -55,13 +55,27 @@ def _of_queues(look: Look) -> Iterator[Finding]:
         yield from _lost(look, name, queue)
         returning = list(_coming_back(look, name, queue))
         yield from returning
-        if name not in look.letters and not blocked and not returning:  # who is blocked says that it grows, too
+        is_for_letters = name in look.letters and not _is_taken(queue)
+        if not is_for_letters and not blocked and not returning:  # who is blocked says that it grows, too
             yield from _growing(look, name, queue)
     for name, letters in look.letters.items():
         queue = stats.get("queues", {}).get(name, {})
+        if _is_taken(queue) or not (letters.is_named or queue):
+            continue
         now = attrs.evolve(letters, messages=queue.get("messages", letters.messages))
         yield from _letters(look, name, now, is_durable=queue.get("durable", True))
     yield from _memory(look, stats)
+
+
+def _is_taken(queue: Stats) -> bool:
+    """Tell whether somebody takes messages just now: letters that are handled, or what came by way of another queue."""
+    return bool(queue.get("consumers_total") or queue.get("acquired_messages"))
+
+
+def _leaves(look: Look, name: str, queue: Stats) -> bool:
+    """Tell whether what waits leaves by itself, and is not to be consumed: it expires into another queue."""
+    has_left = queue.get("expired_total", 0) and queue.get("dead_lettered_total", 0)
+    return name in look.passing or bool(has_left and not queue["delivered_total"])
 
 
 def _held(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
@@ -148,6 +162,8 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
     still = not rates or rates.get("put_10s", incoming) > rates.get("acked_10s", outgoing) * GROWS
     is_slow = bool(rates) and (incoming < SLOWEST or not still)
     if not takers and not taken and not queue["acquired_messages"]:
+        if _leaves(look, name, queue):
+            return
         shown = f"{command('peek', look.path, name)} shows what waits; " if queue.get("durable", True) else ""
         yield Finding(
             severity=Severity.PROBLEM,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from qflow import inspect
 from qflow.altering import as_typed, dropped_by, parse_change
 from qflow.errors import InvalidArgument, NotFound, QflowError
@@ -52,7 +54,8 @@ def _settings(source: Source, key: Key) -> dict[str, Any]:
 def _messages(source: Source, name: str, is_durable: bool) -> list[MessageFacts | Entry]:
     """Return the first messages: with their bodies from the log, else as their owner tells of them."""
     if is_durable:
-        return [*inspect.read_page(source.path, name, most=PEEKED, body_bytes=BODY_BYTES).messages]
+        found = inspect.read_page(source.path, name, most=PEEKED, body_bytes=BODY_BYTES).messages
+        return [attrs.evolve(one, headers=dict(source.legible(one.headers))) for one in found]
     if source.broker is None:
         raise NotFound("only its owner has the messages of a queue that is not durable")
     return [*islice(source.broker.queue(name).browse(), PEEKED)]

@@ -21,6 +21,7 @@ from qflow.top.look import EVENTS_KEPT, Look, Mode
 
 if TYPE_CHECKING:
     from qflow.inspect.facts import SpoolFacts
+    from qflow.inspect.health import Legible
     from qflow.remote.client.broker import RemoteBroker
 
 PATIENCE_S = 5.0
@@ -39,10 +40,14 @@ class Source:
 
     Args:
         clock: seconds; of looks through the door.
+        legible: returns the headers of a message for who reads them.
     """
 
-    def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], clock: Callable[[], float] = time.monotonic, legible: Legible = dict
+    ) -> None:
         self.path = spool_path(path)
+        self.legible = legible
         self.broker: RemoteBroker | None = None
         """As the owner lets others use it; None while it does not."""
         self._clock = clock

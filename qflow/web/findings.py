@@ -77,6 +77,7 @@ class Findings:
         stats["troubles"] = dict(broker.engine.figures.troubles)
         inside = self.inside = doctor.seen_in(broker.path, self._health)
         letters = {name: inside.letters.get(name, doctor.Letters(messages=0)) for name in self._for_letters(stats)}
+        letters |= {name: one for name, one in inside.letters.items() if not one.is_named and name in stats["queues"]}
         is_there = owner_of(broker.path) is not None
         look = attrs.evolve(inside, stats=stats, is_there=is_there, owner_pid=os.getpid(), letters=letters)
         return [finding.to_dict() for finding in doctor.judge(look)]

@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 
 from qflow import children
+from qflow.amqp import letters
 from qflow.errors import NotFound, QflowError, StorageError
 from qflow.inspect import Health, LettersFacts, MessageFacts
 
@@ -47,8 +48,8 @@ def health(path: str) -> Health:
     Cost: as `first_messages`; it reads a row for each lane, and some hundred dead letters.
     """
     found = _told(path)["health"]
-    letters = [LettersFacts(**one | {"reasons": tuple(map(tuple, one["reasons"]))}) for one in found["letters"]]
-    return Health(**found | {"letters": letters, "readers": [(pid, ago) for pid, ago in found["readers"]]})
+    dead = [LettersFacts(**one | {"reasons": tuple(map(tuple, one["reasons"]))}) for one in found["letters"]]
+    return Health(**found | {"letters": dead, "readers": [(pid, ago) for pid, ago in found["readers"]]})
 
 
 def _told(*arguments: str) -> dict[str, Any]:
@@ -82,7 +83,7 @@ def main(path: str, queue: str | None = None, most: str = "0") -> dict[str, Any]
     try:
         if queue is not None:
             return {"messages": _messages(path, queue, int(most))}
-        return {"health": attrs.asdict(inspect.read_health(path))}
+        return {"health": attrs.asdict(inspect.read_health(path, legible=letters.headers_of))}
     except QflowError as error:
         return {"error": str(error), "kind": type(error).__name__}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -121,6 +123,7 @@ def test_messages_are_found_by_the_headers_that_are_shown(
     _heading, *lines = cli.run("peek", spool, queue_name, "--where", condition).stdout.decode().splitlines()
     assert len(lines) == count
     assert "amqp.properties" not in lines[0]
+    assert (" reason " in _heading, " rejected " in lines[0]) == (queue_name == "dead", queue_name == "dead")
     done = cli.run("grep", spool, "-F", "--count", condition, queue_name)
     assert done.stdout.decode() == f"{queue_name}: {count}\n"
 
@@ -134,6 +137,34 @@ def test_a_dead_letter_of_the_program_says_why_it_is_dead(spool: Path) -> None:
     assert "header    dead_letter_nack_reason = 'no such street'" in lines
     assert "header    n = 3" in lines
     assert not [line for line in lines if "amqp." in line]
+
+
+def test_letters_of_a_dead_letter_exchange_are_dead_letters(spool: Path) -> None:
+    """To the doctor, where nobody consumes them: no queue names theirs, and it told that its consumers are missing.
+
+    What waits to expire into another queue has none either, and jobs that have come by it are no letters.
+    """
+
+    async def scenario() -> None:
+        async with serving(spool) as server:
+            client = await connected(server)
+            later = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dies", "x-message-ttl": 600_000}
+            await client.ask(Queue.Declare(0, "later", durable=True, arguments=later), Queue.DeclareOk)
+            for name in ("later", "dead"):
+                client.send(publish("", name, b"x", delivery_mode=2))
+            await client.ask(Queue.Declare(0, "dead", True), Queue.DeclareOk)
+            assert await asyncio.to_thread(told) == [
+                "4 dead letters in queue 'dead'; 2 for the commonest reason: 'rejected'"
+            ]
+            await client.ask(Basic.Consume(0, "dead", no_ack=True), Basic.ConsumeOk)
+            assert await asyncio.to_thread(told) == []
+
+    def told() -> list[str]:
+        found = json.loads(cli.run("doctor", spool, "--json").stdout)["findings"]
+        return [one["sentence"] for one in found if one["kind"] != "disk-full"]
+
+    cli = CommandLine(spool.parent)
+    run(scenario())
 
 
 def test_dead_letters_of_one_reason_go_back_alone(spool: Path) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+from base64 import b64encode
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +51,21 @@ def test_a_spool_is_watched_in_a_terminal(spool: Path) -> None:
             terminal.send(signal.SIGTERM)
             ended = terminal.sees("code 143", "isig icanon", " echo ")
             assert "live" not in ended
+
+
+@needs_tmux
+def test_a_message_of_amqp_is_shown_by_the_headers_of_its_client(spool: Path) -> None:
+    """Those that say why it is dead come first; they lie in its properties, of which nobody can read anything."""
+    commands = pytest.importorskip("pamqp.commands")
+    properties = commands.Basic.Properties(headers={"tenant": "acme", "x-first-death-reason": "expired"})
+    encoded = b64encode(properties.marshal()).decode()
+    with qflow.open(spool) as broker:
+        headers = {"amqp.exchange": "", "amqp.routing_key": "dead", "amqp.properties": encoded}
+        broker.declare_queue("dead").put(b"x", headers=headers)
+    with opened(spool, 120) as terminal:
+        terminal.sees("1 queue: 1 message")
+        terminal.press("Enter")
+        terminal.sees("x-first-death-reason expired · tenant acme", but="amqp.properties")
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])

@@ -109,8 +109,31 @@ def test_a_queue_that_grows_is_told(empty: dict[str, Any], changes: dict[str, An
     """By its rates, or by what its owner has counted if that has no rates; a queue of dead letters has no consumers."""
     stats = told(empty, **{"lag_messages": 500, "messages": 500, "consumers_total": 0, **changes})
     assert [finding.kind for finding in judge(Look(path="s", stats=stats))] == ([kind] if kind else [])
-    of_letters = only(Look(path="s", stats=stats, letters={"q": Letters(messages=0)}))
-    assert of_letters.sentence == "500 dead letters in queue 'q'", "as many as its owner says that there are"
+    as_letters = [finding.kind for finding in judge(Look(path="s", stats=stats, letters={"q": Letters(messages=0)}))]
+    is_taken = bool(stats["queues"]["q"]["consumers_total"])
+    assert as_letters == (([kind] if kind else []) if is_taken else ["dead-letters"]), "who takes them handles them"
+
+
+def test_letters_are_as_many_as_their_owner_says(empty: dict[str, Any]) -> None:
+    """The log was read a moment ago. Of AMQP they are letters where the queue is there, and nobody takes them."""
+    stats = told(empty, messages=500, lag_messages=500)
+    look = Look(path="s", stats=stats, letters={"q": Letters(messages=0)})
+    assert only(look).sentence == "500 dead letters in queue 'q'"
+    by_amqp = attrs.evolve(look, letters=dict.fromkeys(("q", "deleted"), Letters(messages=7, is_named=False)))
+    assert only(by_amqp).sentence == "500 dead letters in queue 'q'"
+    assert judge(attrs.evolve(by_amqp, stats=told(stats, messages=500, acquired_messages=1))) == []
+    assert judge(Look(path="s", letters=by_amqp.letters)) == [], "nobody knows who takes them"
+
+
+def test_what_expires_into_another_queue_needs_no_consumer(empty: dict[str, Any]) -> None:
+    """By its settings, or by the times that its messages were given."""
+    waits = {"lag_messages": 500, "messages": 500, "rates": {**RATES, "put_60s": 4.0, "put_10s": 4.0}}
+    look = Look(path="s", stats=told(empty, **waits))
+    assert only(look).kind == "no-consumer"
+    assert judge(attrs.evolve(look, passing=frozenset({"q"}))) == []
+    has_left = {"expired_total": 3, "dead_lettered_total": 3}
+    assert judge(Look(path="s", stats=told(empty, **waits, **has_left))) == []
+    assert only(Look(path="s", stats=told(empty, **waits, **has_left, delivered_total=9))).kind == "no-consumer"
 
 
 def test_a_queue_that_grows_no_more_is_not_said_to_grow(empty: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from qflow.storage.files import FILE_MODE, FULL, Files, storage_error
 
 LOG, STAGED = "log", "log.new"
 DATA, LOCK, LAST = "data.mdb", "lock.mdb", "last"
+_TABLE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _HEAD_BYTES, _SLOT_BYTES, _PAGE_BYTES = 128, 64, 4096
 """Of the table of readers."""
 
@@ -34,7 +35,7 @@ def make_reader_table(log: str, files: Files, readers: int) -> None:
     """
     path = os.path.join(log, LOCK)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, FILE_MODE)
+        fd = files.open(path, _TABLE, FILE_MODE)
         try:
             size = _HEAD_BYTES + _SLOT_BYTES * readers
             if files.allocated(fd) < size:
@@ -45,7 +46,7 @@ def make_reader_table(log: str, files: Files, readers: int) -> None:
                         raise
                     files.allocate(fd, min(size, _PAGE_BYTES))
         finally:
-            os.close(fd)
+            files.close(fd)
     except OSError as error:
         raise storage_error(error, "make room for the readers of the log", path) from error
 
