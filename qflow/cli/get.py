@@ -38,7 +38,7 @@ def get(spool: Path, queue_name: str, maximum: int | None, follow: bool, delimit
       qflow get spool jobs --follow | ./work
     """
     with Stop() as stop:
-        outlet = Outlet(STDOUT, delimiter, stop)
+        outlet = Outlet(STDOUT, delimiter, stop, is_sure=True)
         left = maximum
         try:
             while True:
@@ -49,7 +49,7 @@ def get(spool: Path, queue_name: str, maximum: int | None, follow: bool, delimit
                         raise
                     # The owner has closed: what is not acked comes again.
                     left = None if left is None else left - outlet.acked
-                    outlet = Outlet(STDOUT, delimiter, stop)
+                    outlet = Outlet(STDOUT, delimiter, stop, is_sure=True)
                 if not follow or left == 0:
                     return None
                 _wait_for_more(spool, queue_name, outlet, stop)

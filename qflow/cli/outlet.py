@@ -21,6 +21,7 @@ import attrs
 from qflow.cli.stop import Stop
 from qflow.cli.writer import Writer
 from qflow.deliveries import Deliveries
+from qflow.errors import StorageError
 from qflow.message import OVERHEAD_BYTES
 
 _READ_CHECK_MS = 5
@@ -66,6 +67,7 @@ class Outlet(Writer):
     Args:
         window: when lines are acked; None = once they were taken.
         watch: see `Writer`.
+        is_sure: a batch counts as acked when its ack is in the log.
     """
 
     def __init__(
@@ -75,8 +77,11 @@ class Outlet(Writer):
         stop: Stop,
         window: Window | None = None,
         watch: Callable[[], None] | None = None,
+        *,
+        is_sure: bool = False,
     ) -> None:
         super().__init__(descriptor, delimiter, stop, watch)
+        self._is_sure = is_sure
         self.acked = 0
         """Lines acked so far."""
         self.lines = 0
@@ -144,7 +149,13 @@ class Outlet(Writer):
         self._read = self._written - self._in_pipe()
         done = self._read - self._behind
         while self._pending and (self._pending[0].end <= done or self._must_go(self._pending[0])):
-            self._pending[0].batch.ack()
+            try:
+                self._pending[0].batch.ack(wait=self._is_sure)
+            except (
+                StorageError
+            ):  # it was settled, and nobody knows whether that holds: there is nothing to be done again
+                self._pending.clear()
+                raise
             self._drop_first()
 
     def shed(self) -> None:

@@ -8,6 +8,9 @@ of `examine`.
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.judging import KINDS, examine, judge
 from qflow.doctor.look import Letters, Look
-from qflow.doctor.looking import look_at, look_inside, seen_in
+from qflow.doctor.looking import is_stopped, look_at, look_inside, seen_in
 
-__all__ = ["KINDS", "Finding", "Letters", "Look", "Severity", "examine", "judge", "look_at", "look_inside", "seen_in"]
+__all__ = [
+    "KINDS", "Finding", "Letters", "Look", "Severity", "examine", "is_stopped", "judge", "look_at", "look_inside",
+    "seen_in",
+]  # fmt: skip

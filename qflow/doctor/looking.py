@@ -31,16 +31,15 @@ def look_at(path: str | os.PathLike[str]) -> Look:
     """
     spool = spool_path(path)
     look, owner = look_inside(spool, READ_BYTES), owner_of(spool)
-    look = attrs.evolve(look, is_door_blocked=is_blocked(spool), has_door=is_there(spool))
     if owner is None:
-        return attrs.evolve(look, obstacle=_obstacle(spool))
+        return look
     if isinstance(look.failure, FormatTooNew | FormatTooOld):
         return attrs.evolve(look, owner_pid=owner)
     return attrs.evolve(look, owner_pid=owner, **_told(spool, owner))
 
 
 def look_inside(path: str | os.PathLike[str], read_bytes: int = 0) -> Look:
-    """Return what the log of a spool and its disk tell; its owner is not asked.
+    """Return what the log of a spool, its disk and what stands beside the log tell; its owner is not asked.
 
     Args:
         read_bytes: a log of which no more is in use is read as a whole.
@@ -50,6 +49,13 @@ def look_inside(path: str | os.PathLike[str], read_bytes: int = 0) -> Look:
     Cost: a process that is forked; it reads a row for each lane, and some hundred dead letters.
     """
     spool = spool_path(path)
+    look = _log(spool, read_bytes)
+    obstacle = _obstacle(spool) if owner_of(spool) is None else None
+    return attrs.evolve(look, obstacle=obstacle, is_door_blocked=is_blocked(spool), has_door=is_there(spool))
+
+
+def _log(spool: str, read_bytes: int) -> Look:
+    """Return what the log tells, and the disk."""
     try:
         check_there(spool)
     except CorruptionError as error:
@@ -117,13 +123,13 @@ def _told(spool: str, owner: int) -> dict[str, Any]:
         with qflow.connect(spool, timeout_s=ANSWERS_S) as broker:
             return {"stats": attrs.asdict(broker.stats())}
     except (QflowError, OSError):
-        seen, live = {"is_told": False, "is_stopped": _is_stopped(owner)}, read_live(spool)
+        seen, live = {"is_told": False, "is_stopped": is_stopped(owner)}, read_live(spool)
         if live is None or owner not in (0, live["pid"]):
             return seen
         return {**seen, "stats": live, "told_s_ago": max(0.0, time.time() - live["time_s"])}
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """Tell whether a process is stopped by a signal or a debugger; 0 is one that is not known."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

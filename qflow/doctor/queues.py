@@ -10,7 +10,7 @@ import attrs
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.look import Letters, Look
 from qflow.doctor.spools import is_disk_scarce
-from qflow.doctor.words import counted, quoted, size, span
+from qflow.doctor.words import counted, ending, quoted, size, span
 from qflow.names import argument, command
 
 HELD_S, HELD_LONG_S = 300.0, 1800.0
@@ -99,7 +99,8 @@ def _held_by(look: Look, name: str, holder: Stats) -> Finding:
     elif look.owner_pid == 0:
         end = "see what it does where the owner runs, whose number that is, or end it; what it holds comes back at once"
     else:
-        end = f"see what it does (`py-spy dump --pid {pid}`), or end it: `kill {pid}`; what it holds comes back at once"
+        end = f"see what it does (`py-spy dump --pid {pid}`), or end it: {ending(pid)}; what it holds comes back "
+        end += "at once"
     timeout = command("alter", look.path, name, "ack_timeout_s=600")
     return Finding(
         severity=Severity.URGENT if holder["oldest_s"] >= HELD_LONG_S else Severity.PROBLEM,
@@ -214,15 +215,24 @@ def _waiting(number: int) -> str:
 
 
 def _lost(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
-    lost = queue.get("lost_total", 0) + queue.get("quarantined_total", 0)
+    in_no_log = queue.get("lost_total", 0)
+    lost = in_no_log + queue.get("quarantined_total", 0)
     if lost:
         path = argument(look.path)
+        remedy = "`dmesg` and `smartctl` say whether the disk fails"
+        if in_no_log:
+            remedy += f"; {'the' if in_no_log == lost else f'{in_no_log:,} of them were spilled, and in no log: the'} "
+            remedy += "owner's log (logger `qflow`) says which, and nothing brings those back"
+        if in_no_log < lost:
+            remedy += (
+                f"; `qflow check {path}` names damaged blocks, and `qflow check {path} --repair NEW` brings what is "
+            )
+            remedy += "whole into a new spool"
         yield Finding(
             severity=Severity.URGENT,
             kind="lost-messages",
             sentence=f"{counted(lost, 'message')} of queue {quoted(name)} could not be read back and are lost",
-            remedy=f"`qflow check {path}` says which; `dmesg` and `smartctl` say whether the disk fails; `qflow check "
-            f"{path} --repair NEW` brings what is whole into a new spool",
+            remedy=f"{remedy}. This is told until the owner is started again",
             queue=name,
             facts={"lost": lost, "ranges": [list(pair) for pair in queue.get("lost_ranges", ())][:10]},
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.look import Look
-from qflow.doctor.words import counted, quoted, size, span
+from qflow.doctor.words import counted, ending, size, span
 from qflow.errors import FormatTooNew, FormatTooOld
 from qflow.names import argument
 from qflow.troubles import LOG_TAKES, SPOOL_THERE
@@ -196,8 +196,10 @@ def _disk(look: Look) -> Iterator[Finding]:
         severity=Severity.URGENT if free < min(OUT * whole, OUT_BYTES) else Severity.PROBLEM,
         kind="disk-full",
         sentence=f"the disk is nearly full: {size(free)} of {size(whole)} are free ({100 * free / whole:.0f} %)",
-        remedy=f"`qflow du {path}` says what takes it here; free some elsewhere, or start consumers: what is acked is "
-        "given back. Puts are refused when it is full; acks go on",
+        remedy=f"`qflow du {path}` says what takes it here; free some elsewhere, or start consumers: what is acked "
+        f"makes room for puts, in files that keep their size. What is dead in the log goes back to the disk by `qflow "
+        f"compact {path}`, what is dead in spill files when the owner is started again. Puts are refused when it is "
+        "full; acks go on",
         facts={"free_bytes": free, "disk_bytes": whole},
     )
 
@@ -225,7 +227,7 @@ def _readers(look: Look) -> Iterator[Finding]:
                 sentence=f"process {pid} has been reading one moment of the log for {counted(ago, 'commit')}, which "
                 "pins all that was freed since: the log grows",
                 remedy=f"see what it does (`ps -fp {pid}`; a snapshot or check of a large spool takes its time), or "
-                f"end it: `kill {pid}`",
+                f"end it: {ending(pid)}",
                 facts={"pid": pid, "commits": ago},
             )
 
@@ -326,7 +328,7 @@ def _maintenance(look: Look) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.PROBLEM,
             kind="maintenance",
-            sentence=f"a batch that was handed in from outside waits: {quoted(problem)}",
+            sentence=f"a batch that was handed in from outside waits: {problem}",
             remedy="mend what the text names; it is adopted then by itself",
             facts={"what": "the inbox", "error": problem},
         )
@@ -336,6 +338,7 @@ def _maintenance(look: Look) -> Iterator[Finding]:
             kind="refused-batches",
             sentence=f"{counted(look.refused_batches, 'batch').replace('batchs', 'batches')} from outside "
             f"{'was' if look.refused_batches == 1 else 'were'} refused and set aside",
-            remedy=f"`qflow check {argument(look.path)}` says why, and where they lie",
+            remedy=f"`qflow check {argument(look.path)}` says why, and where they lie; mend the job, and have it write "
+            "the batch again; then remove the directory that is named, if it is still there",
             facts={"batches": look.refused_batches},
         )

@@ -34,6 +34,11 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def ending(pid: int) -> str:
+    """Return what ends a process, one as well that is stopped: that takes a signal when it goes on."""
+    return f"`kill {pid}; kill -CONT {pid}`"
+
+
 def quoted(text: str) -> str:
     """Return a name for a sentence: in quotes, escaped, not endless."""
     return repr(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")

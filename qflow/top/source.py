@@ -182,11 +182,11 @@ def _inside(path: str) -> doctor.Look:
 def judged(inside: doctor.Look, look: Look) -> list[Finding]:
     """Return what is wrong with what a look has, worst first. Cost: 5 µs a queue."""
     if look.mode is Mode.FAILED:
-        return []
+        return doctor.judge(inside)  # which knows why it cannot be read
     stats: dict[str, Any] | None = None
     if look.broker:
         stats = {**look.broker, "queues": look.queues, "streams": look.streams}
-    is_told = look.mode is not Mode.TOLD
+    is_told = look.mode is Mode.LIVE
     seen = attrs.evolve(
         inside,
         stats=stats,
@@ -194,6 +194,7 @@ def judged(inside: doctor.Look, look: Look) -> list[Finding]:
         is_told=is_told,
         is_there=not look.is_removed,
         owner_pid=look.pid,
+        is_stopped=not is_told and doctor.is_stopped(look.pid or 0),
     )
     try:
         return doctor.judge(seen)

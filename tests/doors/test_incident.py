@@ -54,7 +54,7 @@ def test_an_incident_is_seen_and_solved(
         assert told["dead-letters"]["sentence"] == (
             "4 dead letters in queue 'dead'; 3 for the commonest reason: 'card declined'"
         )
-        assert f"`kill {happening.mailer}`" in told["held-too-long"]["remedy"]
+        assert f"`kill {happening.mailer};" in told["held-too-long"]["remedy"]
         happening.end_mailer(signal.SIGTERM)
         assert f"`qflow purge {spool} audit`" in told["no-consumer"]["remedy"]
         run("purge", spool, "audit", "--yes")

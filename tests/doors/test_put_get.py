@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,7 +11,9 @@ import pytest
 
 import qflow
 from doors.command_line import CommandLine, error_line, numbers, text
+from faults.seams import Faults, faulty_broker
 from qflow import inspect
+from qflow.opening import with_door
 
 
 def test_lines_come_out_as_they_went_in(cli: CommandLine) -> None:
@@ -40,6 +43,20 @@ def test_the_delimiter_can_be_chosen(cli: CommandLine, option: str, delimiter: b
     """Zero bytes, several bytes, escapes: in put and in get."""
     cli.run("put", cli.spool, "q", f"--delimiter={option}", stdin=delimiter.join([b"a\nb", b"c"]))
     assert cli.run("get", cli.spool, "q", f"--delimiter={option}").stdout == b"a\nb" + delimiter + b"c" + delimiter
+
+
+def test_what_could_not_be_acked_is_no_success(cli: CommandLine) -> None:
+    """It was written, and comes again: the log of the owner has failed. It ended with 0, each time."""
+    faults = Faults()
+    with faulty_broker(cli.spool, faults, door=True) as broker:
+        queue = with_door(broker).declare_queue("q")
+        queue.put_many([b"1", b"2"])
+        faults.fail("commit", errno.EIO)
+        with pytest.raises(qflow.InDoubt):
+            queue.put(b"3")
+        done = cli.run("get", cli.spool, "q")
+        assert (done.returncode, done.stdout) == (4, b"1\n2\n")
+        assert "the log failed earlier" in error_line(done)
 
 
 def test_nothing_is_confirmed_of_nothing(cli: CommandLine) -> None:

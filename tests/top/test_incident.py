@@ -33,7 +33,7 @@ def test_an_incident_is_seen_and_solved_by_keys(tmp_path: Path) -> None:
         terminal.press("d")
         terminal.sees(
             f"consumer 'mailer-3' of process {happening.mailer} has held a message of queue 'mail' for 40 minutes",
-            f"`kill {happening.mailer}`",
+            f"`kill {happening.mailer};",
             "5 producers blocked for up to 12 s at limit_messages of queue 'payments' (100); nobody takes from it",
             "here: a on the queue raises its limit, x purges it",
             "nobody consumes queue 'audit', and it grows: 300 messages wait",

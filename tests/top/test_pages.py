@@ -91,4 +91,7 @@ def test_all_findings_are_read_with_their_remedies() -> None:
     """And a spool without any says so."""
     lines = [line.plain for line in drawing.every_finding(top_seen.board())]
     assert lines[-2:] == [r"notice: nobody takes na\x1b[31mme", "  open it"]
-    assert "nothing is wrong" in drawing.every_finding(Board())[0].plain
+    board = Board()
+    assert drawing.every_finding(board)[0].plain == "reading the spool ..."
+    board.take(top_seen.look(0))
+    assert "nothing is wrong" in drawing.every_finding(board)[0].plain

@@ -14,12 +14,12 @@ import pytest
 
 import qflow
 import top_seen
-from qflow import inspect
+from qflow import doctor, inspect
 from qflow.events import EventKind
 from qflow.top import acting
 from qflow.top.drawing import title
 from qflow.top.look import Board, Key, Look, Mode
-from qflow.top.source import JUDGED_S, Source, look_at
+from qflow.top.source import JUDGED_S, Source, judged, look_at
 from unit.clocks import until
 
 JOBS = Key("queue", "jobs")
@@ -143,6 +143,25 @@ def test_a_spool_that_cannot_be_read_is_told_of(spool: Path) -> None:
     assert "there is no spool" in look.note
     spool.with_name("elsewhere").rename(spool)
     assert source.look().mode is Mode.DEAD
+
+
+@pytest.mark.parametrize(("name", "kind"), [("spill", "obstacle"), ("log/data.mdb", "damage")])
+def test_why_a_spool_is_of_no_use_is_found(spool: Path, name: str, kind: str) -> None:
+    """As `qflow doctor` finds it: it was said that nothing is wrong."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("jobs")
+    place = spool / name
+    place.unlink() if place.is_file() else place.rmdir()
+    place.write_bytes(b"x" * 9000)
+    found = Source(spool).look().findings
+    assert [one.kind for one in found if one.kind != "disk-full"] == [kind]
+
+
+def test_an_owner_that_has_written_nothing_is_missed() -> None:
+    """It lets nobody in either: nobody knows whether it does anything."""
+    look = Look(mode=Mode.DEAD, pid=0, time_s=0.0)
+    kinds = {one.kind for one in judged(doctor.Look(path="s"), look)}
+    assert kinds == {"silent-owner", "no-door"}
 
 
 def test_the_disk_is_read_again_only_when_it_has_changed(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_who_holds_a_message_too_long_is_named(empty: dict[str, Any]) -> None:
     found = only(Look(path="sp ool", stats=stats, owner_pid=7))
     assert found.sentence == "consumer 'mailer-3' of process 4711 has held a message of queue 'q' for 40 minutes"
     assert (found.severity, found.kind, found.queue) == (Severity.URGENT, "held-too-long", "q")
-    assert "`kill 4711`" in found.remedy
+    assert "`kill 4711;" in found.remedy
     assert "`qflow alter 'sp ool' q ack_timeout_s=600`" in found.remedy
     assert "`kill" not in only(Look(path="spool", stats=stats, owner_pid=4711)).remedy
     assert "`kill" not in only(Look(path="spool", stats=stats, owner_pid=0)).remedy, "it is another process here"
@@ -210,6 +210,30 @@ def test_who_falls_behind_may_be_nobody_who_is_there_now(empty: dict[str, Any]) 
     ):
         stats = told(empty, rates=rates, consumers_total=takers, lag_messages=500, messages=500)
         assert only(Look(path="s", stats=stats)).sentence.startswith(f"{who} queue 'q' {what} behind: 9.0 messages ")
+
+
+def test_a_remedy_is_for_what_is_lost(empty: dict[str, Any]) -> None:
+    """What was in no log is named by no check, and a spool that is repaired would not have it."""
+    in_no_log = only(Look(path="s", stats=told(empty, lost_total=5)))
+    assert ("qflow check" in in_no_log.remedy, "nothing brings those back" in in_no_log.remedy) == (False, True)
+    damaged = only(Look(path="s", stats=told(empty, quarantined_total=5)))
+    assert ("qflow check s --repair" in damaged.remedy, "nothing brings" in damaged.remedy) == (True, False)
+    both = only(Look(path="s", stats=told(empty, lost_total=2, quarantined_total=5)))
+    assert "2 of them were spilled" in both.remedy
+    assert "qflow check s --repair" in both.remedy
+
+
+def test_a_process_that_is_stopped_is_ended_by_the_remedy(empty: dict[str, Any]) -> None:
+    """It takes SIGTERM when it goes on."""
+    held = only(Look(path="s", stats=told(empty, holders=[HOLDER]), owner_pid=7))
+    for found, pid in ((held, 4711), (only(Look(path="s", readers=((99, 5000),))), 99)):
+        assert f"`kill {pid}; kill -CONT {pid}`" in found.remedy
+
+
+def test_why_a_batch_waits_is_told_as_a_whole() -> None:
+    """After a long name, too: what to do stands at the end."""
+    why = f"queue {'q' * 200!r} is at its limit: settle messages"
+    assert why in only(Look(path="s", stats={"inbox": {"problem": why}})).sentence
 
 
 def test_dead_letters_have_a_reason() -> None:
