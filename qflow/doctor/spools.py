@@ -197,8 +197,8 @@ def _disk(look: Look) -> Iterator[Finding]:
         kind="disk-full",
         sentence=f"the disk is nearly full: {size(free)} of {size(whole)} are free ({100 * free / whole:.0f} %)",
         remedy=f"`qflow du {path}` says what takes it here; free some elsewhere, or start consumers: what is acked "
-        f"makes room for puts, in files that keep their size. What is dead in the log goes back to the disk by `qflow "
-        f"compact {path}`, what is dead in spill files when the owner is started again. Puts are refused when it is "
+        "makes room for puts, in files that are kept for them. What is dead in the log goes back to the disk by "
+        f"`qflow compact {path}`, all dead spill files when the owner is started again. Puts are refused when it is "
         "full; acks go on",
         facts={"free_bytes": free, "disk_bytes": whole},
     )
