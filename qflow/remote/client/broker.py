@@ -26,7 +26,7 @@ from qflow.options import (
 )
 from qflow.periodic import Schedule
 from qflow.pickling import Unpicklable
-from qflow.remote.client import publish_requests, requests, schedule_requests, stream_requests
+from qflow.remote.client import publish_requests, requests, stream_requests
 from qflow.remote.client.events import Events
 from qflow.remote.client.queue import RemoteQueue, queue_of
 from qflow.remote.client.streams import RemoteStream, RemoteSubscription, stream_of, subscription_of
@@ -178,15 +178,15 @@ class RemoteBroker(Unpicklable):
 
     def schedule(self, name: str, queue: RemoteQueue | str, body: Body, **options: Unpack[ScheduleOptions]) -> Schedule:
         """Have a message put into a queue again and again; see `qflow.Broker.schedule`."""
-        return self._connection.call(schedule_requests.schedule(name, queue, body, options))
+        return self._connection.call(requests.schedule(name, queue, body, options))
 
     def schedules(self) -> list[Schedule]:
         """Return what is put again and again, by name."""
-        return self._connection.call(schedule_requests.schedules())
+        return self._connection.call(requests.schedules())
 
     def cancel_schedule(self, name: str) -> None:
         """Put no more messages for a schedule, and forget it; see `qflow.Broker.cancel_schedule`."""
-        self._connection.call(schedule_requests.cancel(name))
+        self._connection.call(requests.cancel_schedule(name))
 
     def redrive(
         self, name: str, *, to: str | None = None, limit: int | None = None, sequences: Iterable[int] | None = None

@@ -23,7 +23,8 @@ from qflow.delivery import Raised, Return
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, QflowError
 from qflow.message import bodies_bytes, body_bytes, decode_headers, encode_headers
-from qflow.options import PutOptions, check_options
+from qflow.options import PutOptions, ScheduleOptions, check_options
+from qflow.periodic import from_plain
 from qflow.queues.dedupe import check_key
 from qflow.remote.client import replies
 from qflow.remote.client.link import Request
@@ -287,3 +288,24 @@ def compact() -> Request:
 
 def events() -> Request:
     return Request({"op": "events"})
+
+
+# Schedules ------------------------------------------------------------------------------------------------------------
+
+
+def schedule(name: str, queue: Any, body: Any, options: Mapping[str, Any]) -> Request:
+    """Its reply is a `Schedule`."""
+    check_options("schedule", options, ScheduleOptions.__annotations__.keys())
+    given = {option: plain(value) for option, value in options.items() if value is not None}
+    if "headers" in given:
+        given["headers"] = decode_headers(encode_headers(given["headers"]))
+    head = {"op": "schedule", "name": check_name(name, "schedule"), **named("queue", queue), "options": given}
+    return Request(head, ((body_bytes(body),),), "the schedule", lambda reply: from_plain(reply.result))
+
+
+def schedules() -> Request:
+    return Request({"op": "schedules"}, read=lambda reply: [from_plain(one) for one in reply.result])
+
+
+def cancel_schedule(name: str) -> Request:
+    return Request({"op": "cancel_schedule", "name": name}, doubt="the schedule")

@@ -29,7 +29,7 @@ from qflow.options import (
 )
 from qflow.periodic import Schedule
 from qflow.pickling import Unpicklable
-from qflow.remote.client import publish_requests, replies, requests, schedule_requests, stream_requests
+from qflow.remote.client import publish_requests, replies, requests, stream_requests
 from qflow.remote.client.events import event_of
 from qflow.remote.client.task_queue import AsyncRemoteQueue, queue_of
 from qflow.remote.client.task_streams import AsyncRemoteStream, AsyncRemoteSubscription, stream_of, subscription_of
@@ -110,15 +110,15 @@ class AsyncRemoteBroker(Unpicklable):
         self, name: str, queue: AsyncRemoteQueue | str, body: Body, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
         """Have a message put into a queue again and again; see `qflow.Broker.schedule`."""
-        return await self._connection.call(schedule_requests.schedule(name, queue, body, options))
+        return await self._connection.call(requests.schedule(name, queue, body, options))
 
     async def schedules(self) -> list[Schedule]:
         """Return what is put again and again, by name."""
-        return await self._connection.call(schedule_requests.schedules())
+        return await self._connection.call(requests.schedules())
 
     async def cancel_schedule(self, name: str) -> None:
         """Put no more messages for a schedule, and forget it; see `qflow.Broker.cancel_schedule`."""
-        await self._connection.call(schedule_requests.cancel(name))
+        await self._connection.call(requests.cancel_schedule(name))
 
     async def redrive(
         self, name: str, *, to: str | None = None, limit: int | None = None, sequences: Iterable[int] | None = None

@@ -1,4 +1,4 @@
-"""Operations on a whole broker: `hello`, figures, copies, events."""
+"""Operations on a whole broker: `hello`, figures, copies, schedules, sessions of MQTT, events."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import qflow
 from qflow import restoring
 from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.events import Event
+from qflow.periodic import plain as plain_schedule
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.records import restored_items
@@ -21,6 +22,7 @@ MOST_REQUESTS = 3000
 """With columns, under way of one connection."""
 FRAME_BYTES = 64 * 2**20
 """A frame holds as much beside one transaction."""
+_SCHEDULE_OPTIONS = {"every_s", "cron", "time_zone", "headers"}
 
 
 def frame_bytes(session_or_settings: Any) -> int:
@@ -80,6 +82,28 @@ async def restore(session: Session, head: dict[str, Any], columns: Columns) -> A
     return {"expired": expired}
 
 
+async def schedule(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    name, queue = arguments.text(head, "name"), arguments.text(head, "queue")
+    (body,) = arguments.column(head, columns, 0)
+    options = arguments.settings(head, "options", _SCHEDULE_OPTIONS)
+    return plain_schedule(await session.broker.schedule(name, queue, body, **options))
+
+
+async def schedules(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return [plain_schedule(one) for one in session.broker.schedules()]
+
+
+async def cancel_schedule(session: Session, head: dict[str, Any], columns: Columns) -> None:
+    await session.broker.cancel_schedule(arguments.text(head, "name"))
+
+
+async def delete_session(session: Session, head: dict[str, Any], columns: Columns) -> None:
+    """The door of an owner without MQTT imports it only then."""
+    from qflow.mqtt.server.forgetting import forget_session
+
+    await forget_session(session.broker, arguments.text(head, "client"))
+
+
 async def events(session: Session, head: dict[str, Any], columns: Columns) -> None:
     """One listener at the broker for all connections: who is gone is not told, and nothing keeps it."""
     hearing = _hearing.get(session.broker)
@@ -102,4 +126,7 @@ def _tell(hearing: set[Session], event: Event) -> None:
             session.notify(head)
 
 
-OPERATIONS = by_name(hello, recovery, stats, figures, check, snapshot, compact, restore, events)
+OPERATIONS = by_name(
+    hello, recovery, stats, figures, check, snapshot, compact, restore,
+    schedule, schedules, cancel_schedule, delete_session, events,
+)  # fmt: skip
