@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from qflow.inspect.listing import Listed, Listing, list_spool
     from qflow.inspect.live import read_live
     from qflow.inspect.logs import check_there
-    from qflow.inspect.messages import read_message
-    from qflow.inspect.pages import Page, read_newest, read_page, read_whole
+    from qflow.inspect.pages import Page, read_message, read_newest, read_page, read_whole
     from qflow.inspect.repair import Loss, Repair, repair_spool
     from qflow.inspect.rooms import Rooms, read_rooms
     from qflow.inspect.spills import spilled
     from qflow.inspect.spools import read_spool
     from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, SubscriptionFacts
-    from qflow.inspect.stream_reader import Gap, StreamReader
-    from qflow.inspect.streams import read_stream
+    from qflow.inspect.stream_reader import Gap, StreamReader, read_stream
     from qflow.inspect.usage import LaneUsage, StoreUsage, Usage, read_usage
 
 __all__ = [
@@ -85,15 +83,13 @@ _MODULES = {
     "listing": ("Listed", "Listing", "list_spool"),
     "live": ("read_live",),
     "logs": ("check_there",),
-    "messages": ("read_message",),
-    "pages": ("Page", "read_newest", "read_page", "read_whole"),
+    "pages": ("Page", "read_message", "read_newest", "read_page", "read_whole"),
     "repair": ("Loss", "Repair", "repair_spool"),
     "rooms": ("Rooms", "read_rooms"),
     "spills": ("spilled",),
     "spools": ("read_spool",),
     "stream_facts": ("PartitionFacts", "StreamFacts", "SubscriptionFacts"),
-    "stream_reader": ("Gap", "StreamReader"),
-    "streams": ("read_stream",),
+    "stream_reader": ("Gap", "StreamReader", "read_stream"),
     "usage": ("LaneUsage", "StoreUsage", "Usage", "read_usage"),
 }
 """Where the names are. They are imported when they are asked for: whoever lists queues does not wait for the rest."""

@@ -78,7 +78,7 @@ class MessageFacts:
     """Of the whole body, which may be cut."""
     priority: int = 0
     expires_ms: int = 0
-    """Milliseconds since the epoch; 0 = never. This and what follows is told of pages."""
+    """Milliseconds since the epoch; 0 = never."""
     due_ms: int = 0
     """It is not delivered before; 0 = at once."""
     topic: str = ""

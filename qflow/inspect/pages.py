@@ -1,15 +1,17 @@
-"""All messages of a durable queue, page by page: as many as a process holds at once, and where to go on."""
+"""Messages of a durable queue, as the log has them: one, or all, page by page, as many as a process holds at once."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, TypeVar
 
 import attrs
 
 from qflow.config import spool_path
+from qflow.errors import NotFound
 from qflow.inspect.child import in_child
 from qflow.inspect.facts import MessageFacts
 from qflow.inspect.logs import as_now, opened_log, queue_of
@@ -17,8 +19,9 @@ from qflow.inspect.peeking import READ_BYTES
 from qflow.message import DELAYED, LANE_SHIFT, Message, Record, body_of, decode_headers, lane_of
 from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey
-from qflow.storage.log.keys import BLOCKS, scan
-from qflow.storage.log.reading import in_words, read_unsettled
+from qflow.storage.log.keys import BLOCKS, LAST_LANE, scan
+from qflow.storage.log.marks import is_settled
+from qflow.storage.log.reading import find_message, in_words, read_unsettled
 from qflow.storage.log.recovery import QueueRecord
 from qflow.storage.log.rows import Row
 from qflow.storage.log.table import number_of
@@ -43,6 +46,31 @@ class Page:
     problems: list[str] = attrs.field(factory=list)
     more: bool = False
     """Something was left that was there."""
+
+
+def read_message(path: str | os.PathLike[str], queue: str, sequence: int) -> MessageFacts:
+    """Return one message of a durable queue from the log, settled or not, as long as its block is there.
+
+    Raises:
+        NotFound: no such queue, or the log does not hold the message (any more).
+        CorruptionError: its block is damaged.
+    """
+    return _in_queue(spool_path(path), queue, lambda txn, record: _message(txn, record, sequence))
+
+
+def _message(txn: Any, record: QueueRecord, sequence: int) -> MessageFacts:
+    lane = lane_of(sequence)
+    message: Record | None = None
+    settled = False
+    rows = record.rows or {min(lane, LAST_LANE): Row()}  # a damaged row does not prevent a look
+    if lane in rows:
+        settled = is_settled(txn, record.owner, lane, rows[lane], sequence)
+        with suppress(NotFound):
+            message, time_ms = find_message(txn, record.owner, lane, sequence)
+    if message is None or (settled and not message):
+        where = "it was settled and its bytes are gone" if settled else "it was never logged"
+        raise NotFound(f"message {sequence} of queue {record.name!r} is not in the log: {where}")
+    return attrs.evolve(_facts(record.name, sequence, message, time_ms), settled=settled)
 
 
 def read_page(

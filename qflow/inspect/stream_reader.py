@@ -12,13 +12,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import attrs
 
-from qflow.config import parse_count, parse_moment
+from qflow.config import parse_count, parse_moment, spool_path
 from qflow.errors import CorruptionError, InvalidArgument, NotFound, StorageError, StreamDeleted
+from qflow.inspect.logs import opened_log
 from qflow.inspect.stream_facts import find_stream
 from qflow.message import offset_of, sequence_of
 from qflow.named_tuples import NamedTuple
@@ -239,6 +241,33 @@ class StreamReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def read_stream(
+    path: str | os.PathLike[str],
+    stream: str,
+    topic_filter: str = "#",
+    *,
+    partition: int | None = None,
+    start: str | int | datetime = "earliest",
+    on_gap: Callable[[Gap], object],
+) -> StreamReader:
+    """Return a reader of a stream, which goes on from call to call; it leaves no trace in the spool.
+
+    Args:
+        topic_filter: as in MQTT.
+        partition: number of the only one to read; None = all.
+        start: `"earliest"`, `"latest"`, an offset, or the first message not earlier than a datetime with a time zone.
+        on_gap: called with each `Gap`, before the messages behind it are returned.
+
+    Raises:
+        NotFound: there is no spool, or no such stream. InvalidArgument: the filter is not valid, or an offset is past
+        the end. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
+    """
+    spool = spool_path(path)
+    return StreamReader(
+        spool, partial(opened_log, spool), stream, topic_filter, partition=partition, start=start, on_gap=on_gap
+    )
 
 
 def _in_batches(messages: Iterable[StreamMessage]) -> Iterator[list[StreamMessage]]:
