@@ -14,6 +14,7 @@ from typing import ClassVar
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input
@@ -24,7 +25,6 @@ from qflow.top.look import Board, Key, Look, Mode, Order
 from qflow.top.one import Inside
 from qflow.top.screens import Change, Opened, Question, Reading
 from qflow.top.source import Source
-from qflow.top.terminal import Terminal
 from qflow.top.watching import Watcher
 from qflow.top.widgets import Lines, Table
 
@@ -59,6 +59,18 @@ In front of a name: ! puts are blocked, P paused, ~ a stream.
 lag: messages that nobody has taken; unack: delivered and not acked; oldest: for
 how long the oldest of those is held; memory: against what the queue may use.
 """
+
+
+class _Terminal(LinuxDriver):
+    """Passes over what is no UTF-8, such as an umlaut of a terminal that writes Latin-1."""
+
+    def run_input_thread(self) -> None:
+        """Read keys until the end. What came in one piece with such a byte is lost with it."""
+        while True:
+            try:
+                return super().run_input_thread()
+            except UnicodeDecodeError:
+                continue
 
 
 class Looked(Message):
@@ -119,7 +131,7 @@ class Top(App[int]):
     ]
 
     def __init__(self, source: Source, *, watches: bool = True) -> None:
-        super().__init__(driver_class=Terminal)
+        super().__init__(driver_class=_Terminal)
         self.board = Board()
         self.order = Order()
         self._source = source

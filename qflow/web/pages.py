@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -21,7 +21,7 @@ from qflow import __version__
 from qflow.amqp import letters
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import InvalidArgument
-from qflow.web import actions, listing, peeking, remedies, text
+from qflow.web import actions, listing, peeking, text
 from qflow.web.arguments import Arguments
 from qflow.web.lookup import queue_of, stream_of, visible
 from qflow.web.rights import Rights
@@ -30,6 +30,20 @@ from qflow.web.site import Site
 Page = Callable[[Request], Awaitable[Response]]
 _LIVE = "x-live"
 """The header of requests that renew a page."""
+_OPEN, _LOOK = ("Open the queue", "/queue", ""), ("Look at messages", "/messages", "")
+_ALTER, _REDRIVE = ("Alter…", "/queue", "alter"), ("Redrive…", "/queue", "move")
+_PURGE = ("Purge…", "/confirm/purge", "")
+"""What a link says, its page, and a place there."""
+_REMEDIES = {
+    "held-too-long": (_OPEN, _ALTER),
+    "blocked-producers": (_OPEN, _ALTER, _PURGE),
+    "no-consumer": (_LOOK, _PURGE),
+    "paused": (_OPEN,),
+    "coming-back": (_LOOK, _ALTER),
+    "dead-letters": (_LOOK, _REDRIVE, _PURGE),
+    "slow-consumers": (_OPEN,),
+}
+"""Where the page has the remedy of a finding, by its kind."""
 
 
 def _at(seconds: float) -> str:
@@ -40,6 +54,16 @@ def link(path: str, **query: object) -> str:
     """Return a link, without what is empty."""
     said = {name: value for name, value in query.items() if value not in (None, "", False)}
     return f"{path}?{urlencode(said, errors='surrogateescape')}"
+
+
+def _remedies(finding: Mapping[str, Any], may_act: bool) -> list[tuple[str, str]]:
+    """Return what a finding offers: what to say, and where that leads."""
+    query = urlencode({"queue": finding["queue"] or ""})
+    return [
+        (says, f"{page}?{query}" + (f"#{place}" if place else ""))
+        for says, page, place in _REMEDIES.get(finding["kind"], ())
+        if may_act or (says, page, place) in (_OPEN, _LOOK)
+    ]
 
 
 _COMMAND = re.compile(r"`([^`]*)`")
@@ -81,7 +105,7 @@ _TEMPLATES.filters |= {
     "commands": _commands,
     "legible": letters.legible,
 }
-_TEMPLATES.globals |= {"link": link, "remedies": remedies.links, "version": __version__, "pid": os.getpid}
+_TEMPLATES.globals |= {"link": link, "remedies": _remedies, "version": __version__, "pid": os.getpid}
 
 
 def shown(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Event
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 from qflow.config import check_name, is_url, parse_count, parse_span, spool_path
@@ -27,13 +29,13 @@ from qflow.workers.crew import Crew
 from qflow.workers.desk import Desk, make_descriptor
 from qflow.workers.job import Job, Reach
 from qflow.workers.process import Process, bury_orphans
-from qflow.workers.signals import Signals
 
 if TYPE_CHECKING:
     from qflow.broker import Broker
 
 TICK_S = 0.1
 """How long a supervisor looks away at most."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _logger = get_logger("qflow")
 
 
@@ -51,7 +53,7 @@ def run(
     processes: int | None = None,
     lease_s: Duration | None = None,
     retry_delay_s: Duration = 1.0,
-    stop: Event | None = None,
+    stop: threading.Event | None = None,
     **options: Unpack[WorkOptions],
 ) -> int:
     """Call a function with each message of a queue, in processes of their own, until a signal.
@@ -146,7 +148,7 @@ def supervise(
     `alone`: nothing else in this process starts others, so as process 1 it buries orphans.
     """
     occupy_standard()
-    with Signals() as signals, _broker(job, options) as broker:
+    with _Signals() as signals, _broker(job, options) as broker:
         descriptor = make_descriptor(job.processes)
         try:
             _run_crew(
@@ -178,10 +180,37 @@ def _broker(job: Job, options: BrokerOptions) -> Iterator[Broker | None]:
         yield broker
 
 
+class _Signals:
+    """In its context, in the main thread, SIGINT, SIGTERM and SIGHUP are counted; one that is ignored stays so."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = 0
+        """The number of the first; 0 = there was none."""
+        self._former: list[tuple[signal.Signals, signal._HANDLER]] = []
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        self.first = self.first or number
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                former = signal.getsignal(number)
+                if former is not signal.SIG_IGN:
+                    self._former.append((number, former))
+                    signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, former in self._former:
+            signal.signal(number, former)
+
+
 class _Wishes:
     """Who asks for the end."""
 
-    def __init__(self, signals: Signals, stop: Stop | None) -> None:
+    def __init__(self, signals: _Signals, stop: Stop | None) -> None:
         self._signals = signals
         self._stop = stop
 
