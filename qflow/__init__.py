@@ -96,11 +96,7 @@ __version__ = "0.1.0"
 
 
 def _check_platform(platform: str) -> None:
-    """Refuse to be imported where nothing that is promised could be kept.
-
-    Raises:
-        ImportError: this is not Linux.
-    """
+    """Refuse to be imported where nothing that is promised could be kept. Raises ImportError: this is not Linux."""
     if platform != "linux":
         raise ImportError(
             f"qflow runs on Linux, and this is {platform!r}: use WSL 2 or a container, with the spool on a disk of "

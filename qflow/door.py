@@ -184,11 +184,7 @@ def is_blocked(path: str) -> bool:
 
 
 def remove_stale(directory: int) -> None:
-    """Remove the socket that a dead owner has left.
-
-    Raises:
-        OSError: something else stands there.
-    """
+    """Remove the socket that a dead owner has left. Raises OSError: something else stands there."""
     try:
         mode = os.stat(NAME, dir_fd=directory, follow_symlinks=False).st_mode
     except FileNotFoundError:

@@ -228,11 +228,7 @@ class HeldBatch(AnyBatch):
     # Where messages are; also without the lock ------------------------------------------------------------------------
 
     def position(self, sequence: int) -> int:
-        """See `AnyBatch`; any, if nothing of it is left.
-
-        Raises:
-            AlreadySettled: it was settled before.
-        """
+        """See `AnyBatch`; any, if nothing of it is left. Raises AlreadySettled: it was settled before."""
         segments, kept = self.segments, self.kept
         if kept is None:
             return self._places(segments).position(sequence) if segments else 0

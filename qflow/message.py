@@ -378,11 +378,7 @@ def with_prefix(prefix: bytes, body: bytes) -> Message:
 
 
 def check_key(key: object) -> bytes | None:
-    """Return a valid key: None, or up to 65,535 bytes; text is encoded.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
+    """Return a valid key: None, or up to 65,535 bytes; text is encoded. Raises InvalidArgument: it is none."""
     if key is None:
         return None
     if isinstance(key, str):

@@ -73,11 +73,7 @@ def kind_of(taker: Noted) -> str:
 
 
 def parse_name(value: Any, argument: str = "consumer") -> str:
-    """Return the name of a consumer.
-
-    Raises:
-        InvalidArgument: it is no text, empty, or too long.
-    """
+    """Return the name of a consumer. Raises InvalidArgument: it is no text, empty, or too long."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{argument} must be str, or None, not {type(value).__name__}")
     encoded = value.encode("utf-8", "backslashreplace")

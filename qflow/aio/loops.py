@@ -31,11 +31,7 @@ T = TypeVar("T")
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
-    """Return the loop of the running task.
-
-    Raises:
-        InvalidArgument: none of asyncio runs in this thread.
-    """
+    """Return the loop of the running task. Raises InvalidArgument: none of asyncio runs in this thread."""
     loop = asyncio._get_running_loop()
     if loop is None:
         raise InvalidArgument(

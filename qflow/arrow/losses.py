@@ -40,11 +40,7 @@ def check_floor(stream: str, number: int, start: int, first: int, *, fail: bool,
 
 
 def miss_stream(name: str, *, fail: bool) -> None:
-    """Go on without a stream that does not exist any more.
-
-    Raises:
-        StreamDeleted: `fail` is set.
-    """
+    """Go on without a stream that does not exist any more. Raises StreamDeleted: `fail` is set."""
     text = f"stream {name!r} was deleted, perhaps before this query has read it to its end"
     if fail:
         raise StreamDeleted(f"{text}: set option failOnDataLoss to false to go on without it")

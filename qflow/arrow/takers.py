@@ -28,11 +28,7 @@ class Takers:
     """The streams of a spool, and its durable queues with bindings."""
 
     def __init__(self, found: Recovery, spool: str, stream: str | None = None) -> None:
-        """`stream`: name of one that must take every topic.
-
-        Raises:
-            NotFound: there is no such stream.
-        """
+        """`stream`: name of one that must take every topic. Raises NotFound: there is no such stream."""
         self.found: set[Taker] = set()
         """The takers of all topics that were asked for."""
         self._spool = spool

@@ -55,11 +55,7 @@ class Command:
 
     @contextmanager
     def started(self) -> Iterator[Run]:
-        """Start a run; the second signal ends it.
-
-        Raises:
-            RunFailed: it cannot be started.
-        """
+        """Start a run; the second signal ends it. Raises RunFailed: it cannot be started."""
         try:
             run = Run(self)
         except OSError as error:

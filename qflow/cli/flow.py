@@ -99,11 +99,7 @@ class Flow:
         return None if ended and not batch else batch
 
     def first(self) -> Deliveries | None:
-        """Wait for a line and return it; None if stdin has ended and all are taken.
-
-        Raises:
-            Stopped: asked to stop.
-        """
+        """Wait for a line and return it; None if stdin has ended and all are taken. Raises Stopped: asked to stop."""
         while not (batch := self.take(1, Stop.PATIENCE_S)):
             if batch is None and self.is_empty():
                 return None

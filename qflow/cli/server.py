@@ -218,11 +218,7 @@ def _check_flight(wanted: Wanted) -> None:
 
 
 def _check_loopback(addresses: Sequence[Address]) -> None:
-    """Refuse addresses that others can reach.
-
-    Raises:
-        InvalidArgument: one of them is, or is none.
-    """
+    """Refuse addresses that others can reach. Raises InvalidArgument: one of them is, or is none."""
     for address in addresses:
         if not is_of_this_machine_alone(address):
             raise InvalidArgument(

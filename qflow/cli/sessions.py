@@ -117,11 +117,7 @@ def delete(spool: Path, client_id: str, is_sure: bool, dry_run: bool) -> None:
 
 
 def _what_is_deleted(spool: Path, client_id: str) -> str:
-    """Return in words what there is of a session.
-
-    Raises:
-        NotFound: nothing, as far as the log can be read.
-    """
+    """Return in words what there is of a session. Raises NotFound: nothing, as far as the log can be read."""
     from qflow import inspect
     from qflow.mqtt.listing import read_mqtt
 

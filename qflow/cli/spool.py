@@ -33,11 +33,7 @@ WIPING_S = 0.1
 
 @contextmanager
 def reached_if_there(spool: Path, capacity: int, stop: Stop | None = None) -> Iterator[AnyBroker]:
-    """`reached` for a spool that must exist; none is made.
-
-    Raises:
-        NotFound: there is no spool.
-    """
+    """`reached` for a spool that must exist; none is made. Raises NotFound: there is no spool."""
     from qflow import inspect
 
     inspect.check_there(spool)

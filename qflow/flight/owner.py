@@ -62,11 +62,7 @@ class Owner:
         return found
 
     def check_uuid(self, expected: str | None) -> None:
-        """Check that a client means this log.
-
-        Raises:
-            StorageError: it means another one.
-        """
+        """Check that a client means this log. Raises StorageError: it means another one."""
         if expected is not None and expected != self.uuid:
             raise StorageError(
                 f"the spool at {self.path} was made anew: its log is {self.uuid}, and what was asked for belongs to "

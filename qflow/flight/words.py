@@ -32,11 +32,7 @@ class Command:
 
     @classmethod
     def parse(cls, data: bytes, what: str) -> Command:
-        """Return a command. Nothing at all stands for `{}`.
-
-        Raises:
-            InvalidArgument: it is no object in JSON.
-        """
+        """Return a command. Nothing at all stands for `{}`. Raises InvalidArgument: it is no object in JSON."""
         if len(data) > MOST_COMMAND_BYTES:
             raise InvalidArgument(f"{what} takes {MOST_COMMAND_BYTES:,} bytes at most, and this one has {len(data):,}")
         try:

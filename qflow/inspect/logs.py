@@ -131,11 +131,7 @@ def opened_log(path: str, *, readahead: bool = False) -> Iterator[tuple[Environm
 
 
 def queue_of(found: Recovery, name: str) -> QueueRecord:
-    """Return the record of a durable queue.
-
-    Raises:
-        NotFound: there is none of that name.
-    """
+    """Return the record of a durable queue. Raises NotFound: there is none of that name."""
     for record in found.queues:
         if record.name == name and not record.deleted:
             return record

@@ -315,11 +315,7 @@ def _remove(now_ms: int, nexts: list[int], txn: Any) -> None:
 
 
 def check_key(key: object) -> str:
-    """Return a valid key.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
+    """Return a valid key. Raises InvalidArgument: it is none."""
     try:
         if isinstance(key, str) and 0 < len(key.encode()) <= MAX_KEY_BYTES:
             return key

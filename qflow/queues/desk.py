@@ -55,11 +55,7 @@ class Desk:
         return position, self._area.write(position, records)
 
     def read(self, position: int, slots: Slots, largest: int) -> list[Record]:
-        """Read them back, all of them.
-
-        Raises:
-            CorruptionError: one of them is damaged.
-        """
+        """Read them back, all of them. Raises CorruptionError: one of them is damaged."""
         records: list[Record] = []
         left = slots
         while left:

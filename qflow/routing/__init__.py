@@ -74,11 +74,7 @@ class Routing:
         return changed
 
     def unbind(self, queue: Queue, topic_filter: str) -> bool:
-        """Remove a binding.
-
-        Raises:
-            NotFound: there is none.
-        """
+        """Remove a binding. Raises NotFound: there is none."""
         if not self._trie.remove(check_filter(topic_filter), queue):
             raise NotFound(f"queue {queue.name!r} is not bound to {topic_filter!r}")
         del self._filters[queue][topic_filter]

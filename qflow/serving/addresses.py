@@ -25,11 +25,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Return the address of a text such as `127.0.0.1:5672` or `[::1]:5672`.
-
-        Raises:
-            InvalidArgument: it is none.
-        """
+        """Return the address of a text such as `127.0.0.1:5672` or `[::1]:5672`. Raises InvalidArgument: it is none."""
         host, colon, port = text.rpartition(":")
         is_bracketed = host.startswith("[") and host.endswith("]")
         host = host[1:-1] if is_bracketed else host
@@ -84,11 +80,7 @@ def occupy(address: Address) -> ExitStack:
 
 
 def check_port(port: object) -> None:
-    """Refuse what no server can listen at.
-
-    Raises:
-        InvalidArgument: it is no port.
-    """
+    """Refuse what no server can listen at. Raises InvalidArgument: it is no port."""
     if type(port) is not int or not 0 <= port < 2**16:
         raise InvalidArgument(f"a port is a number from 0 to 65535, where 0 is any that is free, not {port!r}")
 

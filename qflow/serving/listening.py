@@ -27,11 +27,7 @@ class Listening(ABC):
         """Close all connections at once. Twice is fine."""
 
     async def _listen(self, make: Callable[[], asyncio.BaseProtocol], host: str, port: int, backlog: int) -> None:
-        """Listen, with a protocol for each connection.
-
-        Raises:
-            OSError: the address cannot be listened on.
-        """
+        """Listen, with a protocol for each connection. Raises OSError: the address cannot be listened on."""
         context = None if self._tls is None else self._tls.listening
         self._server = await asyncio.get_running_loop().create_server(
             make,

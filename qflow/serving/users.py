@@ -56,11 +56,7 @@ _KINDS = {"str": "a text", "list": "a list", "dict": "an object {...}"}
 
 
 def expression(text: str) -> re.Pattern[str]:
-    """Return a regular expression of a permission.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
+    """Return a regular expression of a permission. Raises InvalidArgument: it is none."""
     try:
         return re.compile(text or "^$")
     except (re.error, OverflowError, RecursionError) as error:
@@ -183,11 +179,7 @@ class Users:
 
 
 def check_users(users: object, host: str) -> None:
-    """Refuse what are no users, and an address that other machines can reach without any.
-
-    Raises:
-        InvalidArgument
-    """
+    """Refuse what are no users, and an address that other machines can reach without any. Raises InvalidArgument."""
     if users is not None and not isinstance(users, Users):
         raise InvalidArgument(f"users are what Users.load(FILE) of qflow.serving.users returns, not {users!r}")
     if users is None and host != "localhost" and not is_loopback(host):

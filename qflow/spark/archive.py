@@ -342,11 +342,7 @@ def _lists(counted: Path) -> Iterator[Path]:
 
 
 def _noted(kept: Path) -> list[tuple[Path, int]]:
-    """Return the files that one of Spark's lists names, with their sizes.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Return the files that one of Spark's lists names, with their sizes. Raises ValueError: it is damaged."""
     try:
         return [(path_of(one["path"]), int(one["size"])) for one in _recorded(kept)]
     except (KeyError, TypeError, AttributeError) as error:

@@ -88,11 +88,7 @@ class Position(NamedTuple):
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Position:
-        """Return the position that `to_json` wrote.
-
-        Raises:
-            InvalidArgument: it was not written by this source.
-        """
+        """Return the position that `to_json` wrote. Raises InvalidArgument: it was not written by this source."""
         try:
             return cls.of(map(LogPosition.from_json, found.get("logs", [found])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

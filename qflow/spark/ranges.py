@@ -109,11 +109,7 @@ def selected(seen: Seen, options: ReadOptions, *, all_named: bool = True) -> lis
 
 
 def bound_at(seen: Seen, bound: Bound, which: str, options: ReadOptions) -> Bound:
-    """Return a bound for one of the logs.
-
-    Raises:
-        InvalidArgument: it gives offsets, which are those of one log.
-    """
+    """Return a bound for one of the logs. Raises InvalidArgument: it gives offsets, which are those of one log."""
     if len(options.places) == 1:
         return bound
     if bound.kind == OFFSETS and any(offset >= 0 for parts in bound.numbers.values() for offset in parts.values()):

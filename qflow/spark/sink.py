@@ -207,11 +207,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 
 def refuse_overwrite(overwrite: bool) -> None:
-    """Refuse mode overwrite: a spool keeps what it holds.
-
-    Raises:
-        InvalidArgument: `overwrite` is set.
-    """
+    """Refuse mode overwrite: a spool keeps what it holds. Raises InvalidArgument: `overwrite` is set."""
     if overwrite:
         raise InvalidArgument("format qflow appends to a spool, and replaces nothing there: write with .mode('append')")
 

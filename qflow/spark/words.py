@@ -41,11 +41,7 @@ def plainly() -> Iterator[None]:
 
 
 def check_pyspark() -> None:
-    """Check that PySpark is installed and new enough.
-
-    Raises:
-        NotFound: it is not.
-    """
+    """Check that PySpark is installed and new enough. Raises NotFound: it is not."""
     try:
         import pyspark
     except ImportError as error:

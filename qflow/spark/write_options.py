@@ -48,11 +48,7 @@ class WriteOptions:
 
 
 def parse_for_writing(options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
-    """Return the options of a writer.
-
-    Raises:
-        InvalidArgument: an option makes no sense.
-    """
+    """Return the options of a writer. Raises InvalidArgument: an option makes no sense."""
     values = parse_known(options, NAMES, _OF_OTHERS, "writing")
     topic = values.get("topic")
     if topic is not None:

@@ -366,11 +366,7 @@ class Producers:
 
 
 def check_producer(producer: object) -> str:
-    """Return a valid name of a producer: 1 to 255 bytes of UTF-8 without NUL.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
+    """Return a valid name of a producer: 1 to 255 bytes of UTF-8 without NUL. Raises InvalidArgument: it is none."""
     if not isinstance(producer, str):
         raise InvalidArgument(f"a producer's name must be str, not {type(producer).__name__}")
     try:
@@ -389,11 +385,7 @@ def check_producer(producer: object) -> str:
 
 
 def check_number(number: object) -> int:
-    """Return a valid number of a message: an int from 0 to 2**63 - 1.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
+    """Return a valid number of a message: an int from 0 to 2**63 - 1. Raises InvalidArgument: it is none."""
     if isinstance(number, bool) or not isinstance(number, int):
         raise InvalidArgument(f"a producer's number must be int, not {type(number).__name__}")
     if not 0 <= number <= MAX_NUMBER:

@@ -15,11 +15,7 @@ _NEEDS = ("starlette", "uvicorn", "jinja2")
 
 
 def __getattr__(name: str) -> object:
-    """Import the server when it is asked for.
-
-    Raises:
-        NotFound: a package of the extra `serve` is not installed.
-    """
+    """Import the server when it is asked for. Raises NotFound: a package of the extra `serve` is not installed."""
     if name in __all__:
         from qflow.serving.extras import load
 

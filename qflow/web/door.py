@@ -59,11 +59,7 @@ class Server(Listening):
         self._is_closed = False
 
     async def start(self, host: str, port: int) -> None:
-        """Listen.
-
-        Raises:
-            OSError: the address cannot be listened on.
-        """
+        """Listen. Raises OSError: the address cannot be listened on."""
         self._config.load()
         # Its logger has a line for each request that makes no sense, which anybody can send.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)

@@ -11,11 +11,7 @@ from qflow.web.rights import Rights
 
 
 def queue_of(broker: AsyncBroker, rights: Rights, name: str) -> AsyncQueue:
-    """Return a queue.
-
-    Raises:
-        NotFound: there is none; the text names those that the user may know of.
-    """
+    """Return a queue. Raises NotFound: there is none; the text names those that the user may know of."""
     try:
         return broker.queue(name)
     except NotFound as error:
@@ -33,11 +29,7 @@ def stream_of(broker: AsyncBroker, rights: Rights, name: str) -> AsyncStream:
 
 
 def visible(rights: Rights, name: str) -> str:
-    """Return a name that the user may know of.
-
-    Raises:
-        Forbidden
-    """
+    """Return a name that the user may know of. Raises Forbidden."""
     if not rights.sees(name):
         rights.check("read", name)
     return name

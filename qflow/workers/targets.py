@@ -34,11 +34,7 @@ class Target(NamedTuple):
 
 
 def parse(text: str) -> Target:
-    """Return what `module:function` or `file.py:function` names.
-
-    Raises:
-        InvalidArgument: it names neither.
-    """
+    """Return what `module:function` or `file.py:function` names. Raises InvalidArgument: it names neither."""
     where, colon, name = text.rpartition(":")
     dotted = [name] if where.endswith(".py") else [name, where]
     if not colon or not all(part.isidentifier() for words in dotted for part in words.split(".")):
@@ -78,11 +74,7 @@ def _main() -> str:
 
 
 def load(target: Target) -> Function:
-    """Import a function.
-
-    Raises:
-        InvalidArgument: it is not there, or cannot be called with a delivery.
-    """
+    """Import a function. Raises InvalidArgument: it is not there, or cannot be called with a delivery."""
     found: Any = _import(target.where)
     for part in target.name.split("."):
         try:

@@ -75,20 +75,12 @@ class Exchange:
         del self.bindings[binding]
 
     def check_binding(self, arguments: Table) -> None:
-        """Refuse arguments that a binding of this exchange may not have.
-
-        Raises:
-            AmqpError: 406.
-        """
+        """Refuse arguments that a binding of this exchange may not have. Raises AmqpError: 406."""
         if self.routes_as == "headers":
             check_headers_binding(arguments)
 
     def check_same(self, other: Exchange, where: str) -> None:
-        """Refuse to declare an exchange again that is not the same.
-
-        Raises:
-            AmqpError: 406; it names what differs.
-        """
+        """Refuse to declare an exchange again that is not the same. Raises AmqpError: 406; it names what differs."""
         for argument, mine, theirs in (
             ("type", self.kind, other.kind),
             ("durable", self.durable, other.durable),
@@ -115,11 +107,7 @@ def check_kind(kind: str, arguments: Table, where: str) -> None:
 
 
 def check_same_field(argument: str, current: str | bool, received: str | bool, where: str) -> None:
-    """Refuse to declare something again with another value of a field.
-
-    Raises:
-        AmqpError: 406.
-    """
+    """Refuse to declare something again with another value of a field. Raises AmqpError: 406."""
     if current != received:
         raise AmqpError(
             406,
@@ -129,11 +117,7 @@ def check_same_field(argument: str, current: str | bool, received: str | bool, w
 
 
 def check_same_arguments(names: Sequence[str], current: Table, received: Table, where: str) -> None:
-    """Refuse to declare something again with other values of some arguments.
-
-    Raises:
-        AmqpError: 406.
-    """
+    """Refuse to declare something again with other values of some arguments. Raises AmqpError: 406."""
     for name in names:
         mine, theirs = current.get(name), received.get(name)
         if comparable(mine) != comparable(theirs):

@@ -236,11 +236,7 @@ class HeadersMatch:
 
 
 def check_headers_binding(arguments: Table) -> None:
-    """Refuse an argument `x-match` that means nothing.
-
-    Raises:
-        AmqpError: 406.
-    """
+    """Refuse an argument `x-match` that means nothing. Raises AmqpError: 406."""
     wanted = arguments.get("x-match", "all")
     if not isinstance(wanted, str):
         raise AmqpError(406, f"Invalid x-match field type {type_name(wanted)} (value {wanted!r}); expected longstr")

@@ -42,11 +42,7 @@ class Queue:
         return {**self.settled.settings(dead_letter=dead_letter), "durable": self.durable}
 
     def check_access(self, connection: int, where: str) -> None:
-        """Refuse an exclusive queue to other connections.
-
-        Raises:
-            AmqpError: 405.
-        """
+        """Refuse an exclusive queue to other connections. Raises AmqpError: 405."""
         if self.owner not in (None, connection):
             raise locked(where)
 
@@ -102,11 +98,7 @@ def new_queue(
 
 
 def check_not_the_servers(name: str) -> None:
-    """Refuse a queue that the server has for itself.
-
-    Raises:
-        AmqpError: 403.
-    """
+    """Refuse a queue that the server has for itself. Raises AmqpError: 403."""
     if name == BRIDGE_QUEUE:
         raise AmqpError(403, f"queue '{name}' is the server's own: clients do not use it")
 

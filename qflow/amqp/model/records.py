@@ -35,11 +35,7 @@ def _key(*parts: str) -> str:
 
 
 def parts_of(key: str) -> list[str]:
-    """Return what a key was made of.
-
-    Raises:
-        ValueError: it is none of ours.
-    """
+    """Return what a key was made of. Raises ValueError: it is none of ours."""
     parts: Any = json.loads(key)
     lengths = {OF_EXCHANGE: 3, OF_QUEUE: 3, OF_BINDING: 7}
     if not isinstance(parts, list) or lengths.get(parts[0]) != len(parts):
@@ -63,11 +59,7 @@ def exchange_value(exchange: Exchange) -> bytes:
 
 
 def exchange_of(name: str, value: bytes) -> Exchange:
-    """Return the exchange of a record.
-
-    Raises:
-        ValueError, KeyError, AmqpError: it is of a later version.
-    """
+    """Return the exchange of a record. Raises ValueError, KeyError, AmqpError: it is of a later version."""
     fields = decode_table(value)
     check_kind(fields["kind"], fields["arguments"], f"exchange '{name}'")
     return Exchange(
@@ -90,11 +82,7 @@ def queue_value(queue: Queue) -> bytes:
 
 
 def queue_of(name: str, value: bytes) -> Queue:
-    """Return the queue of a record.
-
-    Raises:
-        ValueError, KeyError, AmqpError: it is of a later version.
-    """
+    """Return the queue of a record. Raises ValueError, KeyError, AmqpError: it is of a later version."""
     fields = decode_table(value)
     return Queue(
         name=name,
@@ -118,11 +106,7 @@ def binding_value(binding: Binding) -> bytes:
 
 
 def binding_of(parts: list[str], value: bytes) -> Binding:
-    """Return the binding of a record.
-
-    Raises:
-        ValueError: it is of a later version.
-    """
+    """Return the binding of a record. Raises ValueError: it is of a later version."""
     _, _, source, kind, name, routing_key, _ = parts
     if len(value) < _NUMBER_BYTES or kind not in (QUEUE, EXCHANGE):
         raise ValueError(f"{len(value)} bytes of a binding to a {kind}")

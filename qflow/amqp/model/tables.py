@@ -62,11 +62,7 @@ def _encode_decimal(value: Decimal) -> bytes:
 
 
 def decode_table(encoded: bytes) -> Table:
-    """Return the table of `encode_table`.
-
-    Raises:
-        ValueError: these are not the bytes of one.
-    """
+    """Return the table of `encode_table`. Raises ValueError: these are not the bytes of one."""
     try:
         taken, table = decode.field_table(encoded)
     except (TypeError, IndexError, OverflowError) as error:

@@ -99,11 +99,7 @@ class VirtualHost:
         return list(self._owned.get(connection, ()))
 
     def exchange(self, name: str) -> Exchange:
-        """Return an exchange.
-
-        Raises:
-            AmqpError: 404.
-        """
+        """Return an exchange. Raises AmqpError: 404."""
         found = self.exchanges.get(name)
         if found is None:
             raise self._missing(EXCHANGE, name)
@@ -140,11 +136,7 @@ class VirtualHost:
     # Exchanges -------------------------------------------------------------------------------------------------------
 
     def check_exchange(self, name: str) -> Exchange:
-        """Return an exchange that is declared passively.
-
-        Raises:
-            AmqpError: 403 for the default one, 404.
-        """
+        """Return an exchange that is declared passively. Raises AmqpError: 403 for the default one, 404."""
         self._check_not_default(name)
         return self.exchange(name)
 

@@ -45,11 +45,7 @@ class Holding:
             self._tags[held.hosted][self.last_tag] = None
 
     def take(self, tag: int, multiple: bool) -> dict[int, Held]:
-        """Take what a tag names; 0 and `multiple`: all.
-
-        Raises:
-            AmqpError: PRECONDITION_FAILED; there is no such tag.
-        """
+        """Take what a tag names; 0 and `multiple`: all. Raises AmqpError: PRECONDITION_FAILED; there is no such tag."""
         if not multiple:
             if tag not in self.held:
                 raise _unknown(tag)

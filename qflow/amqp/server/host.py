@@ -266,11 +266,7 @@ class Host:
     # Limits ------------------------------------------------------------------------------------------------------
 
     async def refuse(self, hosted: HostedQueue, content: Content) -> None:
-        """Have a message go to the dead letters that a full queue does not take.
-
-        Raises:
-            QueueFull: when it is there.
-        """
+        """Have a message go to the dead letters that a full queue does not take. Raises QueueFull: when it is there."""
         await self._hosts.dead_letters.bury(self, hosted.name, content, TOO_MANY)
         raise QueueFull(f"{hosted.where} is full")
 

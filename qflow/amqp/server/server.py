@@ -63,11 +63,7 @@ class Server(Listening):
     # Listening ---------------------------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int) -> None:
-        """Listen.
-
-        Raises:
-            OSError: the address cannot be listened on.
-        """
+        """Listen. Raises OSError: the address cannot be listened on."""
         self._hosts = await Hosts.of(self.broker)
         try:
             await self._listen(self._protocol, host, port, backlog=1024)

@@ -259,11 +259,7 @@ class Session:
     # What channels ask -------------------------------------------------------------------------------------------
 
     def may(self, what: Action, name: str) -> None:
-        """Refuse what the user may not do.
-
-        Raises:
-            AmqpError: ACCESS_REFUSED.
-        """
+        """Refuse what the user may not do. Raises AmqpError: ACCESS_REFUSED."""
         if self.permissions is not None:
             self.permissions.check(what, name)
 

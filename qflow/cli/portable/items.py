@@ -48,11 +48,7 @@ def line_of(one: Declared | Item) -> str:
 
 
 def parsed(line: bytes) -> Declared | Item:
-    """Return what a line of an export says.
-
-    Raises:
-        InvalidArgument: it is none.
-    """
+    """Return what a line of an export says. Raises InvalidArgument: it is none."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -42,11 +42,7 @@ def write(path: Path, declared: Iterable[Declared], batches: Iterable[list[Item]
 
 
 def read(path: Path) -> Iterator[Declared | Item]:
-    """Yield what a file holds.
-
-    Raises:
-        InvalidArgument: it is none of an export.
-    """
+    """Yield what a file holds. Raises InvalidArgument: it is none of an export."""
     arrow, parquet = _arrow()
     try:
         with parquet.ParquetFile(path) as file:

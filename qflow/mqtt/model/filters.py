@@ -47,11 +47,7 @@ class Wish(NamedTuple):
 
 
 def wish_of(asked: Asked, properties: Properties, now_s: float) -> Wish:
-    """Return what a client asks for.
-
-    Raises:
-        MqttError: TOPIC_FILTER_INVALID; also for a start that is none.
-    """
+    """Return what a client asks for. Raises MqttError: TOPIC_FILTER_INVALID; also for a start that is none."""
     group, rest = split_shared(asked.filter)
     users = dict(properties.get("user_properties", ()))
     text = users.get(START)
@@ -72,11 +68,7 @@ def wish_of(asked: Asked, properties: Properties, now_s: float) -> Wish:
 
 
 def start_of(text: str | None, now_s: float) -> Start:
-    """Return where a replay begins; None where nothing is said.
-
-    Raises:
-        MqttError: TOPIC_FILTER_INVALID; it is none.
-    """
+    """Return where a replay begins; None where nothing is said. Raises MqttError: TOPIC_FILTER_INVALID; it is none."""
     if text is None:
         return None
     try:

@@ -140,11 +140,7 @@ class SessionState:
         return self.expiry_s > 0
 
     def subscribe(self, one: Subscribed) -> None:
-        """Add a subscription.
-
-        Raises:
-            MqttError: QUOTA_EXCEEDED.
-        """
+        """Add a subscription. Raises MqttError: QUOTA_EXCEEDED."""
         size = self._filter_bytes + one.size
         if len(self.subscriptions) >= MOST_SUBSCRIPTIONS or size > MOST_FILTER_BYTES:
             raise MqttError(

@@ -295,9 +295,5 @@ async def serve(
 
 
 def load_websockets() -> Any:
-    """Return the module that carries MQTT over WebSockets.
-
-    Raises:
-        NotFound: its package is not installed.
-    """
+    """Return the module that carries MQTT over WebSockets. Raises NotFound: its package is not installed."""
     return load("qflow.mqtt.server.websockets", needs="websockets", what="MQTT over WebSockets")

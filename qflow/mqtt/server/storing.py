@@ -80,11 +80,7 @@ class Records:
         self._steps = steps
 
     async def load(self, client_id: str, now_ms: int) -> Kept:
-        """Return what is kept of a client.
-
-        Raises:
-            CorruptionError: a record is damaged.
-        """
+        """Return what is kept of a client. Raises CorruptionError: a record is damaged."""
         return await in_thread(self._broker, partial(self._load, client_id, now_ms))
 
     def _load(self, client_id: str, now_ms: int) -> Kept:

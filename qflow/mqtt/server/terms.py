@@ -61,11 +61,7 @@ def check_reference(reference: object) -> None:
 
 
 def check_permanent(reference: object, permanent: object) -> None:
-    """Refuse a move for good that leads nowhere.
-
-    Raises:
-        InvalidArgument
-    """
+    """Refuse a move for good that leads nowhere. Raises InvalidArgument."""
     if not isinstance(permanent, bool):
         raise InvalidArgument(f"a redirect is permanent or not: True or False, not {permanent!r:.80}")
     if permanent and reference is None:

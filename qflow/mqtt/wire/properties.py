@@ -179,11 +179,7 @@ def _too_many(most: int) -> MqttError:
 
 
 def properties_bytes(properties: Properties) -> bytes:
-    """Encode properties, their length before them.
-
-    Raises:
-        InvalidArgument: a value has no place in its property.
-    """
+    """Encode properties, their length before them. Raises InvalidArgument: a value has no place in its property."""
     if not properties:
         return b"\0"
     parts: list[bytes] = []

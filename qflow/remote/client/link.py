@@ -312,11 +312,7 @@ class Link:
             self.tell(request)
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take what came; tell those who wait.
-
-        Raises:
-            WireError: the other side does not keep to the protocol.
-        """
+        """Take what came; tell those who wait. Raises WireError: the other side does not keep to the protocol."""
         if self._start is not None:
             self._start += data
             if len(self._start) < frames.PREAMBLE_BYTES:

@@ -76,11 +76,7 @@ def last(name: str, topic_filter: str) -> Request:
 
 
 def moment(value: Any) -> Any:
-    """Return an offset or a moment as a head has it.
-
-    Raises:
-        InvalidArgument: a datetime has no time zone.
-    """
+    """Return an offset or a moment as a head has it. Raises InvalidArgument: a datetime has no time zone."""
     if not isinstance(value, datetime):
         return value
     if value.tzinfo is None:

@@ -56,11 +56,7 @@ class Pages(Generic[T]):
         return await self._page(next(self._numbers), make)
 
     async def go_on(self, number: int) -> tuple[list[T], int | None]:
-        """Return the next page of one.
-
-        Raises:
-            NotFound: it is not open.
-        """
+        """Return the next page of one. Raises NotFound: it is not open."""
         items = self._open.get(number)
         if items is None:
             raise NotFound(f"there is no {self._kind} {number} of this connection: it has come to its end")

@@ -55,11 +55,7 @@ def preamble(version: int = VERSION) -> bytes:
 
 
 def read_preamble(data: bytes) -> int:
-    """Return the version that the other side speaks.
-
-    Raises:
-        WireError: it speaks something else.
-    """
+    """Return the version that the other side speaks. Raises WireError: it speaks something else."""
     magic, version = _PREAMBLE.unpack(data[:PREAMBLE_BYTES])
     if magic != MAGIC or not version:
         raise WireError(f"this is a door of qflow, and the other side began with {data[:PREAMBLE_BYTES]!r}")

@@ -250,11 +250,7 @@ def _short(error: BaseException) -> str:
 
 
 def read_file(option: str, path: str) -> bytes:
-    """Return what is in a file that an option names.
-
-    Raises:
-        NotFound: it cannot be read.
-    """
+    """Return what is in a file that an option names. Raises NotFound: it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -63,11 +63,7 @@ def parse_known(
 
 
 def parse_places(values: Mapping[str, str]) -> tuple[Place, ...]:
-    """Return the places that options name.
-
-    Raises:
-        InvalidArgument: there is none, or one makes no sense.
-    """
+    """Return the places that options name. Raises InvalidArgument: there is none, or one makes no sense."""
     given = values.get("path", "").strip()
     if not given:
         raise InvalidArgument(

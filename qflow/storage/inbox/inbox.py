@@ -102,11 +102,7 @@ class Inbox:
             self._files.rename(stages.being_adopted(self._spool.path, batch), stages.handed_in(self._spool.path, batch))
 
     def remove(self, waiting: Waiting) -> None:
-        """Remove a stage whose batch is in the log.
-
-        Raises:
-            StorageError: it could not be removed.
-        """
+        """Remove a stage whose batch is in the log. Raises StorageError: it could not be removed."""
         batch = waiting.batch
         place = stages.being_adopted if waiting.taken else stages.handed_in
         self._remove(place(self._spool.path, batch))

@@ -257,11 +257,7 @@ def is_directory(files: Files, path: str) -> bool:
 
 
 def read_manifest(files: Files, directory: str) -> Manifest:
-    """Return what is in a stage.
-
-    Raises:
-        CorruptionError: it is no directory, or its manifest is missing or damaged.
-    """
+    """Return what is in a stage. Raises CorruptionError: it is no directory, or its manifest is missing or damaged."""
     if not is_directory(files, directory):
         raise CorruptionError(f"{directory} is not a directory: let nothing but sinks hand batches in")
     path = os.path.join(directory, MANIFEST)

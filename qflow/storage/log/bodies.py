@@ -200,11 +200,7 @@ def any_stored(txn: Any) -> bool:
 
 
 def fetch(txn: Any, reference: Reference) -> Record:
-    """Return what a reference stands for.
-
-    Raises:
-        CorruptionError: it is damaged, or gone.
-    """
+    """Return what a reference stands for. Raises CorruptionError: it is damaged, or gone."""
     number = reference.number
     where = f"shared body {number}"
     value = txn.get(key_of_body(number))

@@ -72,11 +72,7 @@ class Page(NamedTuple):
 
 
 def check(room: str, facts: Mapping[str, bytes | None]) -> None:
-    """Refuse what is too large.
-
-    Raises:
-        InvalidArgument: a room's name, a key or a value.
-    """
+    """Refuse what is too large. Raises InvalidArgument: a room's name, a key or a value."""
     if not 0 < len(room.encode()) <= MAX_ROOM_BYTES:
         raise InvalidArgument(f"the name of a room takes 1 to {MAX_ROOM_BYTES} bytes of UTF-8, not as {room!r}")
     for key, value in facts.items():
@@ -162,11 +158,7 @@ def read(txn: Any, room: str, report: Callable[[str], object] | None = None) -> 
 
 
 def get(txn: Any, room: str, key: str) -> bytes | None:
-    """Return what is kept under a key; None if nothing is. Cost: 3 µs.
-
-    Raises:
-        CorruptionError: it is damaged.
-    """
+    """Return what is kept under a key; None if nothing is. Cost: 3 µs. Raises CorruptionError: it is damaged."""
     place = fact_key(room, key)
     value = txn.get(place)
     return None if value is None else _fact(place, value)[1]
@@ -228,11 +220,7 @@ def problems(txn: Any) -> Iterator[str]:
 
 
 def _fact(place: bytes, value: bytes | memoryview) -> tuple[str, bytes]:
-    """Return key and value of a record.
-
-    Raises:
-        CorruptionError: it is damaged.
-    """
+    """Return key and value of a record. Raises CorruptionError: it is damaged."""
     length = place[1]
     room, key = place[2 : 2 + length], place[2 + length :]
     where = f"the fact {_shown(key[:_SHOWN_BYTES])} of {_shown(room)}"

@@ -60,11 +60,7 @@ def is_removed(env: Environment) -> bool:
 
 
 def check_not_removed(env: Environment) -> None:
-    """Check that what is written will be found again. Cost: 1 us.
-
-    Raises:
-        Removed: it will not.
-    """
+    """Check that what is written will be found again. Cost: 1 us. Raises Removed: it will not."""
     if is_removed(env):
         raise _removed(env)
 

@@ -17,11 +17,7 @@ def seal(value: bytes, key: bytes = b"") -> bytes:
 
 
 def unseal(value: bytes | memoryview | None, where: str, key: bytes = b"") -> bytes:
-    """Check and strip the checksum of `seal`.
-
-    Raises:
-        CorruptionError: it does not match, or there is no such record.
-    """
+    """Check and strip the checksum of `seal`. Raises CorruptionError: it does not match, or there is no such record."""
     if value is None:
         raise CorruptionError(f"{where} has vanished")
     bare = bytes(value[:-4])

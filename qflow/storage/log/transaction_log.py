@@ -160,19 +160,11 @@ class TransactionLog:
         self._handing.rouse()
 
     def check_usable(self) -> None:
-        """Refuse what could not be handed over.
-
-        Raises:
-            BrokerFailed, BrokerClosed.
-        """
+        """Refuse what could not be handed over. Raises BrokerFailed, BrokerClosed."""
         self._handing.check_usable()
 
     def check_there(self) -> None:
-        """Check that what is written will be found again. Cost: 1 µs.
-
-        Raises:
-            Removed: it will not.
-        """
+        """Check that what is written will be found again. Cost: 1 µs. Raises Removed: it will not."""
         check_there(self._env)
 
     # Facts -----------------------------------------------------------------------------------------------------------

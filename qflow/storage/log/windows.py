@@ -64,11 +64,7 @@ def encode(settled: int, key: bytes) -> bytes:
 
 
 def decode(key: bytes, value: bytes | memoryview) -> int:
-    """Return the map of a record.
-
-    Raises:
-        CorruptionError: it does not match its checksum.
-    """
+    """Return the map of a record. Raises CorruptionError: it does not match its checksum."""
     plain = unseal(value, "a window", key)
     if plain[:1] == _BITS:
         return int.from_bytes(plain[3:], "little") << 8 * int.from_bytes(plain[1:3], "little")

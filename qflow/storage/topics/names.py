@@ -107,11 +107,7 @@ def _write_piece(txn: Any, owner: int, number: int, parts: list[bytes]) -> None:
 
 
 def read_piece(txn: Any, owner: int, number: int) -> bytes:
-    """Return a piece of the list.
-
-    Raises:
-        CorruptionError: it is damaged, or gone.
-    """
+    """Return a piece of the list. Raises CorruptionError: it is damaged, or gone."""
     key = piece_key(owner, number)
     return unseal(txn.get(key), f"piece {number} of the topics of stream {owner}", key)
 

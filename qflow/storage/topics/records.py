@@ -128,11 +128,7 @@ def write_progress(txn: Any, owner: int, lane: int, progress: Progress) -> None:
 
 
 def progress_of_lanes(txn: Any, owner: int) -> dict[int, Progress]:
-    """Return how far each lane is indexed that has a row.
-
-    Raises:
-        CorruptionError: one of them is damaged.
-    """
+    """Return how far each lane is indexed that has a row. Raises CorruptionError: one of them is damaged."""
     prefix = prefix_of(INDEX, owner)
     rows = table.items(txn, lane_key(owner, 0), table.behind(prefix))
     return {key[-1]: _progress(owner, key[-1], value) for key, value in rows}

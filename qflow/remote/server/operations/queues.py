@@ -30,11 +30,7 @@ MOST_CONSUMERS = 10_000
 
 
 def queue_of(session: Session, head: dict[str, Any]) -> AsyncQueue[Any]:
-    """Return the queue of a request.
-
-    Raises:
-        NotFound: there is none. QueueDeleted: the caller has used it before.
-    """
+    """Return the queue of a request. Raises NotFound: there is none. QueueDeleted: the caller has used it before."""
     return session.named("queue", arguments.text(head, "queue"), session.broker.queue)
 
 

@@ -93,11 +93,7 @@ def moment(value: Any) -> Any:
 
 
 def _stream(session: Session, head: dict[str, Any]) -> AsyncStream:
-    """Return the stream of a request.
-
-    Raises:
-        NotFound: there is none. StreamDeleted: the caller has used it before.
-    """
+    """Return the stream of a request. Raises NotFound: there is none. StreamDeleted: the caller has used it before."""
     return session.named("stream", arguments.text(head, "stream"), session.broker.stream)
 
 
