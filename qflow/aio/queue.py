@@ -14,7 +14,7 @@ from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.entering import enter, put_if_room
 from qflow.aio.loops import Home, Homes, Log, Promise, Waiter, Worker, attend
 from qflow.aio.queue_work import QueueWork
-from qflow.aio.takers import loop_taker, task_name
+from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback
 from qflow.config import QueueSettings, SlowConsumer, parse_timeout
@@ -33,7 +33,7 @@ from qflow.queues.puts import Puts
 from qflow.queues.putting import Putting, TurnedAway, putting_of
 from qflow.queues.queue import Queue, parts_of
 from qflow.stats import QueueStats
-from qflow.takers import parse_name
+from qflow.takers import Taker, named, parse_name
 
 TURNS = 8
 """Batches an `async for` takes before it lets other tasks run."""
@@ -272,7 +272,8 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         Cost: 2 µs a message.
         """
         config.parse_count(prefetch, "prefetch")
-        claims, taker, home = self._claims, loop_taker(), self._homes.here()
+        claims, home = self._claims, self._homes.here()
+        taker = Taker(named(task_name())[0], "get", in_hand=0)  # what it hands out has left its batch
         for turn in count(1):
             if turn % TURNS == 0:
                 await asyncio.sleep(0)  # a loop body that never waits must not starve other tasks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from qflow.aio.loops import running_loop
-from qflow.takers import Noted, Taker, here, named, this_thread
+from qflow.takers import Noted, here, this_thread
 
 
 def task_name() -> Noted:
@@ -21,8 +21,3 @@ def task_name() -> Noted:
             return this_thread()
         here.loop = task.get_loop()
     return task.get_name()
-
-
-def loop_taker() -> Taker:
-    """Return what is noted with what a loop of the running task fetches; what it hands out has left its batch."""
-    return Taker(named(task_name())[0], "get", in_hand=0)

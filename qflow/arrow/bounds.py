@@ -33,16 +33,6 @@ class Bound:
     """TIMES: it is an error if there is no message of that time or later."""
 
 
-def is_earliest(offset: int) -> bool:
-    """Tell whether an offset of `Bound.numbers` stands for the beginning."""
-    return offset == EARLIEST_OFFSET
-
-
-def is_latest(offset: int) -> bool:
-    """Tell whether an offset of `Bound.numbers` stands for the end."""
-    return offset == LATEST_OFFSET
-
-
 def resolve(
     txn: Any, bound: Bound, which: str, streams: list[StreamState], committed: Mapping[str, Mapping[int, int]]
 ) -> Offsets:
@@ -106,9 +96,9 @@ def _resolve_one(txn: Any, bound: Bound, which: str, stream: StreamState, number
             )
         return found - (number << LANE_SHIFT)
     offset = bound.numbers[stream.name][number]
-    if is_earliest(offset):
+    if offset == EARLIEST_OFFSET:
         return first
-    if is_latest(offset):
+    if offset == LATEST_OFFSET:
         return end
     if offset > end:
         raise InvalidArgument(

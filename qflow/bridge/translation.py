@@ -22,7 +22,7 @@ from qflow.amqp.model.arguments import LONGEST_MS
 from qflow.amqp.server.content import MAX_NAME_BYTES, PERSISTENT, Properties, headers_of, read_properties
 from qflow.amqp.server.parcels import Parcel
 from qflow.amqp.wire.frames import Content
-from qflow.amqp.wire.methods import decode_properties, encode_properties
+from qflow.amqp.wire.methods import decode_properties
 from qflow.mqtt.model.messages import Message, is_reserved
 
 EXCHANGE = "amq.topic"
@@ -68,7 +68,7 @@ def parcel_of(message: Message, key: str, now_ms: int) -> tuple[Parcel, Properti
         delivery_mode=PERSISTENT if message.qos else TRANSIENT,
         expiration=str(min(max(1, message.expires_ms - now_ms), LONGEST_MS)) if message.expires_ms else None,
     )
-    read = read_properties(encode_properties(properties))
+    read = read_properties(properties.marshal())
     stored = headers_of(read, EXCHANGE, key)
     return Parcel(message.payload, stored, read.durable, 0, read.ttl_s, None), read
 

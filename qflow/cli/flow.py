@@ -51,7 +51,8 @@ class Flow:
         """How often the command was started again."""
         self._skip = skip
         self._must_fit = False
-        self._full = False
+        self.is_held_back = False
+        """A line from stdin waits for room in the queue or on the disk."""
         self._said = False
         self._filling: Future[None] | None = None
         settings = queue.settings
@@ -66,11 +67,6 @@ class Flow:
     def input_ended(self) -> bool:
         """Nothing more comes from stdin: it has ended, cannot be read, or is not read any more."""
         return self._filling is None or self._filling.done()
-
-    @property
-    def is_held_back(self) -> bool:
-        """A line from stdin waits for room in the queue or on the disk."""
-        return self._full
 
     def window(self, size: int) -> Window | None:
         """Return the bounds of lines kept unacked after the reader took them: half of what memory and limits allow."""
@@ -163,10 +159,10 @@ class Flow:
         while True:
             try:
                 self.queue.put_many(batch, timeout_s=Stop.PATIENCE_S)
-                self._full = False
+                self.is_held_back = False
                 return
             except (QueueFull, DiskFull) as error:
-                self._full = True
+                self.is_held_back = True
                 if isinstance(error, DiskFull) and not self._said:
                     self._said = True
                     click.echo(f"qflow: {error}; stdin waits for that", err=True)

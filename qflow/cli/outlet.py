@@ -90,7 +90,8 @@ class Outlet(Writer):
         """The most lines of the next batch, so that it is small beside the window."""
         self._window = window
         self._behind = 0 if window is None else window.size
-        self._read = 0  # bytes
+        self.taken = 0
+        """Bytes that the reader had taken at the last `settle`."""
         self._held = 0  # bytes charged for `_pending`
         self._pending: deque[_Part] = deque()
 
@@ -102,17 +103,12 @@ class Outlet(Writer):
     @property
     def unread(self) -> int:
         """Bytes that the reader had not taken at the last `settle`."""
-        return self._written - self._read
-
-    @property
-    def taken(self) -> int:
-        """Bytes that the reader had taken at the last `settle`."""
-        return self._read
+        return self._written - self.taken
 
     @property
     def is_taken(self) -> bool:
         """The reader had taken every line at the last `settle`."""
-        return not self._pending or self._pending[-1].end <= self._read
+        return not self._pending or self._pending[-1].end <= self.taken
 
     def send(self, batch: Deliveries, *, last_apart: bool = False) -> None:
         """Write a batch, then ack what may be acked.
@@ -146,8 +142,8 @@ class Outlet(Writer):
 
     def settle(self) -> None:
         """Ack the batches that may be acked."""
-        self._read = self._written - self._in_pipe()
-        done = self._read - self._behind
+        self.taken = self._written - self._in_pipe()
+        done = self.taken - self._behind
         while self._pending and (self._pending[0].end <= done or self._must_go(self._pending[0])):
             try:
                 self._pending[0].batch.ack(wait=self._is_sure)
@@ -160,7 +156,7 @@ class Outlet(Writer):
 
     def shed(self) -> None:
         """Ack each line that the reader had taken at the last `settle`, whatever the window."""
-        self._ack_lines(self._read)
+        self._ack_lines(self.taken)
 
     def settle_lines(self, *, everything_was_read: bool = False) -> None:
         """Ack each line that could be acked at the last `settle`, which acks whole batches. Called last.
@@ -168,12 +164,12 @@ class Outlet(Writer):
         Args:
             everything_was_read: the reader confirmed that, so every line written is acked.
         """
-        self._ack_lines(self._written if everything_was_read else self._read - self._behind)
+        self._ack_lines(self._written if everything_was_read else self.taken - self._behind)
 
     def ack_first(self) -> None:
         """Ack the first line, if the reader had taken it at the last `settle` and no line was acked yet."""
         if not self.acked and self._pending:
-            self._ack_lines(self._read, most=1)
+            self._ack_lines(self.taken, most=1)
 
     def take_back(self) -> int:
         """Give the lines not acked back to the queue; return their number."""
@@ -221,7 +217,7 @@ class Outlet(Writer):
     def _must_go(self, part: _Part) -> bool:
         """Tell whether the parts behind it fill the window, so that it is to be acked once the reader has taken it."""
         window = self._window
-        if window is None or part.end > self._read:
+        if window is None or part.end > self.taken:
             return False
         lines = self.lines - len(part.batch) + part.acked
         return self._held - part.charge >= window.most_charged or lines >= window.most_lines

@@ -14,7 +14,7 @@ from qflow.config import spool_path
 from qflow.doctor.look import Letters, Look
 from qflow.door import is_blocked, is_there
 from qflow.errors import CorruptionError, FormatTooNew, FormatTooOld, QflowError
-from qflow.inspect import Health, LettersFacts, check_there, owner_of, read_health, read_live
+from qflow.inspect import Health, check_there, owner_of, read_health, read_live
 from qflow.inspect.logs import can_be_opened, check_openable
 
 ANSWERS_S = 5.0
@@ -93,7 +93,12 @@ def seen_in(spool: str, health: Health | None = None) -> Look:
         clean=health.clean,
         problems=tuple(health.problems),
         is_read=health.is_read,
-        letters={one.queue: _letters(one) for one in health.letters},
+        letters={
+            one.queue: Letters(
+                messages=one.messages, reasons=one.reasons, looked_at=one.looked_at, is_named=one.is_named
+            )
+            for one in health.letters
+        },
         passing=frozenset(health.passing),
         log_bytes=health.log_bytes,
         log_used_bytes=health.log_used_bytes,
@@ -101,10 +106,6 @@ def seen_in(spool: str, health: Health | None = None) -> Look:
         refused_batches=health.refused_batches,
         last_commit=health.last_commit,
     )
-
-
-def _letters(found: LettersFacts) -> Letters:
-    return Letters(messages=found.messages, reasons=found.reasons, looked_at=found.looked_at, is_named=found.is_named)
 
 
 def _obstacle(spool: str) -> QflowError | None:

@@ -180,7 +180,8 @@ def _places(results: Sequence[PublishResult]) -> dict[str, Any]:
 
 
 def _put(owner: Owner, command: Command, batches: Batches, answer: Answer) -> None:
-    said = Command({"queue": command.text("put")}, command.what) if _is_text(command, "put") else command.object("put")
+    names_queue = isinstance(command.value.get("put"), str)
+    said = Command({"queue": command.text("put")}, command.what) if names_queue else command.object("put")
     queue = owner.broker.queue(said.text("queue"))
     options: dict[str, Any] = {
         name: said.value[name] for name in ("priority", "ttl_s", "delay_s", "durable") if name in said
@@ -207,10 +208,6 @@ def _put(owner: Owner, command: Command, batches: Batches, answer: Answer) -> No
         answered = put(batch)
         del batch
         answer(answered)
-
-
-def _is_text(command: Command, name: str) -> bool:
-    return isinstance(command.value.get(name), str)
 
 
 def _rows(

@@ -65,12 +65,9 @@ def told_in(facts: Mapping[str, Any], *, has_owner: bool = True) -> Told:
     )
 
 
-def _getter(figures: Sequence[Figure]) -> Callable[[Any], Row]:
-    return attrgetter(*(figure.field for figure in figures))
-
-
 _ATTRIBUTES: dict[tuple[Figure, ...], Callable[[Any], Row]] = {
-    figures: _getter(figures) for figures in (BROKER, INBOX, QUEUE, STREAM, SUBSCRIPTION)
+    figures: attrgetter(*(figure.field for figure in figures))
+    for figures in (BROKER, INBOX, QUEUE, STREAM, SUBSCRIPTION)
 }
 
 

@@ -100,7 +100,8 @@ class Logins:
                 return GUEST
             return await self._refuse(name, peer, self._line(name, peer).failed(self._clock()))
         account = users.accounts.get(name)
-        digest = self._digest(name, password, account)
+        # Another one when the file has another hash for the user.
+        digest = self._hash(name, password, "" if account is None else str(account.password))
         if digest in self._right and account is not None:
             return account.user
         line = self._line(name, peer)
@@ -164,10 +165,6 @@ class Logins:
                 del self._lines[next(iter(self._lines))]
             line = self._lines[place] = _Line()
         return line
-
-    def _digest(self, name: str, password: str, account: Account | None) -> bytes:
-        """Return what a login is known by: another one when the file has another hash for the user."""
-        return self._hash(name, password, "" if account is None else str(account.password))
 
     def _hash(self, *texts: str) -> bytes:
         hashed = hashlib.blake2b(key=self._key, digest_size=32)

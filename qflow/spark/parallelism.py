@@ -20,7 +20,7 @@ def parallelism() -> int:
 
     Cost: 50 µs.
     """
-    return _tasks(_settings()) or _processors()
+    return _tasks(_settings()) or len(os.sched_getaffinity(0))
 
 
 def master() -> str | None:
@@ -83,7 +83,3 @@ def _read(arguments: Sequence[str]) -> dict[str, str]:
         elif name == "--master":
             said[_MASTER] = text
     return said
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))

@@ -116,7 +116,7 @@ class StreamingReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvaila
             if self._waits(begin, limit):
                 return begin.to_json() if start is None else start
             end = self._held(begin, limit)
-            if start is not None and _same_place(begin, end):
+            if start is not None and _offsets(begin) == _offsets(end):
                 return start
             return end.to_json()
 
@@ -324,10 +324,6 @@ def _shares(waiting: list[int], most: int) -> list[int]:
             break
         shares[index] += share < count
     return shares
-
-
-def _same_place(one: Position, other: Position) -> bool:
-    return _offsets(one) == _offsets(other)
 
 
 def _offsets(position: Position) -> dict[str, dict[str, tuple[int, dict[int, int]]]]:

@@ -44,13 +44,9 @@ def body(content: bytes, form: Form, size_bytes: int | None = None) -> str:
             shown, has_all = shown[:SHOWN_BYTES], False
     else:
         part = content[:SHOWN_BYTES]
-        shown = _hex(part) if form == "hex" else visible(_text(part), keep="\n\t")
+        shown = _hex(part) if form == "hex" else visible(part.decode(errors="backslashreplace"), keep="\n\t")
         has_all = len(part) == size
     return shown if has_all else f"{shown}\n… cut: the body has {size:,} bytes"
-
-
-def _text(part: bytes) -> str:
-    return part.decode(errors="backslashreplace")
 
 
 def _json(content: bytes) -> str:

@@ -12,7 +12,7 @@ from pamqp import body, commands, decode, encode, frame, header
 
 from amqp_client import Basic, Channels, Connections, events, message, method, opened
 from qflow.amqp.errors import AmqpError
-from qflow.amqp.wire import Content, Limits, decode_properties, encode_properties, unchecked
+from qflow.amqp.wire import Content, Limits, decode_properties, unchecked
 from qflow.amqp.wire.events import Method, Published
 from qflow.amqp.wire.methods import decode_method, encode_method
 from qflow.amqp.wire.tables import check_properties, check_table
@@ -70,7 +70,7 @@ def test_deliveries_are_those_of_pamqp(
 ) -> None:
     """Deliver, get-ok and return, with their content."""
     connection = opened(frame_max=4096)
-    content = Content(exchange, key, encode_properties(properties), bytes(size))
+    content = Content(exchange, key, properties.marshal(), bytes(size))
     connection.deliver(1, tag, number, redelivered, content)
     deliver = Basic.Deliver(tag, number, redelivered, exchange, key)
     assert connection.data_to_send() == by_pamqp(1, deliver, properties, content.body, 4088)
@@ -106,7 +106,7 @@ def test_publishes_are_read_as_pamqp_writes_them(
 ) -> None:
     """Whole, and torn anywhere: the short way and the long one tell the same."""
     data = by_pamqp(1, Basic.Publish(0, exchange, key, mandatory, immediate), properties, content, 4088)
-    expected = [Published(1, exchange, key, mandatory, immediate, encode_properties(properties), content)] * 2
+    expected = [Published(1, exchange, key, mandatory, immediate, properties.marshal(), content)] * 2
     assert events(opened(), data + data) == expected
     torn, at = [], 0
     for cut in [*sorted(cuts), 2 * len(data)]:
@@ -119,7 +119,7 @@ def test_publishes_are_read_as_pamqp_writes_them(
 @given(PROPERTIES)
 def test_properties_that_pamqp_writes_are_well_formed(properties: Basic.Properties) -> None:
     """And are told as they were; cut by a byte, or longer by one, they are not."""
-    encoded = encode_properties(properties)
+    encoded = properties.marshal()
     check_properties(encoded, LIMITS)
     for name, value in decode_properties(encoded):
         was = getattr(properties, name)
@@ -249,6 +249,6 @@ def test_the_properties_of_the_message_before_are_not_taken_for_those_of_the_nex
     plain, other = Basic.Properties(delivery_mode=2), Basic.Properties(message_id="other")
     came = events(connection, message(1, b"a", properties=plain), message(1, b"b", properties=other))
     assert [event.properties for event in came if isinstance(event, Published)] == [
-        encode_properties(plain),
-        encode_properties(other),
+        plain.marshal(),
+        other.marshal(),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from qflow.amqp.model.bindings import EXCHANGE, QUEUE, Binding, Identity, Target
 from qflow.amqp.model.exchanges import DEFAULT, PREDECLARED, Exchange
@@ -129,11 +130,7 @@ class Routing:
 
 def _targets(exchange: Exchange, routing_key: str, headers: Headers) -> list[Target]:
     """Return where an exchange sends a message, in the order of its bindings; to the alternate one if none matches."""
-    found = sorted(exchange.matcher.match(routing_key, headers), key=_number)
+    found = sorted(exchange.matcher.match(routing_key, headers), key=attrgetter("number"))
     if not found and exchange.alternate is not None:
         return [Target(EXCHANGE, exchange.alternate)]
     return [binding.target for binding in found]
-
-
-def _number(binding: Binding) -> int:
-    return binding.number

@@ -47,12 +47,7 @@ class Properties(NamedTuple):
 
     def headers(self) -> dict[str, Any]:
         """Return the headers, decoded at each call."""
-        return table_of(self.table)
-
-
-def table_of(encoded: bytes) -> dict[str, Any]:
-    """Return an encoded table as a dict."""
-    return decode.field_table(encoded)[1] if encoded else {}
+        return decode.field_table(self.table)[1] if self.table else {}
 
 
 def read_properties(raw: bytes) -> Properties:

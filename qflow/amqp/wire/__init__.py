@@ -8,7 +8,7 @@ event, an AMQP error or the end of the connection, and what is kept of it is bou
 from qflow.amqp.wire.connection import Connection
 from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.limits import Limits
-from qflow.amqp.wire.methods import decode_properties, encode_properties, unchecked
+from qflow.amqp.wire.methods import decode_properties, unchecked
 from qflow.amqp.wire.states import State, WrongState
 
 __all__ = [
@@ -18,6 +18,5 @@ __all__ = [
     "State",
     "WrongState",
     "decode_properties",
-    "encode_properties",
     "unchecked",
 ]

@@ -76,11 +76,6 @@ def decode_properties(properties: bytes) -> commands.Basic.Properties:
     return decoded
 
 
-def encode_properties(properties: commands.Basic.Properties) -> bytes:
-    """Return property flags and list; a property that is None or empty is left out."""
-    return properties.marshal()
-
-
 def encode_method(method: base.Frame) -> bytes:
     """Return the payload of a method frame.
 

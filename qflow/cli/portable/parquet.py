@@ -54,13 +54,9 @@ def read(path: Path) -> Iterator[Declared | Item]:
                 group = file.metadata.row_group(number)
                 rows = group.num_rows * READ_BYTES // max(1, group.total_byte_size)
                 for batch in file.iter_batches(min(max(1, rows), READ_ROWS), row_groups=[number]):
-                    yield from map(_item, batch.to_pylist())
+                    yield from (Item(**{**row, "headers": json.loads(row["headers"])}) for row in batch.to_pylist())
     except (arrow.ArrowException, ValueError, TypeError, RecursionError) as error:
         raise InvalidArgument(f"{path} is no Parquet file of qflow export, or is damaged: {error}") from error
-
-
-def _item(row: dict[str, Any]) -> Item:
-    return Item(**{**row, "headers": json.loads(row["headers"])})
 
 
 def _arrow() -> tuple[Any, Any]:

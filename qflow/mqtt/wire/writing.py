@@ -54,11 +54,6 @@ def connack_code(code: int) -> int:
     return code if code in _IN_CONNACK else ReasonCode.UNSPECIFIED
 
 
-def disconnect_code(code: int) -> int:
-    """Return a code that a DISCONNECT of a server may have: one that it has no place for is 0x80."""
-    return code if code in _IN_DISCONNECT else ReasonCode.UNSPECIFIED
-
-
 def reason(text: str) -> str:
     """Return a text as a reason string can be: without NUL, with what UTF-8 can encode, and not too long."""
     return text[:_REASON_CHARACTERS].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
@@ -125,7 +120,8 @@ def _unsuback(packet: Unsuback, version: int) -> bytes:
 def _disconnect(packet: Disconnect, version: int) -> bytes:
     if version != MQTT_5:
         return b""
-    return _packet(b"\xe0", _code_and_properties(disconnect_code(packet.code), packet.properties))
+    code = packet.code if packet.code in _IN_DISCONNECT else ReasonCode.UNSPECIFIED  # one that it has no place for
+    return _packet(b"\xe0", _code_and_properties(code, packet.properties))
 
 
 def _auth(packet: Auth, version: int) -> bytes:

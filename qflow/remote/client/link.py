@@ -273,7 +273,9 @@ class Link:
         parts = encode_frame(number, request.encoded().head, request.columns)
         size, most = sum(map(len, parts)), self.limits.get("frame_bytes", FIRST_FRAME_BYTES)
         if size > most:
-            raise refuse_size(size, most)
+            raise TransactionTooLarge(
+                f"this call takes {size} bytes, and the owner takes {most} at once: make it smaller"
+            )
         if size > MOST_HEAD_BYTES and len(parts[1]) > MOST_HEAD_BYTES:
             raise TransactionTooLarge(
                 f"what this call says beside its bodies takes {len(parts[1])} bytes, and the owner takes "
@@ -388,8 +390,3 @@ class Link:
 def cut(target: str, how: str = "") -> str:
     """Return what is told of a connection that has ended, nobody here having closed it."""
     return f"the connection to the owner of {target} has ended{f' ({how})' if how else ''}: connect again"
-
-
-def refuse_size(size: int, most: int) -> QflowError:
-    """Return the error for a request that is longer than the owner takes."""
-    return TransactionTooLarge(f"this call takes {size} bytes, and the owner takes {most} at once: make it smaller")

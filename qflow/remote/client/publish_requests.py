@@ -9,9 +9,8 @@ from qflow.config import parse_timeout
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument
 from qflow.message import Headers, body_bytes, check_key, decode_headers, encode_headers
-from qflow.remote.client.link import Reply, Request
+from qflow.remote.client.link import Request
 from qflow.remote.wire.results import decode_results
-from qflow.routing.results import PublishResult
 from qflow.streams.topic_filter import check_topic
 
 
@@ -47,22 +46,14 @@ def publish_many(
         columns.append(keys if has_keys else [])
     if not is_one:
         columns.append([topic.encode() for topic in topics])
-    return Request(head, columns, "what was published", results) if given else None
+    return Request(head, columns, "what was published", lambda reply: decode_results(reply.result)) if given else None
 
 
 def publish(topic: str, body: Any, key: Any, **options: Any) -> Request:
     """Its reply is a result."""
     request = publish_many([(topic, body, key)], **options)
     assert request is not None
-    return request._replace(read=result)
-
-
-def results(reply: Reply) -> list[PublishResult]:
-    return decode_results(reply.result)
-
-
-def result(reply: Reply) -> PublishResult:
-    return decode_results(reply.result)[0]
+    return request._replace(read=lambda reply: decode_results(reply.result)[0])
 
 
 def _parts(message: Any) -> tuple[str, bytes, bytes | None]:

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Any
 
 from qflow.errors import DiskFull, StorageError
+from qflow.identity import new_number
 from qflow.message import Record, kept_ms
 from qflow.storage.blocks import BlockKey
 from qflow.storage.encoding import Messages
@@ -59,7 +60,7 @@ class BatchWriting:
         self._shares = shares
         self._releases = Releases()
         self._spreading = Spreading()
-        self._era = eras.new_era()
+        self._era = new_number()  # which no other opening has
         self.gone: list[int] = []
         """Numbers of messages in lanes that were deleted, to be counted out."""
 

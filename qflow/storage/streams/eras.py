@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from qflow.identity import new_number
 from qflow.storage.log import table
 from qflow.storage.log.keys import ERAS, key_of, parts_of
 from qflow.storage.log.sealing import seal, unseal
@@ -27,11 +26,6 @@ from qflow.storage.log.sealing import seal, unseal
 FORGOTTEN_AT_ONCE = 64
 """Records that `note` removes, at most: it is called once for each opening."""
 _ERA_BYTES = 8
-
-
-def new_era() -> int:
-    """Return a number that no other opening has."""
-    return new_number()
 
 
 def note(txn: Any, owner: int, lane: int, sequence: int, era: int, floor: int) -> None:
