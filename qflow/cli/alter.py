@@ -13,7 +13,7 @@ from qflow.cli.spool import AnyBroker, existing_queue, existing_stream, reached_
 from qflow.config import QueueSettings, StreamSettings
 
 
-@click.command(short_help="Change settings of a queue, or a stream.")
+@click.command()
 @options.existing_spool
 @options.queue_name
 @click.argument("changes", metavar="NAME=VALUE...", nargs=-1, required=True)

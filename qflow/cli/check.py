@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qflow.inspect import Loss
 
 
-@click.command(short_help="Verify every checksum of the log.")
+@click.command()
 @options.existing_spool
 @click.option(
     "--repair",

@@ -15,7 +15,7 @@ from qflow.cli.spool import reached
 from qflow.config import parse_size
 
 
-@click.command(short_help="Give the disk back that the log does not need.")
+@click.command()
 @options.existing_spool
 @options.as_json
 def compact(spool: Path, as_json: bool) -> int:

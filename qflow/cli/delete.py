@@ -12,7 +12,7 @@ from qflow.cli.exits import Exit
 from qflow.cli.spool import AnyQueue, existing_queue, existing_stream, reached_if_there
 
 
-@click.command(short_help="Delete a queue, a stream, or single messages.")
+@click.command()
 @options.existing_spool
 @click.argument("name", metavar="NAME", shell_complete=options.queues)
 @click.option("--stream", "is_stream", is_flag=True, help="NAME is a stream.")

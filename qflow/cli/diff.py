@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qflow.inspect import Difference
 
 
-@click.command(short_help="Compare two spools: queues, settings, and messages one by one.")
+@click.command()
 @click.argument("a", type=options.SpoolPath(exists=True))
 @click.argument("b", type=options.SpoolPath(exists=True))
 @click.option("--counts", is_flag=True, help="Compare how many messages there are, not the messages.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CODES = (Exit.FINE, Exit.DIFFERS, Exit.DIFFERS, Exit.URGENT)
 
 
-@click.command(short_help="Say what is wrong with a spool, and what to do.")
+@click.command()
 @options.existing_spool
 @options.as_json
 def doctor(spool: Path, as_json: bool) -> int:

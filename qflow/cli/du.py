@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from qflow.inspect import Usage
 
 
-@click.command(short_help="Show what takes the disk: live and dead bytes by store and queue.")
+@click.command()
 @options.existing_spool
 @options.as_json
 def du(spool: Path, as_json: bool) -> None:

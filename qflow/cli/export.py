@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qflow.restoring import Item
 
 
-@click.command(short_help="Write queues and streams as JSON lines or Parquet.")
+@click.command()
 @options.existing_spool
 @click.argument("names", metavar="[QUEUE|STREAM]...", nargs=-1, shell_complete=options.queues_and_streams)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A new file, and not stdout.")

@@ -16,7 +16,7 @@ BATCH_LINES = 1000
 STDOUT = 1
 
 
-@click.command(short_help="Write messages to stdout and ack them.")
+@click.command()
 @options.existing_spool
 @options.queue_name
 @click.option("--max", "--limit", "maximum", type=click.IntRange(min=1), help="Stop after so many messages.")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Matches = Callable[[bytes, "Headers"], bool]
 
 
-@click.command(short_help="Find messages by what is in them.")
+@click.command()
 @options.existing_spool
 @click.argument("pattern")
 @click.argument("names", metavar="[QUEUE|STREAM]...", nargs=-1, shell_complete=options.queues_and_streams)

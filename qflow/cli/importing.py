@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qflow.restoring import Item
 
 
-@click.command("import", short_help="Put what `qflow export` wrote into a spool.")
+@click.command("import")
 @options.new_or_old_spool
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path), default="-")
 @click.option("--to", metavar="NAME", help="Into this queue or stream instead of those that the file names.")

@@ -15,7 +15,7 @@ _SORTS = {"name": False, "messages": True, "bytes": True}
 """Column -> the largest first."""
 
 
-@click.command(short_help="List queues and streams, fast.")
+@click.command()
 @options.existing_spool
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 @click.option("--sort", type=click.Choice(list(_SORTS)), default="name", show_default=True, help="What to order by.")

@@ -1,8 +1,7 @@
 """The group of subcommands; turns errors into a line on stderr and an exit code.
 
 A command is one line in `COMMANDS`: its name, where it is (`module`, or `module:attribute` where the attribute is not
-named as the command), and its short help, which is also that of the command itself. Its module is imported when it is
-called, not by `qflow --help`.
+named as the command), and its short help. Its module is imported when it is called, not by `qflow --help`.
 """
 
 from __future__ import annotations
@@ -137,9 +136,11 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _BY_NAME:
             return None
-        module, _, attribute = _BY_NAME[cmd_name][0].partition(":")
+        where, short_help = _BY_NAME[cmd_name]
+        module, _, attribute = where.partition(":")
         command = getattr(importlib.import_module(module), attribute or cmd_name)
         assert isinstance(command, click.Command)
+        command.short_help = short_help
         return command
 
     def resolve_command(

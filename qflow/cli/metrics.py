@@ -9,7 +9,7 @@ import click
 from qflow.cli import options
 
 
-@click.command(short_help="Print the metrics of a spool, as Prometheus reads them.")
+@click.command()
 @options.existing_spool
 @click.option(
     "--named",

@@ -10,7 +10,7 @@ from qflow.cli import asking, facts, foreseen, messages, options
 from qflow.cli.redrive import Errand
 
 
-@click.command(short_help="Move the messages of a queue to another one.")
+@click.command()
 @options.existing_spool
 @options.queue_name
 @click.argument("to", metavar="TO", shell_complete=options.queues)

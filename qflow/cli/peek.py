@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qflow.inspect.facts import MessageFacts
 
 
-@click.command(short_help="Show the first messages of a queue.")
+@click.command()
 @options.existing_spool
 @options.queue_name
 @messages.most

@@ -82,7 +82,7 @@ class _Pipe(click.Command):
             raise click.NoSuchOption(error.option_name, hint, error.possibilities, ctx) from error
 
 
-@click.command(cls=_Pipe, short_help="Buffer stdin durably on its way to a command.")
+@click.command(cls=_Pipe)
 @options.new_or_old_spool
 @options.queue_name
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

@@ -116,7 +116,7 @@ def _parse_columns(_context: click.Context, _parameter: click.Parameter, value: 
     return tuple(filter(None, map(str.strip, (value or "").split(","))))
 
 
-@click.group(short_help="Move streams and Parquet files with Spark, and report on them.")
+@click.group()
 def pipeline() -> None:
     """Move messages between streams and Parquet files with Spark, and report on streams; a live owner may go on.
 

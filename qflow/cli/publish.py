@@ -37,7 +37,7 @@ def _parse_headers(_context: click.Context, _parameter: click.Parameter, values:
     return headers
 
 
-@click.command(short_help="Publish to a topic: into streams, and queues that are bound to it.")
+@click.command()
 @options.existing_spool
 @click.argument("topic", required=False)
 @click.argument("body", required=False)

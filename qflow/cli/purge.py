@@ -13,7 +13,7 @@ from qflow.cli.exits import Exit
 from qflow.cli.spool import AnyQueue, existing_queue, reached_if_there
 
 
-@click.command(short_help="Delete the messages of a queue.")
+@click.command()
 @options.existing_spool
 @options.queue_name
 @messages.where

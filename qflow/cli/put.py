@@ -27,7 +27,7 @@ ROOM_S = 1.0
 """Seconds to wait for a spill to make room in memory; at a limit of the queue nothing can."""
 
 
-@click.command(short_help="Put lines into a queue.")
+@click.command()
 @options.new_or_old_spool
 @options.queue_name
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))

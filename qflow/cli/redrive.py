@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from qflow.stats import RedriveReport
 
 
-@click.command(short_help="Move dead letters back to the queues they came from.")
+@click.command()
 @options.existing_spool
 @click.argument("queue_name", metavar="DLQ", shell_complete=options.queues)
 @click.option("--to", metavar="QUEUE", help="Move all of them to this queue instead, also those without an origin.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qflow.periodic import Schedule
 
 
-@click.command(short_help="Show what is put again and again; add or cancel it.")
+@click.command()
 @options.existing_spool
 @click.option("--add", metavar="NAME", help="Have a message put again and again, under this name.")
 @click.option("--queue", metavar="QUEUE", help="Where it goes.")

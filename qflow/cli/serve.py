@@ -44,7 +44,7 @@ def _listen(name: str, text: str, default: str | None = None) -> Callable[[Comma
     )
 
 
-@click.command(short_help="Serve a spool to clients on the network.")
+@click.command()
 @options.new_or_old_spool
 @_listen("--amqp", "Listen for AMQP 0-9-1, which RabbitMQ's clients speak", "127.0.0.1:5672")
 @_listen("--amqps", "The same with TLS")

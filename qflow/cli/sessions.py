@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 _UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 
-@click.group(
-    cls=ListingGroup, short_help="Show the MQTT sessions of a spool, or delete one.", subcommand_metavar="[list] SPOOL"
-)
+@click.group(cls=ListingGroup, subcommand_metavar="[list] SPOOL")
 def sessions() -> None:
     """Show the MQTT sessions of a spool, whose clients sleep or are there, its groups, and what is retained.
 

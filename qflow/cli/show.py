@@ -17,7 +17,7 @@ SHOWN_BYTES, SHOWN_VALUE = 64 * 1024, 1000
 """Of a body, and characters of the value of a header: what is longer is cut, and that is said."""
 
 
-@click.command(short_help="Show one message.")
+@click.command()
 @options.existing_spool
 @options.queue_name
 @click.argument("sequence", type=click.IntRange(min=0))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qflow.stats import SnapshotReport
 
 
-@click.group(short_help="Copy a spool, also while it is used; bring a copy back.")
+@click.group()
 def snapshot() -> None:
     """Copy the log of a spool, as of one moment, to a directory that is a spool of its own.
 

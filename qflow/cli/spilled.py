@@ -10,7 +10,7 @@ import click
 from qflow.cli import facts, options
 
 
-@click.command(short_help="List what lies in the spill directory.")
+@click.command()
 @options.existing_spool
 @click.argument("queue_name", metavar="[QUEUE]", required=False, shell_complete=options.queues)
 @options.as_json

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qflow.inspect import SpoolFacts
 
 
-@click.command(short_help="Show the queues and streams of a spool.")
+@click.command()
 @options.existing_spool
 @options.as_json
 def stats(spool: Path, as_json: bool) -> int:

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from qflow.inspect import StreamFacts
 
 
-@click.group(
-    cls=ListingGroup,
-    short_help="Show the streams of a spool, or declare one.",
-    subcommand_metavar="[list] SPOOL",
-)
+@click.group(cls=ListingGroup, subcommand_metavar="[list] SPOOL")
 def streams() -> None:
     """Show the streams of a spool, declare one, have a group go on elsewhere, or delete it.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STDOUT = 1
 
 
-@click.command(short_help="Write messages of a stream to stdout, and change nothing.")
+@click.command()
 @options.existing_spool
 @click.argument("stream", shell_complete=options.streams)
 @click.argument("topic_filter", metavar="[FILTER]", default="#")

@@ -26,7 +26,7 @@ FIRST_BYTES = 16 * 2**20
 """Of all bodies together, as the last messages are looked for: what is larger is read as it is shown."""
 
 
-@click.command(short_help="Show the last messages of a queue, and those that come.")
+@click.command()
 @options.existing_spool
 @options.queue_name
 @messages.most

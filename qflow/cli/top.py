@@ -12,7 +12,7 @@ from qflow.cli import options
 from qflow.errors import InvalidArgument
 
 
-@click.command(short_help="Watch a spool in the terminal: rates, lags, memory, events.")
+@click.command()
 @options.existing_spool
 def top(spool: Path) -> int:
     """Watch queues and streams, again and again; press ? for what its keys do, q to leave.

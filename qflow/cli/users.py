@@ -22,7 +22,7 @@ _file = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 _user = click.argument("name", metavar="USER")
 
 
-@click.group(short_help="Say who may log in to `qflow serve`, and what they may do.")
+@click.group()
 def users() -> None:
     """Change a users file, for `qflow serve --users FILE`.
 

@@ -16,7 +16,7 @@ from qflow.options import Spill
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 
 
-@click.command(short_help="Call a function with each message, in processes of their own.")
+@click.command()
 @click.argument("spool", type=options.SpoolOrUrl())
 @options.queue_name
 @click.argument("function", metavar="MODULE:FUNCTION")

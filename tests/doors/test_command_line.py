@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from layout import ROOT, commands
-from qflow.cli.main import COMMANDS, app
+from qflow.cli.main import app
 
 
 def test_the_help_imports_no_command_and_nothing_heavy() -> None:
@@ -60,15 +60,6 @@ def test_a_signal_while_it_is_imported_ends_it_without_a_word(at: str, sign: str
     assert done.stderr == done.stdout == ""
     number = signal.Signals[sign]
     assert done.returncode in (-number, 128 + number)
-
-
-@pytest.mark.parametrize("section", COMMANDS)
-def test_the_list_of_commands_says_what_each_says_of_itself(section: str) -> None:
-    """A short help stands in the list, so that the list imports nothing, and in the command."""
-    there = commands()
-    for name, (_where, short_help) in COMMANDS[section].items():
-        command = there[f"qflow {name}"]
-        assert (command.name, command.short_help) == (name, short_help)
 
 
 def test_an_unknown_command_is_told_the_nearest_names() -> None:

@@ -14,7 +14,7 @@ from qflow.cli.exits import Exit
 from qflow.errors import InvalidArgument, NotFound
 
 
-@click.command(short_help="A year of flights, and a kill in the middle.")
+@click.command()
 @click.option(
     "--spool",
     type=click.Path(file_okay=False, path_type=Path),
