@@ -12,7 +12,6 @@ from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
 from qflow.cli.progress import working
 from qflow.cli.spool import reached
-from qflow.config import parse_size
 
 
 @click.command()
@@ -35,7 +34,7 @@ def compact(spool: Path, as_json: bool) -> int:
 
     with working("checking the log"):
         found = inspect.examine(spool)  # raises if there is no spool, where opening it would make one
-    with reached(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker, working("copying the log"):
+    with reached(spool) as broker, working("copying the log"):
         report = broker.compact()
         if isinstance(broker, Broker):
             broker.engine.upkeep.finish_wiping()  # however long it takes: the disk is to be given back

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qflow.cli import messages
-from qflow.cli.spool import asked_if_there, existing_queue, existing_stream
+from qflow.cli.spool import asked_if_there, existing_queue, existing_stream, named
 from qflow.config import QueueSettings, StreamSettings, parse_size
-from qflow.errors import CorruptionError, InvalidArgument, NotFound
-from qflow.names import choices, command
+from qflow.errors import CorruptionError, InvalidArgument
+from qflow.names import command
 
 if TYPE_CHECKING:
     from qflow.inspect import MessageFacts, QueueFacts
     from qflow.message import Record
-
-Found = TypeVar("Found")
 
 dry_run = click.option("--dry-run", is_flag=True, help="Change nothing; say what would happen.")
 
@@ -179,13 +177,6 @@ def _stream_settings(spool: Path, name: str) -> StreamSettings:
     streams = {stream.name: stream for stream in read.streams}
     found = named(spool, name, "stream", streams, queues=[queue.name for queue in read.queues])
     return StreamSettings.from_dict(found.settings)
-
-
-def named(spool: Path, name: str, kind: str, found: Mapping[str, Found], **others: Iterable[str]) -> Found:
-    """Return the one of this name. Raises NotFound, with the names that are like it, as `choices` has them."""
-    if name not in found:
-        raise NotFound(f"there is no {kind} {name!r} in {spool}; {choices(name, found, **others)}")
-    return found[name]
 
 
 def _record(message: MessageFacts) -> Record:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qflow.cli import facts, options
+from qflow.cli.spool import not_there
 from qflow.cli.stop import Stop
-from qflow.errors import InvalidArgument, NotFound, QflowError
-from qflow.names import choices
+from qflow.errors import InvalidArgument, QflowError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,7 +93,7 @@ def _check_streams(spool: Path, names: Iterable[str]) -> list[str]:
     there = [stream.name for stream in inspect.read_spool(spool).streams]
     for name in names:
         if name not in there:
-            raise NotFound(f"there is no stream {name!r} in {spool}; {choices(name, there)}")
+            raise not_there(spool, name, "stream", there)
     return there
 
 
@@ -162,7 +162,7 @@ def _check_places(spool: str, stream: str, reach: dict[str, str]) -> None:
     check_apart(found)
     there = sorted({name for _, state in found for name in state.streams})
     if stream not in there:
-        raise NotFound(f"there is no stream {stream!r} in {spool}; {choices(stream, there)}")
+        raise not_there(spool, stream, "stream", there)
 
 
 @pipeline.command(short_help="Archive a stream to Parquet.")

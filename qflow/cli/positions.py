@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from qflow.cli import asking, facts, foreseen, options
-from qflow.cli.spool import AnyBroker, asked_if_there, reached
+from qflow.cli.spool import AnyBroker, asked_if_there, named, reached
 from qflow.cli.start import START_HELP, parse_start
-from qflow.config import parse_size
 from qflow.errors import NotFound, SettingsConflict
 from qflow.names import choices
 
@@ -66,7 +65,7 @@ def reset(
         return
     asking.make_sure(is_sure, f"Move {name} of {facts.readable(stream)} to {meant}?")
     facts_of, member = _found(spool, stream, group)  # an end may be another one by now
-    with reached(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker:
+    with reached(spool) as broker:
         now_at = _moved(broker, facts_of, member, to, partition)
     if as_json:
         facts.print_json({"stream": stream, "group": group, "before": member.committed, "now": now_at})
@@ -99,7 +98,7 @@ def unsubscribe(spool: Path, stream: str, group: str, is_sure: bool, dry_run: bo
     )
     if not dry_run:
         asking.make_sure(is_sure, f"Delete {what}?")
-        with reached(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker:
+        with reached(spool) as broker:
             broker.delete_subscription(stream, group)
     if as_json:
         facts.print_json({**told, "would_delete" if dry_run else "deleted": True})
@@ -112,7 +111,7 @@ def _found(spool: Path, stream: str, group: str) -> tuple[StreamFacts, Subscript
 
     read = inspect.read_spool(spool)
     streams = {one.name: one for one in read.streams}
-    found = foreseen.named(spool, stream, "stream", streams, queues=[one.name for one in read.queues])
+    found = named(spool, stream, "stream", streams, queues=[one.name for one in read.queues])
     members = {one.name: one for one in found.subscriptions}
     if group not in members:
         raise NotFound(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -29,33 +29,35 @@ def _parse_addresses(
         raise click.BadParameter(str(error)) from error
 
 
-def _listen(name: str, text: str, default: str | None = None) -> Callable[[Command], Command]:
-    """Return the option that says where doors of a kind are; one with a default needs no address."""
-    if default is None:
-        return click.option(name, metavar="HOST:PORT", multiple=True, callback=_parse_addresses, help=f"{text}.")
-    return click.option(
-        name,
-        metavar="[HOST:PORT]",
-        is_flag=False,
-        flag_value=default,
-        multiple=True,
-        callback=_parse_addresses,
-        help=f"{text}; without an address, on {default}.",
-    )
+_DOORS = (
+    ("amqp", "Listen for AMQP 0-9-1, which RabbitMQ's clients speak", "127.0.0.1:5672"),
+    ("amqps", "The same with TLS", None),
+    ("mqtt", "Listen for MQTT 3.1.1 and 5", "127.0.0.1:1883"),
+    ("mqtts", "The same with TLS", None),
+    ("ws", "MQTT over WebSockets", None),
+    ("wss", "The same with TLS", None),
+    ("flight", "Listen for Arrow Flight, with TLS if --cert and --key are given", "127.0.0.1:7420"),
+    ("metrics", "Answer Prometheus, whoever asks, at /metrics", "127.0.0.1:9465"),
+    ("http", "Show a page for browsers, and its JSON API", "127.0.0.1:7480"),
+    ("https", "The same with TLS", None),
+)
+"""Kinds of doors, each with an option that says where they are; one with a default needs no address."""
+
+
+def _doors(command: Command) -> Command:
+    """Give a command an option for each of `_DOORS`."""
+    for name, text, default in reversed(_DOORS):
+        more: dict[str, Any] = {"metavar": "HOST:PORT", "help": f"{text}."}
+        if default is not None:
+            told = f"{text}; without an address, on {default}."
+            more = {"metavar": "[HOST:PORT]", "is_flag": False, "flag_value": default, "help": told}
+        command = click.option(f"--{name}", multiple=True, callback=_parse_addresses, **more)(command)
+    return command
 
 
 @click.command()
 @options.new_or_old_spool
-@_listen("--amqp", "Listen for AMQP 0-9-1, which RabbitMQ's clients speak", "127.0.0.1:5672")
-@_listen("--amqps", "The same with TLS")
-@_listen("--mqtt", "Listen for MQTT 3.1.1 and 5", "127.0.0.1:1883")
-@_listen("--mqtts", "The same with TLS")
-@_listen("--ws", "MQTT over WebSockets")
-@_listen("--wss", "The same with TLS")
-@_listen("--flight", "Listen for Arrow Flight, with TLS if --cert and --key are given", "127.0.0.1:7420")
-@_listen("--metrics", "Answer Prometheus, whoever asks, at /metrics", "127.0.0.1:9465")
-@_listen("--http", "Show a page for browsers, and its JSON API", "127.0.0.1:7480")
-@_listen("--https", "The same with TLS")
+@_doors
 @click.option("--token-file", type=_FILE, help="Tokens, a line each: a client of Arrow Flight must show one.")
 @click.option("--cert", type=_FILE, help="The certificate of this server, and those that lead to it (PEM).")
 @click.option("--key", type=_FILE, help="Its private key (PEM).")
@@ -108,16 +110,6 @@ def _listen(name: str, text: str, default: str | None = None) -> Callable[[Comma
 )
 def serve(
     spool: Path,
-    amqp: tuple[Address, ...],
-    amqps: tuple[Address, ...],
-    mqtt: tuple[Address, ...],
-    mqtts: tuple[Address, ...],
-    ws: tuple[Address, ...],
-    wss: tuple[Address, ...],
-    flight: tuple[Address, ...],
-    metrics: tuple[Address, ...],
-    http: tuple[Address, ...],
-    https: tuple[Address, ...],
     token_file: Path | None,
     cert: Path | None,
     key: Path | None,
@@ -127,7 +119,7 @@ def serve(
     spill: Spill,
     grace_s: float,
     log_format: str,
-    **terms: int | str | None,
+    **given: Any,
 ) -> int:
     """Own SPOOL, which is made if it is missing, and serve it to clients on the network until a signal.
 
@@ -150,29 +142,16 @@ def serve(
     """
     from qflow.cli import server
 
-    names = {"flight": flight} if cert is None else {"flight+tls": flight}
-    said = {
-        "amqp": amqp,
-        "amqps": amqps,
-        "mqtt": mqtt,
-        "mqtts": mqtts,
-        "ws": ws,
-        "wss": wss,
-        **names,
-        "metrics": metrics,
-        "http": http,
-        "https": https,
-    }
-    wanted = [server.Wanted(name, address) for name, addresses in said.items() for address in addresses]
-    terms = {name: value for name, value in terms.items() if value is not None}
+    by_tls = {} if cert is None else {server.FLIGHT: server.FLIGHT_TLS}
+    wanted = [server.Wanted(by_tls.get(name, name), address) for name, _, _ in _DOORS for address in given.pop(name)]
+    terms = {name: value for name, value in given.items() if value is not None}
     if "redirect_permanent" in terms and "redirect" not in terms:
         raise click.UsageError("--mqtt-redirect-permanent says how --mqtt-redirect is meant: give that, too")
     if terms and not any(one.kind.protocol == "mqtt" for one in wanted):
         raise click.UsageError("--mqtt-max-keep-alive, --mqtt-session-expiry and --mqtt-redirect go with --mqtt")
     if not wanted:
-        names_of = ", ".join(f"--{name.partition('+')[0]}" for name in said)
-        raise click.UsageError(f"say what to serve: {names_of}")
-    if token_file is not None and not flight:
+        raise click.UsageError(f"say what to serve: {', '.join(f'--{name}' for name, _, _ in _DOORS)}")
+    if token_file is not None and not any(one.kind.protocol == "flight" for one in wanted):
         raise click.UsageError("--token-file is for clients of Arrow Flight: say --flight")
     certificates = _certificates([one.name for one in wanted if one.kind.has_tls], cert, key, ca)
     of_flight = {"token_file": token_file, "certificates": certificates}

@@ -15,7 +15,6 @@ from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.exits import Exit
 from qflow.cli.listing import ListingGroup
 from qflow.cli.spool import reached_if_there
-from qflow.config import parse_size
 from qflow.errors import NotFound
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def delete(spool: Path, client_id: str, is_sure: bool, dry_run: bool) -> None:
         click.echo(f"would delete {what}")
         return
     asking.make_sure(is_sure, f"Delete {what}?")
-    with reached_if_there(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker:
+    with reached_if_there(spool) as broker:
         if isinstance(broker, RemoteBroker):
             delete_session(broker, client_id)
         else:

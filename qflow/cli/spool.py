@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, overload
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, overload
 
 from qflow.cli import damage
+from qflow.cli.options import DEFAULT_CAPACITY
 from qflow.cli.stop import Stop
-from qflow.config import QueueSettings
+from qflow.config import QueueSettings, parse_size
 from qflow.errors import NotFound, QflowError, SpoolInUse
 from qflow.names import choices, command
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 AnyBroker: TypeAlias = "Broker | RemoteBroker"
 AnyQueue: TypeAlias = "Queue | RemoteQueue"
+Found = TypeVar("Found")
+
+CAPACITY_BYTES = parse_size(DEFAULT_CAPACITY, "capacity")
+"""Of a command that has no option for it."""
 
 ANSWERS_S = 5.0
 """Seconds that an owner may take to answer a command that can do without."""
@@ -32,7 +37,7 @@ WIPING_S = 0.1
 
 
 @contextmanager
-def reached_if_there(spool: Path, capacity: int, stop: Stop | None = None) -> Iterator[AnyBroker]:
+def reached_if_there(spool: Path, capacity: int = CAPACITY_BYTES, stop: Stop | None = None) -> Iterator[AnyBroker]:
     """`reached` for a spool that must exist; none is made. Raises NotFound: there is no spool."""
     from qflow import inspect
 
@@ -60,7 +65,7 @@ def asked_if_there(spool: Path) -> Iterator[RemoteBroker | None]:
 
 
 @contextmanager
-def reached(spool: Path, capacity: int, stop: Stop | None = None) -> Iterator[AnyBroker]:
+def reached(spool: Path, capacity: int = CAPACITY_BYTES, stop: Stop | None = None) -> Iterator[AnyBroker]:
     """Own a spool as long as the context lasts; if another process owns it, act on it through its door.
 
     Args:
@@ -162,13 +167,23 @@ def existing_queue(broker: AnyBroker, name: str) -> AnyQueue:
     try:
         return broker.queue(name)
     except NotFound as error:
-        there = choices(name, broker.queues(), streams=broker.streams())
-        raise NotFound(f"there is no queue {name!r} in {broker.path}; {there}") from error
+        raise not_there(broker.path, name, "queue", broker.queues(), streams=broker.streams()) from error
 
 
 def existing_stream(broker: AnyBroker, name: str) -> Stream:
     """Return the stream; raise `NotFound` with the names of those that exist."""
     if name not in broker.streams():
-        there = choices(name, broker.streams(), queues=broker.queues())
-        raise NotFound(f"there is no stream {name!r} in {broker.path}; {there}")
+        raise not_there(broker.path, name, "stream", broker.streams(), queues=broker.queues())
     return broker.stream(name)
+
+
+def named(spool: Path, name: str, kind: str, found: Mapping[str, Found], **others: Iterable[str]) -> Found:
+    """Return the one of this name; raise `NotFound` with the names of those that exist."""
+    if name not in found:
+        raise not_there(spool, name, kind, found, **others)
+    return found[name]
+
+
+def not_there(spool: str | Path, name: str, kind: str, there: Iterable[str], **others: Iterable[str]) -> NotFound:
+    """Return the error for a name that nothing of this kind has; `others`: as `choices` has them."""
+    return NotFound(f"there is no {kind} {name!r} in {spool}; {choices(name, there, **others)}")

@@ -12,7 +12,6 @@ from qflow.cli import facts, options, positions
 from qflow.cli.exits import Exit
 from qflow.cli.listing import ListingGroup
 from qflow.cli.spool import reached
-from qflow.config import parse_size
 
 if TYPE_CHECKING:
     from qflow.inspect import StreamFacts
@@ -74,7 +73,7 @@ def list_streams(spool: Path, name: str | None, as_json: bool, **settings: Any) 
 def _declare(spool: Path, name: str, settings: dict[str, Any]) -> None:
     if "topics" not in settings:
         raise click.UsageError("--declare needs --topics FILTER: what is the stream to take?")
-    with reached(spool, parse_size(options.DEFAULT_CAPACITY, "capacity")) as broker:
+    with reached(spool) as broker:
         broker.declare_stream(name, **settings)
 
 
