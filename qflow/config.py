@@ -156,11 +156,7 @@ def is_url(target: object) -> bool:
 
 
 def spool_path(path: str | os.PathLike[str], what: str = "spool") -> str:
-    """Return the absolute path of a spool.
-
-    Raises:
-        InvalidArgument: it is none, or a URL, of which the system would make a directory here.
-    """
+    """Return the absolute path of a spool. Raises InvalidArgument: it is none, or a URL, which names no directory."""
     given = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     if not isinstance(given, str) or not given or "\0" in given:
         raise InvalidArgument(f"the path of a {what} must be a path without NUL, not {path!r}")

@@ -15,11 +15,7 @@ def token_in(text: str) -> str | None:
 
 
 def check_token(token: object) -> str:
-    """Return a token that a client may show, without white space around it.
-
-    Raises:
-        InvalidArgument: it is none; the text does not show it.
-    """
+    """Return a token without white space around it. Raises InvalidArgument: it is none; the text does not show it."""
     if not isinstance(token, str):
         raise InvalidArgument(f"a token must be a text, not {type(token).__name__}")
     found = token.strip()

@@ -25,11 +25,7 @@ class Used:
         self._doors.pop(what, None)
 
     def check(self, *what: str) -> None:
-        """Refuse to delete what is used, or to have a stream take less. Holding `changing`.
-
-        Raises:
-            InvalidArgument: it names the door.
-        """
+        """Refuse to delete what a door uses, or to take topics from it. Holding `changing`. Raises InvalidArgument."""
         door = self._doors.get(what)
         if door is not None:
             kind, *names = what

@@ -286,11 +286,7 @@ class Adoption:
         return loads(self._inbox.pieces(manifest), done, self._routing, *self._most)
 
     def _commit(self, load: Load, manifest: Manifest, known: Adopted, done: int) -> int:
-        """Commit messages with the record of how far their batch is then, which is returned.
-
-        Raises:
-            _Later: there is no room for them yet.
-        """
+        """Commit messages, and return the record of how far their batch is then. Raises _Later: there is no room."""
         batch = manifest.batch
         done += load.messages
         partial = None if done == manifest.messages else Partial(batch.batch, manifest.token, done)

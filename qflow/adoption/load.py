@@ -119,11 +119,7 @@ class Load:
         return lot
 
     def puts(self) -> list[Any]:
-        """Return a put for each partition, which has reserved nothing yet.
-
-        Raises:
-            MessageTooLarge: one of the messages is.
-        """
+        """Return a put for each partition, with nothing reserved yet. Raises MessageTooLarge: a message is."""
         return [partition.put_of(lot.records, lot.topics, lot.plain) for partition, lot in self.lots.items()]
 
     def check(self) -> None:

@@ -177,11 +177,7 @@ class Handing(ABC):
 
 
 def discard_staged(spool: str, tokens: Collection[str]) -> int:
-    """Remove the stages of these tokens that are not handed in; return how many those were.
-
-    Raises:
-        StorageError: one could not be removed.
-    """
+    """Remove the stages of these tokens that are not handed in; return how many. Raises StorageError."""
     count = 0
     for directory, _ in stages.list_staged(Files(), spool):
         if directory.rpartition(".")[2] in tokens:

@@ -221,11 +221,7 @@ class BatchMaker:
 
 
 def check_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch, checked for nulls in columns that may have none: Spark would read garbage there.
-
-    Raises:
-        InvalidArgument: a column has one.
-    """
+    """Return the batch. Raises InvalidArgument: a column has a null that may have none; Spark would read garbage."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if not field.nullable and column.null_count:
             raise InvalidArgument(

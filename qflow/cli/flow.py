@@ -123,11 +123,7 @@ class Flow:
         return self.is_empty(taken) and self._lines.is_near_end()
 
     def store_rest(self) -> None:
-        """Store the rest of stdin, though nothing leaves the queue any more: until stdin ends, or the queue is full.
-
-        Raises:
-            Stopped: asked to stop.
-        """
+        """Store the rest of stdin, until it ends or the queue is full: nothing leaves that any more. Raises Stopped."""
         self._must_fit = True
         while not self.input_ended:
             self.stop.check()

@@ -131,11 +131,7 @@ class Publisher:
         self._source = source
 
     def publish(self, broker: AnyBroker, lines: list[bytes]) -> None:
-        """Publish some lines; those before one that is refused are confirmed.
-
-        Raises:
-            NotFound: no stream and no queue takes the topic they share.
-        """
+        """Publish lines; those before a refused one are confirmed. Raises NotFound: nothing takes their topic."""
         messages: list[tuple[Any, ...]] = []
         for line in lines:
             try:

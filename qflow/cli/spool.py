@@ -48,11 +48,7 @@ def reached_if_there(spool: Path, capacity: int = CAPACITY_BYTES, stop: Stop | N
 
 @contextmanager
 def asked_if_there(spool: Path) -> Iterator[RemoteBroker | None]:
-    """Reach the owner of a spool that must exist; None if there is none that answers: then its log may be read.
-
-    Raises:
-        NotFound: there is no spool.
-    """
+    """Reach the owner of a spool; None: nobody answers, and its log may be read. Raises NotFound: there is no spool."""
     import qflow
     from qflow import inspect
 

@@ -101,11 +101,7 @@ class Items:
         self.queue.put(self._serializer.dumps(item))
 
     def get(self) -> Any:
-        """Take the first object. One that cannot be loaded stays the first.
-
-        Raises:
-            QueueEmpty: there is none, or others hold all.
-        """
+        """Take the first object; one that cannot be loaded stays. Raises QueueEmpty: there is none, or all are held."""
         delivery = self.queue.get_nowait()
         with delivery:
             return self._serializer.loads(delivery.body)

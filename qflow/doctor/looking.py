@@ -24,11 +24,7 @@ READ_BYTES = 64 * 2**20
 
 
 def look_at(path: str | os.PathLike[str]) -> Look:
-    """Return what is seen of a spool; a log of `READ_BYTES` is read as a whole.
-
-    Raises:
-        NotFound: there is no spool. StorageError: it cannot be read.
-    """
+    """Return what is seen of a spool; a log of `READ_BYTES` is read whole. Raises NotFound. StorageError."""
     spool = spool_path(path)
     look, owner = look_inside(spool, READ_BYTES), owner_of(spool)
     if owner is None:

@@ -33,11 +33,7 @@ def digest(token: str) -> bytes:
 
 
 def read_tokens(path: Path) -> Tokens:
-    """Return the tokens of a file.
-
-    Raises:
-        InvalidArgument: it cannot be read, has none, or a line of it makes no sense; the text shows no token.
-    """
+    """Return the tokens of a file. Raises InvalidArgument: it has none, or makes no sense; the text shows no token."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -81,11 +77,7 @@ class Access:
         self._clock = clock
 
     def check(self, bearer: bytes | None) -> None:
-        """Check that who has shown this token may go on.
-
-        Raises:
-            FlightUnauthenticatedError: it is missing, wrong, or has ended.
-        """
+        """Check a token that was shown. Raises FlightUnauthenticatedError: it is missing, wrong, or has ended."""
         tokens = self.tokens
         if tokens is None:
             return

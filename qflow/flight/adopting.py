@@ -75,9 +75,5 @@ def adopt(owner: Owner, asked: Command) -> dict[str, Any]:
 
 
 def withdraw(owner: Owner, asked: Command) -> dict[str, Any]:
-    """Remove the stages of some tokens that were not handed in; return how many those were.
-
-    Raises:
-        StorageError: one could not be removed.
-    """
+    """Remove the stages of some tokens that were not handed in; return how many. Raises StorageError."""
     return {"stages": discard_staged(owner.path, frozenset(asked.texts("tokens")))}

@@ -382,11 +382,7 @@ class Claims:
         return False
 
     def _is_held(self, one: HeldOne) -> bool:
-        """Tell whether a delivery or batch is acquired; False if it was purged. Under the lock.
-
-        Raises:
-            AlreadySettled: it was settled, or went back.
-        """
+        """Tell whether it is acquired; False: it was purged. Under the lock. Raises AlreadySettled."""
         if isinstance(one, HeldBatch):
             return self._holds(one)
         batch, index = _place_of(one)

@@ -109,11 +109,7 @@ class InLog:
         return self._leavers.stands
 
     def read(self) -> Record | None:
-        """Return the message; None if it is settled, or never was. Reads; needs no lock.
-
-        Raises:
-            CorruptionError: what the log has of it is damaged.
-        """
+        """Return the message; None if it is settled, or never was. Needs no lock. Raises CorruptionError."""
         context, lane, sequence = self._queue.context, self._lane, self._sequence
         assert context.log is not None
         with context.log.read() as txn:
@@ -218,11 +214,7 @@ class Deleting:
         """What the log is to do, and is to be waited for."""
 
     def outcome(self) -> bool:
-        """Tell whether the message is gone by this, when what was handed over is done.
-
-        Raises:
-            QueueDeleted: it is gone with its queue.
-        """
+        """Tell whether the message is gone by this, once that is done. Raises QueueDeleted: it went with its queue."""
         if self.leaving is not None and self.leaving.has_left:
             return True
         self._queue.context.check_not_deleted()

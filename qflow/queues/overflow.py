@@ -89,11 +89,7 @@ def may_resume(settings: QueueSettings, depth: Depth) -> bool:
 
 
 def check_can_ever_fit(name: str, settings: QueueSettings, messages: int, size: int) -> None:
-    """Refuse messages of `size` bytes together that would wait for ever.
-
-    Raises:
-        InvalidArgument: even the empty queue would not admit it.
-    """
+    """Refuse `size` bytes that would wait for ever. Raises InvalidArgument: the empty queue does not admit them."""
     if settings.limit_messages is not None and messages > settings.limit_messages:
         raise InvalidArgument(
             f"{messages} messages can never fit queue {name!r} with limit_messages={settings.limit_messages}: "

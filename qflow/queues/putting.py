@@ -301,11 +301,7 @@ class Putting:
             return self._join_line()
 
     def _join_line(self) -> float:
-        """Wait in line until what leaves the queue has it admitted; return for how long at most.
-
-        Raises:
-            QueueFull: the deadline has passed.
-        """
+        """Wait in line until room is found; return for how long at most. Raises QueueFull: the deadline has passed."""
         admission = self._queue.admission
         wait_s = self._left_s()
         if wait_s <= 0:

@@ -40,11 +40,7 @@ class Address:
 
 
 def resolved(address: Address) -> list[Any]:
-    """Return the addresses that a name stands for, as `socket.getaddrinfo` does.
-
-    Raises:
-        InvalidArgument: it stands for none.
-    """
+    """Return the addresses of a name, as `socket.getaddrinfo` does. Raises InvalidArgument: it has none."""
     try:
         return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:

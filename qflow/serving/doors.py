@@ -219,11 +219,7 @@ class Service:
 
 
 def check_free(places: Iterable[tuple[str, Address]]) -> None:
-    """Refuse names and addresses of doors, of which one cannot listen, or not beside the others.
-
-    Raises:
-        InvalidArgument: so it is.
-    """
+    """Check that doors can listen at these addresses beside each other. Raises InvalidArgument: one cannot."""
     with ExitStack() as stack:
         for name, address in places:
             try:

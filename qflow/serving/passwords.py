@@ -45,11 +45,7 @@ class PasswordHash:
 
     @classmethod
     def parse(cls, text: str) -> PasswordHash:
-        """Return the hash that `str` of it has written.
-
-        Raises:
-            InvalidArgument: it is none, or one that takes more than 256 MiB to check.
-        """
+        """Return the hash that `str` has written. Raises InvalidArgument: it is none, or takes more than 256 MiB."""
         found = _TEXT.fullmatch(text)
         if found is None:
             raise InvalidArgument("it is no hash such as scrypt$n=16384,r=8,p=1$SALT$DIGEST")

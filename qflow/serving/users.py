@@ -196,11 +196,7 @@ def check_text(name: str, what: str) -> str:
 
 
 def parse(text: bytes) -> Users:
-    """Return what the text of a users file says.
-
-    Raises:
-        InvalidArgument: it is not as it should be; the text says where.
-    """
+    """Return what the text of a users file says. Raises InvalidArgument: it is wrong; the text says where."""
     try:
         value = json.loads(text.decode(), object_pairs_hook=_object)
     except UnicodeDecodeError as error:

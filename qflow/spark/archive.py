@@ -285,11 +285,7 @@ class Archive:
 
 
 def check_place(directory: str) -> None:
-    """Check that an archive is where it was written: Spark lists its files by absolute paths.
-
-    Raises:
-        InvalidArgument: it was moved, or is a copy.
-    """
+    """Check that an archive was not moved, nor copied: Spark lists its files by whole paths. Raises InvalidArgument."""
     root = Path(directory).resolve()
     for kept in _lists(Path(directory, COUNTED)):
         try:
@@ -350,11 +346,7 @@ def _noted(kept: Path) -> list[tuple[Path, int]]:
 
 
 def _recorded(kept: Path) -> list[Any]:
-    """Return what Spark has recorded in a file: lines of JSON below one with their version.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """Return what Spark has recorded in a file: a version, then lines of JSON. Raises ValueError: it is damaged."""
     version, *lines = kept.read_bytes().splitlines() or [b""]
     if not version.startswith(b"v"):
         raise ValueError

@@ -31,11 +31,7 @@ def whole_schema(*, include_headers: bool) -> str:
 
 
 def columns_of(schema: StructType) -> tuple[Column, ...]:
-    """Return the columns of a schema, in its order.
-
-    Raises:
-        InvalidArgument: one of them does not exist, or has another type.
-    """
+    """Return the columns of a schema, in its order. Raises InvalidArgument: one is unknown, or of another type."""
     columns = []
     for field in schema.fields:
         expected, found = TYPES.get(field.name), field.dataType.simpleString()

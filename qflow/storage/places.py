@@ -64,11 +64,7 @@ def _names(path: str, files: Files) -> set[str]:
 
 
 def check_log(path: str, names: set[str]) -> None:
-    """Refuse a spool whose log is gone, given the names in it. One that opens it would begin a log anew.
-
-    Raises:
-        CorruptionError: there was a log.
-    """
+    """Refuse a spool with these names in it whose log is gone: it would begin anew. Raises CorruptionError."""
     left = sorted(names & _OF_A_LOG)
     if left and not _LOGS & names:
         raise CorruptionError(

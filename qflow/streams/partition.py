@@ -129,11 +129,7 @@ class Partition:
         return self.put_of(list(map(_without_topic, records)), topics, False)
 
     def put_of(self, records: list[Record], topics: Sequence[str], plain: bool) -> Put:
-        """Return a put, for which nothing is reserved yet.
-
-        Raises:
-            MessageTooLarge: a message is. TransactionTooLarge: all of them are together.
-        """
+        """Return a put, with nothing reserved yet. Raises MessageTooLarge. TransactionTooLarge: all of them are."""
         sizes = list(map(len, records))
         size = sum(sizes)
         most = self.stream.settings.max_message_bytes

@@ -200,11 +200,7 @@ class Streams:
         stream.settings = settings
 
     def get(self, name: str) -> StreamLog:
-        """Return a stream that exists.
-
-        Raises:
-            NotFound: there is none of this name. CorruptionError: its record is damaged.
-        """
+        """Return a stream. Raises NotFound: there is none of this name. CorruptionError: its record is damaged."""
         stream = self._streams.get(check_name(name, "stream"))
         if stream is None and name in self._broken:
             raise self._broken_error(name)
@@ -394,11 +390,7 @@ def altered(settings: StreamSettings, changes: dict[str, Any]) -> StreamSettings
 
 
 def _settings_of(record: QueueRecord) -> StreamSettings:
-    """Return the settings in a stream's record.
-
-    Raises:
-        InvalidArgument: a later version wrote them, and this one cannot serve them.
-    """
+    """Return the settings in a stream's record. Raises InvalidArgument: only a later version can serve them."""
     settings = StreamSettings.from_dict(record.settings)
     for topic_filter in settings.topics:
         check_filter(topic_filter)

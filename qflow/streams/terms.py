@@ -33,11 +33,7 @@ class Terms(Settings):
         return self.name if self.group is None else self.group
 
     def checked(self) -> Terms:
-        """Return the terms, checked, with defaults filled in.
-
-        Raises:
-            InvalidArgument: they are not valid, or do not go together.
-        """
+        """Return the terms, with defaults filled in. Raises InvalidArgument: they are wrong, or exclude each other."""
         topic_filter, name, group, start = self.filter, self.name, self.group, self.start
         session_expiry_s, ack_timeout_s = self.session_expiry_s, self.ack_timeout_s
         if isinstance(topic_filter, str) and topic_filter.startswith("$share/"):

@@ -69,11 +69,7 @@ def _waiting(_path: str, queue: Queue, most: int) -> list[Shown]:
 
 
 async def last_of_stream(broker: AsyncBroker, name: str, most: int, topic_filter: str = "#") -> list[Shown]:
-    """Return the last messages of a stream that a filter matches, the newest first.
-
-    Raises:
-        NotFound, InvalidArgument.
-    """
+    """Return the last messages of a stream that a filter matches, newest first. Raises NotFound, InvalidArgument."""
     _check(most)
     found = [
         Shown(

@@ -43,11 +43,7 @@ def parse(text: str) -> Target:
 
 
 def of(function: Function | str) -> Target:
-    """Return where a function is that this process has; a text is taken as `parse` does.
-
-    Raises:
-        InvalidArgument: another process would not find it.
-    """
+    """Return where a function is; of a text, as `parse`. Raises InvalidArgument: another process would not find it."""
     if isinstance(function, str):
         return parse(function)
     where, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)

@@ -121,11 +121,7 @@ class Hosts:
         return self._hosts.get(vhost), name
 
     async def commit(self, plan: Plan) -> None:
-        """Have the records of a plan in the log, then make the change.
-
-        Raises:
-            AmqpError: RESOURCE_ERROR, INTERNAL_ERROR: it is not in the log.
-        """
+        """Have the records of a plan in the log, then make the change. Raises AmqpError: they are not in the log."""
         await self.keep(plan)
         plan.apply()
 
@@ -187,11 +183,7 @@ class Host:
     # Looking -----------------------------------------------------------------------------------------------------
 
     def queue(self, name: str, connection: int) -> HostedQueue:
-        """Return a queue that a connection may use.
-
-        Raises:
-            AmqpError: NOT_FOUND; RESOURCE_LOCKED if it is exclusive to another connection.
-        """
+        """Return a queue that a connection may use. Raises AmqpError: NOT_FOUND; RESOURCE_LOCKED: it is exclusive."""
         self._model.queue(name, connection)
         return self._hosted(name)
 

@@ -83,11 +83,7 @@ class HostedQueue:
     # Consumers ---------------------------------------------------------------------------------------------------
 
     def add(self, consumer: Consuming) -> None:
-        """Have a consumer.
-
-        Raises:
-            AmqpError: ACCESS_REFUSED, since one of them is exclusive, or is to be where one of several is active.
-        """
+        """Have a consumer. Raises AmqpError: ACCESS_REFUSED, since one is exclusive, or is to be beside others."""
         is_alone = not self.consumers and not self.arguments.single_active_consumer
         first = self._first
         if (first is not None and first.exclusive) or (consumer.exclusive and not is_alone):

@@ -20,11 +20,7 @@ class Permissions:
         self._may = lru_cache(REMEMBERED)(lambda what, name: user.may(what, host_name, name))
 
     def check(self, what: Action, name: str) -> None:
-        """Refuse what the user may not do; `what` is "configure", "write" or "read".
-
-        Raises:
-            AmqpError: ACCESS_REFUSED.
-        """
+        """Refuse what the user may not do: "configure", "write" or "read". Raises AmqpError: ACCESS_REFUSED."""
         name = name or DEFAULT_EXCHANGE
         if not self._may(what, name):
             raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{what} access to '{name}' {self._where}")

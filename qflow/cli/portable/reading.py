@@ -83,11 +83,7 @@ _OF_MESSAGE = ("time_ms", "priority", "expires_ms", "due_ms", "topic", "key", "h
 
 
 def contents(spool: Path, names: tuple[str, ...]) -> Contents:
-    """Return the queues and streams of these names, or all.
-
-    Raises:
-        NotFound: there is no spool, or no durable queue and no stream of a name.
-    """
+    """Return the queues and streams of these names, or all. Raises NotFound: there is no spool, or none of a name."""
     from qflow import inspect
 
     found = inspect.read_spool(spool)

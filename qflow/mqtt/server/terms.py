@@ -43,11 +43,7 @@ def _check(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
 
 
 def check_reference(reference: object) -> None:
-    """Refuse what is no reference to a server, or several with blanks between: MQTT 5.0, section 4.11.
-
-    Raises:
-        InvalidArgument
-    """
+    """Refuse what is no reference to servers, with blanks between: MQTT 5.0, section 4.11. Raises InvalidArgument."""
     if (
         not isinstance(reference, str)
         or not 0 < len(reference.encode(errors="replace")) <= MOST_REFERENCE_BYTES

@@ -43,11 +43,7 @@ def topic_reader(most_bytes: int, most_levels: int) -> Callable[[bytes], str]:
 
 
 def checked_filter(text: str, most_bytes: int, most_levels: int) -> str:
-    """Return a topic filter, which may begin with `$share/group/`.
-
-    Raises:
-        MqttError: 0x81 if it is none, 0x8F above the limits.
-    """
+    """Return a topic filter, perhaps with `$share/group/`. Raises MqttError: 0x81 if it is none, 0x8F above limits."""
     plain = text
     if text.startswith(SHARE):
         group, _, plain = text[len(SHARE) :].partition("/")

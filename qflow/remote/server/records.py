@@ -25,11 +25,7 @@ _OF_ITEM = {
 
 
 def restored_items(head: Head, columns: Columns) -> list[Item]:
-    """Return the messages of a request: facts in the head; columns of bodies, headers and keys.
-
-    Raises:
-        InvalidArgument: they are none.
-    """
+    """Return the messages of a request: facts in the head; bodies, headers and keys. Raises InvalidArgument."""
     facts = head.get("items")
     if not isinstance(facts, list) or not all(map(_is_item, facts)):
         raise InvalidArgument(f"items of operation {head.get('op')!r} must be lists of {', '.join(_OF_ITEM)}")

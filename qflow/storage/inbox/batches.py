@@ -73,11 +73,7 @@ class Target(NamedTuple):
 
 
 def read(txn: Any, query: str) -> Adopted:
-    """Return what is in the log of a query. Cost: 5 µs, and a page from the disk.
-
-    Raises:
-        CorruptionError: its record is damaged.
-    """
+    """Return what is in the log of a query. Cost: 5 µs, and a page from the disk. Raises CorruptionError."""
     value = txn.get(_PREFIX + query.encode())
     return Adopted() if value is None else _decode(value, query)
 

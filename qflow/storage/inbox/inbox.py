@@ -85,11 +85,7 @@ class Inbox:
         return manifest
 
     def pieces(self, manifest: Manifest) -> Iterator[Piece]:
-        """Yield the blocks of a stage that was taken.
-
-        Raises:
-            CorruptionError: they are not what was written. StorageError: they could not be read.
-        """
+        """Yield the blocks of a stage. Raises CorruptionError: they are others. StorageError: they cannot be read."""
         directory = stages.being_adopted(self._spool.path, manifest.batch)
         try:
             yield from read_pieces(self._files, directory, manifest.files)

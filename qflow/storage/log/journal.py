@@ -99,11 +99,7 @@ NO_JOURNAL = JournalState.without(0)
 
 
 def read_state(txn: Any, path: str) -> JournalState:
-    """Return what the log at `path` says of its journal.
-
-    Raises:
-        CorruptionError: it is damaged, or not as this version writes it.
-    """
+    """Return what the log at `path` says of its journal. Raises CorruptionError: that cannot be read."""
     value = txn.get(STATE_KEY)
     if value is None:
         return NO_JOURNAL

@@ -94,11 +94,7 @@ def queue_value(
 
 
 def fields_of(value: Any, owner: int) -> dict[str, Any]:
-    """Return what the record of an owner of lanes says: what `queue_value` was given.
-
-    Raises:
-        CorruptionError: it is damaged, or lacks something.
-    """
+    """Return what the record of an owner of lanes says, as `queue_value` was given it. Raises CorruptionError."""
     where = f"the record of queue {owner}"
     fields: dict[str, Any] = json.loads(unseal(value, where))
     if not fields.keys() >= _FIELDS:
@@ -283,11 +279,7 @@ def _all_records(txn: Any, problems: list[str]) -> Iterator[tuple[int, dict[str,
 
 
 def is_there(txn: Any, owner: int) -> bool:
-    """Tell whether an owner of lanes has a record, and was not deleted. Cost: 5 µs.
-
-    Raises:
-        CorruptionError: its record is damaged.
-    """
+    """Tell whether an owner of lanes has a record and was not deleted. Cost: 5 µs. Raises CorruptionError."""
     value = txn.get(queue_key(owner))
     return value is not None and not fields_of(value, owner)["deleted"]
 

@@ -39,11 +39,7 @@ def note(txn: Any, owner: int, lane: int, sequence: int, era: int, floor: int) -
 
 
 def era_of(txn: Any, owner: int, lane: int, sequence: int) -> int | None:
-    """Return the era a message was written in; None: before there were any. Cost: 5 µs.
-
-    Raises:
-        CorruptionError: its record is damaged.
-    """
+    """Return the era a message was written in; None: before there were any. Cost: 5 µs. Raises CorruptionError."""
     with txn.cursor() as cursor:
         if table.at_or_before(cursor, key_of(ERAS, owner, lane, sequence)):
             return _decode(bytes(cursor.key()), cursor.value())

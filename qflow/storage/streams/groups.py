@@ -226,11 +226,7 @@ def _thinned(history: list[_Moment], settled_s: float, apart_s: float) -> list[_
 
 
 def _read(directory: str) -> _State | None:
-    """Return what is kept of a group, None if nothing is.
-
-    Raises:
-        CorruptionError: it is damaged. OSError: it cannot be read.
-    """
+    """Return what is kept of a group, None if nothing is. Raises CorruptionError: it is damaged. OSError."""
     path = os.path.join(directory, _FILE)
     try:
         with open(path, "rb") as file:

@@ -100,11 +100,7 @@ def surplus(txn: Any, owner: int, lane: int, row: Row, limits: Limits) -> Retain
 
 
 def _sound_header(value: Any, key: BlockKey) -> blocks.Header:
-    """Return the header of a block that is the one that belongs here and as long as it should be.
-
-    Raises:
-        CorruptionError: it is not.
-    """
+    """Return the header of a block. Raises CorruptionError: another one belongs here, or it is cut short."""
     header = blocks.read_header(value, where="a block")
     if header.key != key or len(value) != header.total_bytes(value):
         raise CorruptionError("a block: not the block that belongs here")
@@ -154,11 +150,7 @@ def _part_that_goes(
 
 
 def _lengths(value: Any, header: blocks.Header, referring: int) -> Sequence[int]:
-    """Return the lengths of the messages in a block, also of those that references stand for.
-
-    Raises:
-        CorruptionError: they are damaged.
-    """
+    """Return the lengths of the messages in a block, shared bodies included. Raises CorruptionError."""
     data = bytes(value)
     if header.key.first < referring and header.columns & blocks.KINDS:
         records = blocks.decode(data, header.key, where="a block").records

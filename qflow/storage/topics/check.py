@@ -55,11 +55,7 @@ class IndexCheck:
         return found
 
     def step(self, txn: Any) -> bool:
-        """Look at a part; return whether there is more.
-
-        Raises:
-            CorruptionError: a row is damaged, and nothing counts as indexed.
-        """
+        """Look at a part; return whether there is more. Raises CorruptionError: nothing counts as indexed."""
         row = read_names_row(txn, self._owner)
         if row is None:
             if self._birth is None and any_left(txn, self._owner):

@@ -89,11 +89,7 @@ def _unpack(layout: struct.Struct, key: bytes, value: bytes | memoryview, where:
 
 
 def read_names_row(txn: Any, owner: int) -> NamesRow | None:
-    """Return the row of a stream's list of topics; None if nothing was indexed yet.
-
-    Raises:
-        CorruptionError: it is damaged.
-    """
+    """Return the row of a stream's topics; None if nothing was indexed. Raises CorruptionError: it is damaged."""
     key = prefix_of(INDEX, owner)
     value = txn.get(key)
     where = f"the row of the topics of stream {owner}"
@@ -110,11 +106,7 @@ def _progress(owner: int, lane: int, value: bytes | memoryview) -> Progress:
 
 
 def read_progress(txn: Any, owner: int, lane: int) -> Progress:
-    """Return how far a lane is indexed; one that never was, up to its beginning.
-
-    Raises:
-        CorruptionError: its row is damaged.
-    """
+    """Return how far a lane is indexed; at first, up to its beginning. Raises CorruptionError: its row is damaged."""
     value = txn.get(lane_key(owner, lane))
     if value is None:
         first = lane << LANE_SHIFT
