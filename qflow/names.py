@@ -1,4 +1,4 @@
-"""How names and paths are said: as words of a shell, and to whoever names a queue or the like that is not there."""
+"""How names and paths are said: shown, as words of a shell, and to who names a queue or the like that is not there."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def choices(name: str, known: Iterable[str], *, streams: Iterable[str] = (), que
     if len(names) > _LISTED:
         return f"{meant}there are {len(names):,}: `qflow ls` lists them"
     return f"{meant}there are: {', '.join(map(repr, names)) or 'none'}"
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Return a text with escapes for what a terminal or a page would obey, but for the letters of `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in keep else ascii(one)[1:-1] for one in text)
 
 
 def argument(text: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from qflow.names import printable
+
 _UNITS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 _SIZES = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _LONGEST = 120
@@ -46,4 +48,4 @@ def quoted(text: str) -> str:
 
 def harmless(text: str) -> str:
     """Return a sentence on one line, with escapes for what a terminal would act on."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in _LINES.sub(" ", text.strip()))
+    return printable(_LINES.sub(" ", text.strip()))

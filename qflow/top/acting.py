@@ -10,7 +10,7 @@ import attrs
 from qflow import inspect
 from qflow.altering import as_typed, dropped_by, parse_change
 from qflow.errors import InvalidArgument, NotFound, QflowError
-from qflow.top import words
+from qflow.names import printable
 from qflow.top.look import Key
 from qflow.top.one import BODY_BYTES, Inside
 from qflow.top.source import Source
@@ -63,16 +63,16 @@ def _messages(source: Source, name: str, is_durable: bool) -> list[MessageFacts 
 
 def purge(source: Source, name: str) -> str:
     """Delete all messages of a queue."""
-    return f"messages deleted from {words.safe(name)}: {_broker(source).queue(name).purge():,}"
+    return f"messages deleted from {printable(name)}: {_broker(source).queue(name).purge():,}"
 
 
 def redrive(source: Source, name: str) -> str:
     """Move dead letters back to where they came from."""
     report = _broker(source).redrive(name)
-    said = f"messages moved from {words.safe(name)}: {sum(report.moved.values()):,}"
+    said = f"messages moved from {printable(name)}: {sum(report.moved.values()):,}"
     if report.kept:
         reasons = "; ".join(f"{count:,}: {reason}" for reason, count in sorted(report.kept.items()))
-        said += f"; kept: {sum(report.kept.values()):,} ({words.safe(reasons)})"
+        said += f"; kept: {sum(report.kept.values()):,} ({printable(reasons)})"
     return said
 
 
@@ -81,9 +81,9 @@ def pause_or_resume(source: Source, name: str, is_paused: bool) -> str:
     queue = _broker(source).queue(name)
     if is_paused:
         queue.resume()
-        return f"{words.safe(name)} goes on"
+        return f"{printable(name)} goes on"
     queue.pause()
-    return f"{words.safe(name)} is paused: it takes messages and delivers none, until it goes on or its owner ends"
+    return f"{printable(name)} is paused: it takes messages and delivers none, until it goes on or its owner ends"
 
 
 def alter(source: Source, name: str, change: str) -> str:
@@ -93,10 +93,10 @@ def alter(source: Source, name: str, change: str) -> str:
         InvalidArgument: there is no such setting or value, or messages would be dropped.
     """
     setting, value = parse_change(change.strip())
-    queue, shown = _broker(source).queue(name), words.safe(name)
+    queue, shown = _broker(source).queue(name), printable(name)
     before, depth = queue.settings, queue.stats()
     if dropped := dropped_by(before, {setting: value}, depth.messages, depth.bytes):
         raise InvalidArgument(f"that would drop {dropped}, at once: `qflow alter` does that where it is meant")
     after = _broker(source).alter_queue(name, **{setting: value}).settings.to_dict()
     now, was = as_typed(after[setting]), as_typed(before.to_dict()[setting])
-    return f"{shown}: {words.safe(setting)} is {words.safe(now)} now, and was {words.safe(was)}"
+    return f"{shown}: {printable(setting)} is {printable(now)} now, and was {printable(was)}"

@@ -20,7 +20,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input
 
 from qflow.errors import QflowError
-from qflow.top import acting, drawing, words
+from qflow.names import printable
+from qflow.top import acting, drawing
 from qflow.top.look import Board, Key, Look, Mode, Order
 from qflow.top.one import Inside
 from qflow.top.screens import Change, Opened, Question, Reading
@@ -314,14 +315,14 @@ class Top(App[int]):
         if (name := self._queue()) is not None:
             row = self.board.rows[Key("queue", name)]
             self._ask(
-                f"Delete {row.messages:,} messages of {words.safe(name)}? What consumers hold is deleted, too.",
+                f"Delete {row.messages:,} messages of {printable(name)}? What consumers hold is deleted, too.",
                 partial(acting.purge, self._source, name),
             )
 
     def action_redrive(self) -> None:
         if (name := self._queue()) is not None:
             self._ask(
-                f"Move the dead letters in {words.safe(name)} back to the queues they came from?",
+                f"Move the dead letters in {printable(name)} back to the queues they came from?",
                 partial(acting.redrive, self._source, name),
             )
 
@@ -333,7 +334,7 @@ class Top(App[int]):
                     self._do(partial(acting.alter, self._source, name, change))
 
             self.said = ""
-            self.push_screen(Change(words.safe(name)), entered)
+            self.push_screen(Change(printable(name)), entered)
 
     def action_pause(self) -> None:
         if (name := self._queue()) is not None:

@@ -8,6 +8,7 @@ import attrs
 from rich.cells import cell_len
 from rich.text import Text
 
+from qflow.names import printable
 from qflow.top import words
 from qflow.top.look import Board, Flow, Order, Row
 
@@ -115,7 +116,7 @@ def layout(width: int, names: Sequence[str]) -> Layout:
 
     Cost: a sort of the columns.
     """
-    longest = max((cell_len(words.safe(name)) for name in names), default=0)
+    longest = max((cell_len(printable(name)) for name in names), default=0)
     name_width = max(NAME_LEAST, min(NAME_MOST, longest))
     left = width - 2 - NAME_LEAST
     chosen: set[int] = set()

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from qflow.doctor import Finding
 from qflow.events import Event, EventKind
+from qflow.names import printable
 from qflow.top import words
 from qflow.top.look import FLOWS, Board, Mode
 
@@ -62,7 +63,7 @@ def title(board: Board, path: str, width: int) -> Text:
     look = board.look
     who = " · its directory is gone" if look.is_removed else f" · pid {look.pid}" if look.pid else ""
     state = look.mode.value + who
-    name = words.safe(path)
+    name = printable(path)
     room = width - len(state) - 1
     if len(name) > room:
         name = "…" + name[len(name) - room + 1 :] if room > 1 else ""
@@ -80,7 +81,7 @@ def sentence(said: str, width: int) -> list[Text]:
 def _wrapped(sentence: str, width: int, style: str = "") -> list[Text]:
     """Return a sentence in a few lines; the last one is cut."""
     lines = [""]
-    for word in words.safe(sentence).split():
+    for word in printable(sentence).split():
         if lines[-1] and len(lines[-1]) + 1 + len(word) > width and len(lines) < NOTE_LINES:
             lines.append(word)
         else:
@@ -103,7 +104,7 @@ def memory(board: Board, width: int) -> list[Text]:
         cells = min(room - shown, max(1, round(room * used / capacity)))
         shown += cells
         line.append(letter * cells, style)
-        entry = f" {words.safe(name)} {words.size(used)} "
+        entry = f" {printable(name)} {words.size(used)} "
         if len(names) + 1 + len(entry) <= width:
             names.append(letter, style)
             names.append(entry)
@@ -164,7 +165,7 @@ def findings(board: Board, width: int, most: int) -> list[Text]:
     for one in found[:most]:
         severity = _severity(one)
         line = Text(f"{severity}: ", SEVERITY_STYLES.get(severity, ""), no_wrap=True)
-        line.append(words.safe(one.sentence))
+        line.append(printable(one.sentence))
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
     if found:
@@ -182,8 +183,8 @@ def every_finding(board: Board) -> list[Text]:
     lines = []
     for one in board.look.findings:
         severity = _severity(one)
-        lines.append(Text(f"{severity}: {words.safe(one.sentence)}", SEVERITY_STYLES.get(severity, "")))
-        lines += [Text(f"  {words.safe(part)}") for part in one.remedy.splitlines()]
+        lines.append(Text(f"{severity}: {printable(one.sentence)}", SEVERITY_STYLES.get(severity, "")))
+        lines += [Text(f"  {printable(part)}") for part in one.remedy.splitlines()]
         if one.kind in HERE:
             lines.append(Text(f"  here: {HERE[one.kind]}", "bold"))
     if board.look.mode is Mode.FAILED and not lines:
@@ -198,7 +199,7 @@ def events(found: Sequence[Event], width: int) -> list[Text]:
         clock = time.strftime("%H:%M:%S", time.localtime(one.time_s))
         line = Text(f"{clock} ", "dim", no_wrap=True)
         line.append(one.kind.value.replace("_", " "), "bold red" if one.kind in BAD else "bold")
-        line.append(f" {words.safe(one.queue)} {words.safe(one.detail)}".rstrip())
+        line.append(f" {printable(one.queue)} {printable(one.detail)}".rstrip())
         line.truncate(width, overflow="ellipsis")
         lines.append(line)
     return lines

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from qflow.altering import as_typed
 from qflow.inspect.health import REASONS
+from qflow.names import printable
 from qflow.top import words
 from qflow.top.look import FLOWS, Board, Key
 
@@ -38,7 +39,7 @@ def page(board: Board, key: Key, inside: Inside, width: int) -> list[Text]:
     """Return all there is to say of one."""
     row = board.rows.get(key)
     if row is None:
-        return [Text(f"{key.kind} {words.safe(key.name)} is not there any more", "bold yellow")]
+        return [Text(f"{key.kind} {printable(key.name)} is not there any more", "bold yellow")]
     facts = (board.look.queues if key.kind == "queue" else board.look.streams)[key.name]
     lines = [_heading(f"{key.kind} {key.name}" + (", paused" if row.is_paused else ""), width)]
     for flow in FLOWS:
@@ -57,7 +58,7 @@ def page(board: Board, key: Key, inside: Inside, width: int) -> list[Text]:
         lines += _pairs([(name, _setting(name, value)) for name, value in inside.settings.items()], width)
     lines += _messages(inside, width) if key.kind == "queue" else []
     if inside.note:
-        lines += [Text(words.safe(inside.note), "yellow")]
+        lines += [Text(printable(inside.note), "yellow")]
     return lines
 
 
@@ -67,7 +68,7 @@ def _heading(text: str, width: int) -> Text:
 
 def _pairs(pairs: Sequence[tuple[str, str]], width: int) -> list[Text]:
     """Return names with values, as many beside each other as there is room for."""
-    shown = [f"{words.safe(name)} {words.safe(value)}" for name, value in pairs]
+    shown = [f"{printable(name)} {printable(value)}" for name, value in pairs]
     lines = [""]
     for one in shown:
         if lines[-1] and len(lines[-1]) + 3 + len(one) > width:
@@ -145,7 +146,7 @@ def _messages(inside: Inside, width: int) -> list[Text]:
             said = f"{one.sequence}  {words.size(one.size_bytes)}  in {one.state}"  # type: ignore[union-attr]
         else:
             text = body[:BODY_BYTES].decode(errors="replace")
-            said = f"{one.sequence}  {words.size(one.size_bytes)}  {words.safe(text)}"
+            said = f"{one.sequence}  {words.size(one.size_bytes)}  {printable(text)}"
         lines.append(Text(words.fitted(said, width), no_wrap=True))
         if headers := getattr(one, "headers", None):
             lines.append(Text(words.fitted(_headers(headers), width), "dim", no_wrap=True))

@@ -6,18 +6,15 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 
+from qflow.names import printable
+
 CURVE = "▁▂▃▄▅▆▇█"
 BAR = " ▏▎▍▌▋▊▉█"
 
 
-def safe(text: str) -> str:
-    """Return a text as a terminal may show it: what would control it is escaped."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
-
-
 def fitted(text: str, width: int) -> str:
     """Return a text that takes so many cells: padded, or cut with an ellipsis."""
-    text = safe(text)
+    text = printable(text)
     if width <= 0:
         return ""
     return set_cell_size(text, width - 1) + "…" if cell_len(text) > width else set_cell_size(text, width)

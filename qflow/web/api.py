@@ -31,7 +31,7 @@ _OF_DISK = ("log_bytes", "log_used_bytes", "disk_bytes", "disk_free_bytes")
 
 
 async def _overview(site: Site, rights: Rights, _given: Arguments) -> Any:
-    look, findings = await site.look(), await site.findings(rights)
+    look, findings = await site.figures.look(), await site.findings(rights)
     return {
         "path": site.broker.path,
         "pid": os.getpid(),
@@ -44,7 +44,7 @@ async def _overview(site: Site, rights: Rights, _given: Arguments) -> Any:
 
 
 async def _live(site: Site, _rights: Rights, given: Arguments) -> Any:
-    look = await site.look()
+    look = await site.figures.look()
     since = given.fields.get("since") or 0
     try:
         return {"at_s": look.at_s, "totals": look.totals, "points": site.figures.points(float(since))}
@@ -53,7 +53,7 @@ async def _live(site: Site, _rights: Rights, given: Arguments) -> Any:
 
 
 async def _queues(site: Site, rights: Rights, given: Arguments) -> Any:
-    found, count = listing.listed(await site.look(), rights, listing.Wanted.of(given))
+    found, count = listing.listed(await site.figures.look(), rights, listing.Wanted.of(given))
     return {"queues": found, "count": count}
 
 
@@ -73,7 +73,7 @@ async def _queue_messages(site: Site, rights: Rights, given: Arguments) -> Any:
 
 
 async def _streams(site: Site, rights: Rights, _given: Arguments) -> Any:
-    look = await site.look()
+    look = await site.figures.look()
     return {"streams": [facts for name, facts in sorted(look.streams.items()) if rights.sees(name)]}
 
 
@@ -93,7 +93,7 @@ async def _stream_messages(site: Site, rights: Rights, given: Arguments) -> Any:
 
 
 async def _consumers(site: Site, rights: Rights, _given: Arguments) -> Any:
-    return {"consumers": listing.consumers((await site.look()).queues, rights)}
+    return {"consumers": listing.consumers((await site.figures.look()).queues, rights)}
 
 
 async def _connections(site: Site, rights: Rights, _given: Arguments) -> Any:

@@ -21,6 +21,7 @@ from qflow import __version__
 from qflow.amqp import letters
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import InvalidArgument
+from qflow.names import printable
 from qflow.web import actions, listing, peeking, text
 from qflow.web.arguments import Arguments
 from qflow.web.lookup import queue_of, stream_of, visible
@@ -83,7 +84,7 @@ _TURNED = re.compile(rf"([{_RIGHT_TO_LEFT}]+(?:\W*[{_RIGHT_TO_LEFT}]+)*)")
 
 def _sentence(sentence: str) -> Markup:
     """Return a sentence in which names that are written from right to left turn no number beside them."""
-    parts = enumerate(_TURNED.split(text.visible(sentence)))
+    parts = enumerate(_TURNED.split(printable(sentence)))
     return Markup("").join(Markup("<bdi>{}</bdi>").format(part) if number % 2 else part for number, part in parts)
 
 
@@ -96,7 +97,7 @@ _TEMPLATES = jinja2.Environment(
 )
 _TEMPLATES.filters |= {
     "name": text.name,
-    "visible": text.visible,
+    "visible": printable,
     "sentence": _sentence,
     "count": text.count,
     "size": text.size,
@@ -142,7 +143,7 @@ def _given(request: Request) -> tuple[Site, Rights, Arguments]:
 
 async def _overview(request: Request) -> Response:
     site, rights, _ = _given(request)
-    look = await site.look()
+    look = await site.figures.look()
     busiest = listing.listed(look, rights, listing.Wanted(sort="messages", descending=True))[0][:10]
     return shown(
         request, "overview.html", totals=look.totals, findings=await site.findings(rights), inside=site.inside,
@@ -153,11 +154,11 @@ async def _overview(request: Request) -> Response:
 async def _queues(request: Request) -> Response:
     site, rights, given = _given(request)
     wanted = listing.Wanted.of(given)
-    found, count = listing.listed(await site.look(), rights, wanted)
+    found, count = listing.listed(await site.figures.look(), rights, wanted)
     pages = max(1, -(-count // listing.AT_ONCE))
     if wanted.page > pages:  # there are fewer by now
         wanted = attrs.evolve(wanted, page=pages)
-        found, count = listing.listed(await site.look(), rights, wanted)
+        found, count = listing.listed(await site.figures.look(), rights, wanted)
     return shown(request, "queues.html", queues=found, count=count, wanted=wanted, pages=pages)
 
 
@@ -210,7 +211,7 @@ def _form(given: Arguments) -> text.Form:
 
 async def _streams(request: Request) -> Response:
     site, rights, _ = _given(request)
-    look = await site.look()
+    look = await site.figures.look()
     found = [facts for name, facts in sorted(look.streams.items()) if rights.sees(name)]
     return shown(request, "streams.html", streams=found)
 
@@ -225,7 +226,7 @@ async def _stream(request: Request) -> Response:
 
 async def _consumers(request: Request) -> Response:
     site, rights, _ = _given(request)
-    look = await site.look()
+    look = await site.figures.look()
     subscriptions = [
         one for name, facts in sorted(look.streams.items()) if rights.sees(name) for one in facts["subscriptions"]
     ]

@@ -13,7 +13,7 @@ from qflow.events import Event
 from qflow.serving import presence
 from qflow.serving.logins import Logins
 from qflow.serving.users import Account, User, Users
-from qflow.web.figures import Figures, Look
+from qflow.web.figures import Figures
 from qflow.web.findings import Findings
 from qflow.web.rights import READER, Rights
 from qflow.web.sessions import Session, Sessions
@@ -83,10 +83,6 @@ class Site:
         return None if self.has_users else Rights(READER)
 
     # What is there -----------------------------------------------------------------------------------------------
-
-    async def look(self) -> Look:
-        """Return the figures of the broker."""
-        return await self.figures.look()
 
     def bindings(self, name: str) -> list[str]:
         """Return the topic filters that lead to a queue."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
+from qflow.names import printable
+
 Form = Literal["text", "json", "hex"]
 FORMS: tuple[Form, ...] = ("text", "json", "hex")
 SHOWN_BYTES = 4096
@@ -14,16 +16,9 @@ _NAME_CHARACTERS = 120
 _ROW = 16
 
 
-def visible(text: str, *, keep: str = "") -> str:
-    """Return a text whose control characters, also those that turn the direction of writing, are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() or one in keep else ascii(one)[1:-1] for one in text)
-
-
 def name(text: str) -> str:
     """Return a name for a table: escaped, and cut in the middle if it is long."""
-    shown = visible(text) or "(empty)"
+    shown = printable(text) or "(empty)"
     if len(shown) <= _NAME_CHARACTERS:
         return shown
     half = _NAME_CHARACTERS // 2
@@ -44,14 +39,14 @@ def body(content: bytes, form: Form, size_bytes: int | None = None) -> str:
             shown, has_all = shown[:SHOWN_BYTES], False
     else:
         part = content[:SHOWN_BYTES]
-        shown = _hex(part) if form == "hex" else visible(part.decode(errors="backslashreplace"), keep="\n\t")
+        shown = _hex(part) if form == "hex" else printable(part.decode(errors="backslashreplace"), keep="\n\t")
         has_all = len(part) == size
     return shown if has_all else f"{shown}\n… cut: the body has {size:,} bytes"
 
 
 def _json(content: bytes) -> str:
     try:
-        return visible(json.dumps(json.loads(content), indent=2, ensure_ascii=False), keep="\n")
+        return printable(json.dumps(json.loads(content), indent=2, ensure_ascii=False), keep="\n")
     except (ValueError, RecursionError):
         return ""
 
