@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -23,8 +22,6 @@ from qflow.queues.redrive import redrive
 from qflow.queues.transaction import Transaction
 from qflow.routing.results import PublishResult
 from qflow.spool import Spool
-from qflow.storage.environment import Environment
-from qflow.storage.files import Files
 from qflow.streams.stream import Stream
 
 if TYPE_CHECKING:
@@ -433,18 +430,9 @@ class Broker(Made, Scheduling, by="qflow.open"):
         return f"<Broker {self.path!r}{', closed' if self.closed else ''}>"
 
 
-def make_broker(
-    path: str | os.PathLike[str],
-    settings: BrokerSettings,
-    *,
-    files: Files | None = None,
-    open_environment: Callable[[str, Files], Environment] = Environment,
-    clock: Callable[[], float] = time.time,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> Broker:
-    """Open a spool as `qflow.open` does, with clocks, files and an LMDB environment that may be others in tests."""
+def make_broker(path: str | os.PathLike[str], settings: BrokerSettings, **others: Any) -> Broker:
+    """Open a spool as `qflow.open` does; in tests with `others` of what `Spool` has by default, such as clocks."""
     broker = object.__new__(Broker)
     with without_collections():
-        spool = Spool(path, settings, files=files, open_environment=open_environment, clock=clock, monotonic=monotonic)
-        broker.engine = Engine(spool)
+        broker.engine = Engine(Spool(path, settings, **others))
     return broker

@@ -16,7 +16,6 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import sheltered
 from qflow.queues import looking
 from qflow.queues.desk import Desk
-from qflow.queues.parts import Parts
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
 from qflow.rates import NO_RATES, WINDOWS_S
@@ -81,11 +80,6 @@ class _Shown:
         return bool(has_rates or self.facts["holders"] or self.facts["blocked_putters"])
 
     @property
-    def varies(self) -> bool:
-        """Some of its figures change by themselves."""
-        return self.ages or bool(self.facts["consumers"])
-
-    @property
     def text(self) -> str:
         """A member of a JSON object."""
         facts = self.facts
@@ -99,10 +93,6 @@ class _Shown:
 def _summed(shown: list[dict[str, Any]]) -> dict[str, int]:
     """Return the sums over the figures of queues."""
     return {name: sum(facts[name] for facts in shown) for name in _SUMS}
-
-
-def _no_rates(_queue: Parts, _facts: dict[str, Any]) -> dict[str, float]:
-    return NO_RATES
 
 
 class Figures:
@@ -223,7 +213,7 @@ class Figures:
         self._shown, self._changed = {}, set()
         self._look += 1
         self._looked_s, self._has_rates = now_s, with_rates
-        rates = looking.rates if with_rates else _no_rates
+        rates = looking.rates if with_rates else lambda _queue, _facts: NO_RATES
         for queue in self._queues.all():
             known, parts = before.pop(queue, None), parts_of(queue)
             if known is None or queue in changed:
@@ -231,7 +221,7 @@ class Figures:
                 facts["rates"] = rates(parts, facts)
                 known = _Shown(facts, now_s, known)
                 known.look = self._look
-            elif known.varies:
+            elif known.ages or known.facts["consumers"]:  # some of its figures change by themselves
                 if known.ages:
                     known.look = self._look
                 known.grow_older(now_s, rates(parts, known.facts))

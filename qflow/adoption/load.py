@@ -104,7 +104,8 @@ class Load:
                     "match it"
                 )
         streams = routes[0].streams
-        if not _is_single(streams) or any(route.streams != streams or route.queues for route in routes):
+        are_alike = all(route.streams == streams and not route.queues for route in routes)
+        if not are_alike or any(len(stream.partitions) > 1 for stream in streams):
             return routes
         if streams != self._streams:
             self._streams, self._alike = streams, set()
@@ -145,7 +146,3 @@ def loads(pieces: Iterator[Piece], done: int, routing: Routing, most_bytes: int,
             yield load
             load = Load(routing, most_bytes, most_charged)
     yield load
-
-
-def _is_single(streams: tuple[StreamLog, ...]) -> bool:
-    return all(len(stream.partitions) == 1 for stream in streams)

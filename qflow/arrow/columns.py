@@ -52,15 +52,11 @@ def _fits(name: str, type_: pa.DataType) -> bool:
     if pa.types.is_null(type_):
         return name in ("key", "headers")
     if name == "headers":
-        pair = type_.value_type if _is_list(type_) else None
+        pair = type_.value_type if pa.types.is_list(type_) or pa.types.is_large_list(type_) else None
         if pair is None or not pa.types.is_struct(pair) or [field.name for field in pair] != ["key", "value"]:
             return False
         return _is_text(pair.field(0).type) and (_is_text(pair.field(1).type) or _is_binary(pair.field(1).type))
     return _is_text(type_) or (name != "topic" and _is_binary(type_))
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
 
 
 def _is_text(type_: pa.DataType) -> bool:

@@ -216,7 +216,9 @@ def _publish(spool: Path, capacity: int, body: str | None, delimiter: bytes, pub
     while True:
         with reached(spool, capacity, None if batches is None or body is not None else stop) as broker:
             if batches is None:
-                lines = Lines(STDIN, "stdin", delimiter, _settings(broker), stop, capacity)
+                most = min(largest_message(broker) + MAX_TOPIC_BYTES, 2**31)
+                settings = QueueSettings(max_message_bytes=most)
+                lines = Lines(STDIN, "stdin", delimiter, settings, stop, capacity)
                 batches = iter(lines)
             for batch in batches:
                 publisher.publish(broker, batch)
@@ -226,8 +228,3 @@ def _publish(spool: Path, capacity: int, body: str | None, delimiter: bytes, pub
                 break
     if lines is not None:
         lines.warn_of_unfinished()
-
-
-def _settings(broker: AnyBroker) -> QueueSettings:
-    """Return settings with the largest message that any stream or queue takes, topic included: the bound of a line."""
-    return QueueSettings(max_message_bytes=min(largest_message(broker) + MAX_TOPIC_BYTES, 2**31))

@@ -173,42 +173,26 @@ def list_users(file: Path, as_json: bool) -> None:
     Examples:
       qflow users list users.json
     """
-    from qflow.serving.users import ACTIONS, DIRECTIONS, Users
+    from qflow.serving.users import ACTIONS, DIRECTIONS, Users, rights_of
 
     said = Users.load(file)
-    rows = [
-        {
-            "user": name,
-            "tags": sorted(account.user.tags),
-            "permissions": {
-                host: {action: getattr(granted, action).pattern for action in ACTIONS}
-                for host, granted in account.user.permissions.items()
-            },
-            "topics": attrs.asdict(account.user.topics),
-        }
-        for name, account in said.accounts.items()
-    ]
+    rows = [{"user": name, **rights_of(account.user)} for name, account in said.accounts.items()]
     if as_json:
         facts.print_json({"virtual_hosts": said.virtual_hosts, "users": rows})
         return
     headings = ("user", "tags", "virtual host", *ACTIONS, *DIRECTIONS)
     cells = [
-        (facts.readable(name), " ".join(sorted(account.user.tags)), *granted, *_topics(account))
-        for name, account in said.accounts.items()
-        for granted in [
-            (facts.readable(host), *(getattr(permission, action).pattern for action in ACTIONS))
-            for host, permission in account.user.permissions.items()
-        ]
+        (facts.readable(row["user"]), " ".join(row["tags"]), *granted, *_topics(row["topics"]))
+        for row in rows
+        for granted in [(facts.readable(host), *may.values()) for host, may in row["permissions"].items()]
         or [(None,) * 4]
     ]
     facts.print_table(headings, cells)
 
 
-def _topics(account: Account) -> list[str | None]:
+def _topics(filters: dict[str, tuple[str, ...]]) -> list[str | None]:
     """Return the filters of a user, those of each direction as one text."""
-    from qflow.serving.users import DIRECTIONS
-
-    return [", ".join(map(facts.readable, getattr(account.user.topics, each))) or None for each in DIRECTIONS]
+    return [", ".join(map(facts.readable, those)) or None for those in filters.values()]
 
 
 def _change(file: Path, changed: Callable[[Users], Users], *, create: bool = False) -> None:

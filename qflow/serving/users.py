@@ -276,13 +276,19 @@ def _within(what: str, make: Callable[[Any], T], value: Any) -> T:
 
 
 def _as_json(account: Account) -> dict[str, Any]:
-    user = account.user
-    said = {
-        "password": str(account.password),
+    said = {"password": str(account.password), **rights_of(account.user)}
+    if account.user.topics == Topics():
+        del said["topics"]
+    return said
+
+
+def rights_of(user: User) -> dict[str, Any]:
+    """Return what a user may do, as JSON has it."""
+    return {
         "tags": sorted(user.tags),
         "permissions": {
             host: {action: getattr(granted, action).pattern for action in ACTIONS}
             for host, granted in user.permissions.items()
         },
+        "topics": attrs.asdict(user.topics),
     }
-    return said if user.topics == Topics() else said | {"topics": attrs.asdict(user.topics)}
