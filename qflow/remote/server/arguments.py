@@ -12,11 +12,15 @@ Head = Mapping[str, Any]
 Columns = Sequence[list[Any]]
 
 
+def _must_be(head: Head, name: str, wanted: str) -> InvalidArgument:
+    return InvalidArgument(f"{name} of operation {head.get('op')!r} must be {wanted}, got {head.get(name)!r}")
+
+
 def text(head: Head, name: str) -> str:
     """Return an argument that is a text. Raises InvalidArgument: it is none."""
     value = head.get(name)
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name} of operation {head.get('op')!r} must be a text, got {value!r}")
+        raise _must_be(head, name, "a text")
     return value
 
 
@@ -24,9 +28,7 @@ def number(head: Head, name: str, least: int = 0) -> int:
     """Return an argument that is an int of at least so much. Raises InvalidArgument: it is none."""
     value = head.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(
-            f"{name} of operation {head.get('op')!r} must be an int of at least {least}, got {value!r}"
-        )
+        raise _must_be(head, name, f"an int of at least {least}")
     return value
 
 
@@ -34,7 +36,7 @@ def flag(head: Head, name: str, default: bool = False) -> bool:
     """Return an argument that is True or False. Raises InvalidArgument: it is something else."""
     value = head.get(name, default)
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{name} of operation {head.get('op')!r} must be true or false, got {value!r}")
+        raise _must_be(head, name, "true or false")
     return value
 
 
@@ -44,7 +46,7 @@ def mapping(head: Head, name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidArgument(f"{name} of operation {head.get('op')!r} must be an object, got {value!r}")
+        raise _must_be(head, name, "an object")
     return value
 
 
@@ -63,7 +65,7 @@ def texts(head: Head, name: str) -> list[str]:
     """Return an argument that is a list of texts. Raises InvalidArgument: it is none."""
     value = head.get(name)
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise InvalidArgument(f"{name} of operation {head.get('op')!r} must be a list of texts, got {value!r}")
+        raise _must_be(head, name, "a list of texts")
     return value
 
 
