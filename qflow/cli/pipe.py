@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -15,9 +17,8 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.command import Command, CommandFailed, Restarts, say
 from qflow.cli.exits import Exit
-from qflow.cli.flow import Flow
+from qflow.cli.flow import STDIN, Flow
 from qflow.cli.pipe_batch import to_runs
-from qflow.cli.pipe_progress import shown
 from qflow.cli.pipe_stream import to_command, to_stdout
 from qflow.cli.spool import owned, queue_to_fill
 from qflow.cli.stop import Stop, Stopped
@@ -27,6 +28,8 @@ from qflow.options import Spill
 
 _FIRST_PAUSE_S = 0.2
 _WINDOW_BYTES = 1024 * 1024
+_STDERR = 2
+_FRAMES_PER_SECOND = 4
 _STORED = "stored"
 
 
@@ -208,7 +211,7 @@ def _run(flow: Flow, words: tuple[str, ...], wanted: _Settings) -> Exit | None:
         QflowError: stdin cannot be read or stored.
     """
     code = None
-    with suppress(Stopped), ThreadPoolExecutor(1) as threads, shown(flow):
+    with suppress(Stopped), ThreadPoolExecutor(1) as threads, _progress_shown(flow):
         flow.start(threads)
         try:
             _send(flow, words, wanted)
@@ -240,6 +243,38 @@ def _send(flow: Flow, words: tuple[str, ...], wanted: _Settings) -> None:
         to_runs(flow, command, restarts, wanted.batch)
     else:
         to_command(flow, command, restarts, _WINDOW_BYTES if wanted.window is None else wanted.window)
+
+
+@contextmanager
+def _progress_shown(flow: Flow) -> Iterator[None]:
+    """Show progress on stderr, if that is a terminal and stdin is not."""
+    if not os.isatty(_STDERR) or os.isatty(STDIN):
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    def line() -> Text:
+        return Text(_describe(flow), no_wrap=True, overflow="ellipsis")
+
+    console = Console(stderr=True, highlight=False)
+    with Live(get_renderable=line, console=console, refresh_per_second=_FRAMES_PER_SECOND, redirect_stdout=False):
+        yield
+
+
+def _describe(flow: Flow) -> str:
+    """Return the progress of a pipe in words.
+
+    Lines stored from stdin, lines handed out, lines waiting, how many of these are not in memory, and restarts of the
+    command.
+    """
+    stats = flow.queue.stats()
+    on_disk = stats.spilled_messages + stats.logged_messages
+    return (
+        f"in {flow.stored:,}  out {flow.handed_out:,}  waiting {stats.lag_messages:,}  spilled {on_disk:,}  "
+        f"restarts {flow.restarts:,}"
+    )
 
 
 def _print(flow: Flow, as_json: bool) -> None:

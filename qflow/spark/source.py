@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
-from qflow.errors import QflowError
+from qflow.arrow.schema import Column
+from qflow.errors import InvalidArgument, QflowError
 from qflow.spark import options as parsing
-from qflow.spark.schema import columns_of, whole_schema
 from qflow.spark.words import check_pyspark, plainly
 
 if TYPE_CHECKING:
@@ -19,6 +19,21 @@ if TYPE_CHECKING:
         InputPartition,
     )
     from pyspark.sql.types import StructType
+
+
+_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp_ltz",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+"""Kafka's columns, with Spark's type of each. (What `timestamp` means is for the session to say.)"""
+_SHOWN = {"timestamp_ltz": "timestamp"}
+"""What Spark calls a type that it has."""
 
 
 class QflowDataSource(DataSource):
@@ -37,12 +52,12 @@ class QflowDataSource(DataSource):
     def schema(self) -> str:
         """Return all columns, after checking the options."""
         with plainly():
-            return whole_schema(include_headers=parsing.parse(self.options).include_headers)
+            return _whole_schema(include_headers=parsing.parse(self.options).include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
         with plainly():
-            options, columns = parsing.parse(self.options, streaming=False), columns_of(schema)
+            options, columns = parsing.parse(self.options, streaming=False), _columns_of(schema)
             if options.queue is not None:
                 from qflow.spark.queue_reading import QueueReader
 
@@ -71,7 +86,7 @@ class QflowDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query, or one that raises why there is none."""
         try:
-            options, columns = parsing.parse(self.options, streaming=True), columns_of(schema)
+            options, columns = parsing.parse(self.options, streaming=True), _columns_of(schema)
         except QflowError as error:
             return _Refusing(error)
         from qflow.spark.streaming import StreamingReader
@@ -104,3 +119,27 @@ class _Refusing(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> NoReturn:
         """Raise the error; not called, as nothing is planned."""
         self._refuse()
+
+
+def _whole_schema(*, include_headers: bool) -> str:
+    """Return all columns as a schema for Spark."""
+    return ", ".join(f"{name} {type_}" for name, type_ in _TYPES.items() if include_headers or name != "headers")
+
+
+def _columns_of(schema: StructType) -> tuple[Column, ...]:
+    """Return the columns of a schema, in its order. Raises InvalidArgument: one is unknown, or of another type."""
+    columns = []
+    for field in schema.fields:
+        expected, found = _TYPES.get(field.name), field.dataType.simpleString()
+        if expected is None:
+            raise InvalidArgument(
+                f"there is no column {field.name!r} in format qflow; there are: {', '.join(_TYPES)}. What is in a "
+                "value is yours to take apart, for example with from_json(value.cast('string'), ...)"
+            )
+        if found != _SHOWN.get(expected, expected):
+            raise InvalidArgument(
+                f"column {field.name!r} of format qflow is {expected}, the schema says {found}: read it as it is, and "
+                "cast it afterwards"
+            )
+        columns.append(Column(field.name, field.nullable))
+    return tuple(columns)

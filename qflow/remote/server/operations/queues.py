@@ -5,15 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from qflow.aio.broker import at_length
+from qflow.aio.broker import at_length, in_thread
 from qflow.aio.delivery import AsyncDeliveries, held_of
 from qflow.aio.queue import AsyncQueue, work_of
 from qflow.amqp.letters import reviving
 from qflow.config import parse_count, parse_sequences, parse_timeout
+from qflow.delivery import Entry
 from qflow.errors import InvalidArgument
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
 from qflow.options import QueueOptions
+from qflow.queues.entries import Entries
+from qflow.queues.queue import parts_of
 from qflow.queues.redrive import redrive as move_back
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
@@ -211,7 +214,38 @@ async def consume_end(session: Session, head: dict[str, Any], columns: Columns) 
         in_place(partial(found[1].see_off, found[0]))
 
 
+async def browse(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return _told(*await session.browsing.begin(queue_of(session, head).queue.browse))
+
+
+async def browse_next(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    return _told(*await session.browsing.go_on(arguments.number(head, "browse", 1)))
+
+
+async def browse_close(session: Session, head: dict[str, Any], columns: Columns) -> None:
+    session.browsing.close(arguments.number(head, "browse", 1))
+
+
+def _told(entries: list[Entry], number: int | None) -> Any:
+    page = [[entry.sequence, entry.size_bytes, entry.state, entry.due_ms] for entry in entries]
+    return {"browse": number, "entries": page}
+
+
+async def move_entry(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    entries = Entries(parts_of(queue_of(session, head).queue))
+    sequence = arguments.number(head, "sequence")
+    match head.get("to"):
+        case "disk":
+            move = partial(entries.spill_entry, sequence)
+        case "memory":
+            move = partial(entries.restore_entry, sequence)
+        case other:
+            raise InvalidArgument(f"an entry is moved to disk or to memory, not to {other!r:.100}")
+    return await in_thread(session.broker, move)
+
+
 OPERATIONS = by_name(
     declare_queues, alter_queue, queue, queues, delete_queue, bind, unbind, purge, delete_message, delete_messages,
     redrive, redrive_chosen, length, pause, resume, queue_stats, on_slow_consumer, put, get, consume, consume_end,
+    browse, browse_next, browse_close, move_entry,
 )  # fmt: skip
