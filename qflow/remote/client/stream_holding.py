@@ -12,6 +12,7 @@ from collections import defaultdict
 from typing import Any
 
 from qflow.errors import AlreadySettled, InvalidArgument
+from qflow.pickling import Unpicklable
 from qflow.remote.client import stream_requests
 from qflow.remote.client.link import Request
 from qflow.remote.client.requests import Places
@@ -230,3 +231,34 @@ class Loop:
             return None
         batch.end()
         return stream_requests.loop_ends(batch.grant)
+
+
+class Subscribed(Unpicklable):
+    """What the subscriptions of threads and of tasks tell without asking the owner."""
+
+    _opened: Opened
+    _holding: Holding
+
+    @property
+    def name(self) -> str | None:
+        """The name its position is kept under, its own or that of its group; None if it is not kept."""
+        return self._opened.name
+
+    @property
+    def filter(self) -> str:
+        """The filter that topics of its messages match."""
+        return self._opened.filter
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called; closing the broker or deleting the stream does not set this."""
+        return self._holding.closed
+
+    def _only(self, positions: list[int]) -> int:
+        if len(positions) > 1:
+            raise InvalidArgument(f"stream {self._opened.stream!r} has {len(positions)} partitions: see `positions`")
+        return positions[0]
+
+    def __repr__(self) -> str:
+        name = "" if self.name is None else f" {self.name!r}"
+        return f"<{type(self).__name__}{name} of stream {self._opened.stream!r}, {self.filter!r}>"

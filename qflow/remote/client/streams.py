@@ -11,12 +11,11 @@ from typing import Any, TypeVar
 
 from qflow.config import StreamSettings
 from qflow.durations import Duration
-from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, QueueEmpty
-from qflow.pickling import Unpicklable
+from qflow.errors import BrokerClosed, ForkedProcess, QueueEmpty
 from qflow.remote.client import stream_requests
 from qflow.remote.client.deliveries import Settler
 from qflow.remote.client.link import Request
-from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamBatch, StreamGrant
+from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamBatch, StreamGrant, Subscribed
 from qflow.remote.client.stream_replies import Granted, Opened, Page
 from qflow.remote.client.threads import Connection
 from qflow.stats import StreamStats, SubscriptionStats
@@ -84,35 +83,18 @@ def stream_of(connection: Connection, name: str, settings: StreamSettings) -> Re
     return made
 
 
-class RemoteSubscription(Unpicklable):
+class RemoteSubscription(Subscribed):
     """A subscription of a stream at the owner of its spool. Made by `RemoteBroker.subscribe`; a context manager.
 
     Arguments, results and errors are those of `qflow.Subscription`; see there. Every method is thread-safe.
     """
 
     _connection: Connection
-    _opened: Opened
-    _holding: Holding
-
-    @property
-    def name(self) -> str | None:
-        """The name its position is kept under, its own or that of its group; None if it is not kept."""
-        return self._opened.name
 
     @property
     def stream(self) -> RemoteStream:
         """The stream it reads."""
         return stream_of(self._connection, self._opened.stream, self._opened.settings)
-
-    @property
-    def filter(self) -> str:
-        """The filter that topics of its messages match."""
-        return self._opened.filter
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called; closing the broker or deleting the stream does not set this."""
-        return self._holding.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
 
@@ -174,10 +156,7 @@ class RemoteSubscription(Unpicklable):
     @property
     def position(self) -> int:
         """The next offset to be delivered, of a stream with one partition; see `qflow.Subscription.position`."""
-        positions = self.positions
-        if len(positions) > 1:
-            raise InvalidArgument(f"stream {self._opened.stream!r} has {len(positions)} partitions: see `positions`")
-        return positions[0]
+        return self._only(self.positions)
 
     @property
     def positions(self) -> list[int]:
@@ -217,10 +196,6 @@ class RemoteSubscription(Unpicklable):
     def __exit__(self, *_: object) -> None:
         with suppress(ForkedProcess):  # the parent goes on with it
             self.close()
-
-    def __repr__(self) -> str:
-        name = "" if self.name is None else f" {self.name!r}"
-        return f"<RemoteSubscription{name} of stream {self._opened.stream!r}, {self.filter!r}>"
 
 
 def subscription_of(connection: Connection, opened: Opened) -> RemoteSubscription:

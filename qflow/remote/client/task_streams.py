@@ -12,9 +12,8 @@ from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery
 from qflow.config import StreamSettings
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, QueueEmpty
-from qflow.pickling import Unpicklable
 from qflow.remote.client import stream_requests
-from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamBatch, StreamGrant
+from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamBatch, StreamGrant, Subscribed
 from qflow.remote.client.stream_replies import Granted, Opened, Page
 from qflow.remote.client.task_settling import Settles, TaskSettler
 from qflow.remote.client.tasks import TaskConnection
@@ -100,7 +99,7 @@ def stream_of(connection: TaskConnection, name: str, settings: StreamSettings | 
     return made
 
 
-class AsyncRemoteSubscription(Unpicklable):
+class AsyncRemoteSubscription(Subscribed):
     """A subscription of a stream at the owner of its spool, for tasks of one event loop.
 
     Made by `AsyncRemoteBroker.subscribe`; `async with` closes it. Arguments, results and errors are those of
@@ -109,29 +108,12 @@ class AsyncRemoteSubscription(Unpicklable):
 
     _connection: TaskConnection
     _settles: Settles
-    _opened: Opened
-    _holding: Holding
     _tasks: TaskNumbers
-
-    @property
-    def name(self) -> str | None:
-        """The name its position is kept under, its own or that of its group; None if it is not kept."""
-        return self._opened.name
 
     @property
     def stream(self) -> str:
         """The stream's name."""
         return self._opened.stream
-
-    @property
-    def filter(self) -> str:
-        """The filter that topics of its messages match."""
-        return self._opened.filter
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called; closing the broker or deleting the stream does not set this."""
-        return self._holding.closed
 
     # Getting ---------------------------------------------------------------------------------------------------------
 
@@ -205,10 +187,7 @@ class AsyncRemoteSubscription(Unpicklable):
         return self._position()
 
     async def _position(self) -> int:
-        positions = await self.positions
-        if len(positions) > 1:
-            raise InvalidArgument(f"stream {self.stream!r} has {len(positions)} partitions: see `positions`")
-        return positions[0]
+        return self._only(await self.positions)
 
     @property
     def positions(self) -> Awaitable[list[int]]:
@@ -239,10 +218,6 @@ class AsyncRemoteSubscription(Unpicklable):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        name = "" if self.name is None else f" {self.name!r}"
-        return f"<AsyncRemoteSubscription{name} of stream {self.stream!r}, {self.filter!r}>"
 
 
 def subscription_of(connection: TaskConnection, opened: Opened) -> AsyncRemoteSubscription:
