@@ -281,11 +281,7 @@ class Scheduling:
         return shelter(self.engine.periodic.all)
 
     def cancel_schedule(self, name: str) -> None:
-        """Put no more messages for a schedule, and forget it. Cost: a commit.
-
-        Raises:
-            NotFound: there is none of this name.
-        """
+        """Put no more messages for a schedule, and forget it. Cost: a commit. Raises NotFound: there is none."""
         shelter(lambda: self.engine.periodic.cancel(name))
 
 

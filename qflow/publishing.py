@@ -32,11 +32,7 @@ Rooms = Mapping[str, Mapping[str, bytes | None]]
 
 
 class Kept(Rider):
-    """Facts that are kept in the commit of a publish, as `Together` takes what goes into its unit.
-
-    Raises:
-        InvalidArgument: one is too large.
-    """
+    """Facts kept in the commit of a publish, as `Together` takes them. Raises InvalidArgument: one is too large."""
 
     def __init__(self, rooms: Rooms) -> None:
         self.facts = Facts(rooms)

@@ -8,11 +8,7 @@ from qflow.errors import NO_MORE_THREADS, NO_THREAD, BrokerClosed, QflowError
 
 
 def start(thread: Thread) -> None:
-    """Start a thread.
-
-    Raises:
-        QflowError: there can be no more of them. BrokerClosed: none, since the interpreter is ending (Python 3.12).
-    """
+    """Start a thread. Raises QflowError: there can be no more. BrokerClosed: the interpreter ends (Python 3.12)."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -319,11 +319,7 @@ class Worker:
         self._spilling: set[Any] = set()
 
     def begin(self, job: Callable[[], object]) -> None:
-        """Run a job in a thread.
-
-        Raises:
-            BrokerClosed: the broker was closed, or the interpreter is ending. ForkedProcess: it belongs to a parent.
-        """
+        """Run a job in a thread. Raises BrokerClosed, also as the interpreter ends; ForkedProcess: it is a parent's."""
         if os.getpid() != self._process:
             raise ForkedProcess(
                 f"the broker of {self._name} belongs to process {self._process}: use it from here with "

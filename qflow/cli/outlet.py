@@ -180,12 +180,7 @@ class Outlet(Writer):
         return count
 
     def wait(self, *, may_stop: bool = True) -> None:
-        """Wait until the reader has taken everything.
-
-        Raises:
-            BrokenPipeError: the reader is gone.
-            Stopped: asked to stop, and it may stop.
-        """
+        """Wait until the reader has taken all. Raises BrokenPipeError: it is gone. Stopped: it may stop, and should."""
         self.settle()
         while self.unread:
             if may_stop:

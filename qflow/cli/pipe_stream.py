@@ -21,12 +21,7 @@ _LINGER_S = 1.0
 
 
 def to_stdout(flow: Flow) -> None:
-    """Write lines to stdout until stdin has ended and everything was taken.
-
-    Raises:
-        BrokenPipeError: the reader is gone.
-        Stopped: asked to stop.
-    """
+    """Write lines to stdout until all of stdin was taken. Raises BrokenPipeError: the reader is gone. Stopped."""
     outlet = Outlet(STDOUT, flow.delimiter, flow.stop)
     try:
         _copy(flow, outlet)

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class Tally:
-    """Counts of what was confirmed, where it is, and what was not stored.
-
-    Args:
-        spool: for the remedy that an error names.
-    """
+    """Counts of what was confirmed, where it is, and what was not stored. `spool` is for remedies in errors."""
 
     def __init__(self, spool: Path) -> None:
         self.lines = 0

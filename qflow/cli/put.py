@@ -86,11 +86,7 @@ class Source:
 
 
 class Tally:
-    """Counts of what was confirmed.
-
-    Args:
-        queue: name of the queue.
-    """
+    """Counts of what was confirmed in a queue, given its name."""
 
     def __init__(self, queue: str) -> None:
         self.queue = queue

@@ -98,11 +98,7 @@ class Transaction(Unpicklable):
         self._gathering.publish(self._gathering.inserts_of(topic, body, headers, key))
 
     def ack(self, delivery: Delivery) -> None:
-        """Settle a delivery when the transaction commits.
-
-        Raises:
-            AlreadySettled: it was, or is in this transaction before.
-        """
+        """Settle a delivery when the transaction commits. Raises AlreadySettled: it was, or is in this transaction."""
         self._gathering.ack_many([delivery])
 
     def ack_many(self, deliveries: Deliveries | Iterable[Delivery]) -> None:
@@ -111,11 +107,7 @@ class Transaction(Unpicklable):
 
     @property
     def result(self) -> list[Any]:
-        """What each put, put_many and publish returned, in order, once it is committed.
-
-        Raises:
-            InvalidArgument: it is not.
-        """
+        """What each put, put_many and publish returned, in order. Raises InvalidArgument: it is not committed."""
         return self._gathering.result
 
     def commit(self) -> list[Any]:

@@ -133,12 +133,7 @@ class Account:
 
 @attrs.frozen
 class Users:
-    """What a users file says: a value; whoever reads the file again gets another one.
-
-    Args:
-        accounts: by the names of users.
-        virtual_hosts: those that exist.
-    """
+    """What a users file says, as a value: accounts by the names of users, and virtual hosts that exist."""
 
     accounts: Mapping[str, Account] = attrs.field(factory=lambda: MappingProxyType({}))
     virtual_hosts: tuple[str, ...] = (DEFAULT_VIRTUAL_HOST,)

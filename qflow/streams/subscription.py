@@ -134,11 +134,7 @@ class Subscription(Made, by="Broker.subscribe"):
 
     @property
     def position(self) -> int:
-        """The next offset to be delivered, of a stream with one partition.
-
-        Raises:
-            InvalidArgument: it has several: see `positions`.
-        """
+        """The next offset to be delivered, of a stream with one partition. Raises InvalidArgument: see `positions`."""
         positions = self.positions
         if len(positions) > 1:
             raise InvalidArgument(f"stream {self.stream.name!r} has {len(positions)} partitions: see `positions`")

@@ -100,11 +100,7 @@ class Read(Message):
 
 
 class Top(App[int]):
-    """`qflow top`. Its result is the exit code.
-
-    Args:
-        watches: looks are taken by a thread; without it, `take` shows what it is given.
-    """
+    """`qflow top`; its result is the exit code. `watches`: a thread takes looks, else `take` is given them."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """

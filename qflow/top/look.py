@@ -214,11 +214,7 @@ class Board:
         return [one / (end - begin) for one, begin, end in zip(grown, times, times[1:], strict=False)]
 
     def shown(self, order: Order, wanted: str = "", kinds: Iterable[str] = ("queue", "stream")) -> list[Row]:
-        """Return the rows to show, in order.
-
-        Args:
-            wanted: a part of the name, in small or capital letters.
-        """
+        """Return the rows to show, in order: those with `wanted` in the name, in small or capital letters."""
         part, some = wanted.casefold(), set(kinds)
         found = [row for row in self.rows.values() if row.key.kind in some and part in row.key.name.casefold()]
         return order.sort(found)

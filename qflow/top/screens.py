@@ -21,11 +21,7 @@ MARGIN = 4
 
 
 class Reading(Screen[None]):
-    """Lines to read, made anew with each look.
-
-    Args:
-        lines: makes them, for a width.
-    """
+    """Lines to read, made anew with each look, for a width."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,left,backspace", "leave", "back"),

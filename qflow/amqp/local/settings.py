@@ -30,11 +30,7 @@ class LocalSettings:
 
     @classmethod
     def parse(cls, url: str) -> LocalSettings:
-        """Return what a URL says: `qflow:///path/to/spool?capacity=256MiB&idle_s=60`. `%XX` stands for a byte.
-
-        Raises:
-            InvalidArgument: it is no such URL.
-        """
+        """Return what a URL says, as `qflow:///path/to/spool?capacity=256MiB&idle_s=60`; `%XX` is a byte."""
         scheme, _, rest = url.partition("://")
         quoted, _, query = rest.partition("?")
         if scheme != SCHEME or quoted.partition("/")[0] not in {"", ".", ".."}:

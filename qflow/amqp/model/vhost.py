@@ -302,11 +302,7 @@ class VirtualHost:
         return self._plan_unbind(identity_of(exchange, Target(QUEUE, queue), routing_key, arguments))
 
     def plan_unbind_exchange(self, destination: str, source: str, routing_key: str, arguments: Table) -> Plan:
-        """Plan to have a binding to an exchange no more; one that is not there is gone.
-
-        Raises:
-            AmqpError: 403 for the default exchange at either end.
-        """
+        """Plan to end a binding to an exchange, if there is one. Raises AmqpError: 403 for the default exchange."""
         self._check_not_default(destination)
         self._check_not_default(source)
         return self._plan_unbind(identity_of(source, Target(EXCHANGE, destination), routing_key, arguments))

@@ -393,11 +393,7 @@ class Host:
                 _logger.warning("%s is not deleted with its connection: %s", self._model.where("queue", name), error)
 
     async def tick(self, now: float) -> None:
-        """Delete queues that nobody has used for as long as their arguments say.
-
-        Raises:
-            QflowError: one of them could not be deleted; the others were.
-        """
+        """Delete queues unused for as long as their arguments say. Raises QflowError: one could not be."""
         failure: QflowError | None = None
         for name in list(self._expiring):
             hosted = self.find(name)

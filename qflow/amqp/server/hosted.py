@@ -47,7 +47,6 @@ class HostedQueue:
         self.store = store
         """Its messages."""
         self.consumers: dict[Consuming, None] = {}
-        """Those with a higher priority come first."""
         """In the order they came, those of a higher priority first."""
         self.used_s = time.monotonic()
         """When it was declared, consumed or got from."""

@@ -65,11 +65,7 @@ def run(spool: Path, evidence_file: Path, count: int, capacity_bytes: int, png: 
 
 
 class Live:
-    """Two bars with memory beside them, and a line for each event; without a terminal, only the lines.
-
-    Args:
-        total: number of flights.
-    """
+    """Two bars for `total` flights, with memory beside them, and lines of events; without a terminal, the lines."""
 
     def __init__(self, total: int) -> None:
         console = Console(stderr=True, highlight=False)

@@ -53,11 +53,7 @@ class AsyncRemoteQueue(Unpicklable):
 
     @property
     def settings(self) -> QueueSettings:
-        """How it was declared, or altered, as far as the owner has told.
-
-        Raises:
-            InvalidArgument: it was not asked: await the queue.
-        """
+        """How it was declared, or altered, as the owner told. Raises InvalidArgument: the queue was not awaited."""
         if self._settings is None:
             raise InvalidArgument(f"the owner was not asked for queue {self._name!r}: await broker.queue(...)")
         return self._settings

@@ -37,11 +37,7 @@ class AsyncRemoteStream:
 
     @property
     def settings(self) -> StreamSettings:
-        """How it was declared, or altered, as far as the owner has told.
-
-        Raises:
-            InvalidArgument: it was not asked: await the stream.
-        """
+        """How it was declared, or altered, as the owner told. Raises InvalidArgument: the stream was not awaited."""
         if self._settings is None:
             raise InvalidArgument(f"the owner was not asked for stream {self.name!r}: await broker.stream(...)")
         return self._settings

@@ -74,11 +74,7 @@ class Draft:
         self._keys += keys or []
 
     def ack(self, deliveries: Deliveries | Iterable[Delivery]) -> None:
-        """Take deliveries to be settled, all or none.
-
-        Raises:
-            AlreadySettled: one was, or is in this transaction. InvalidArgument: it is of another broker.
-        """
+        """Take deliveries to settle, all or none. Raises AlreadySettled. InvalidArgument: one is another broker's."""
         self.check_open()
         held: list[tuple[Any, int | None]] = []
         if isinstance(deliveries, Deliveries):

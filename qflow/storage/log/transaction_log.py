@@ -213,12 +213,7 @@ class TransactionLog:
             return facts.read(txn, room, report)
 
     def fact(self, room: str, key: str) -> bytes | None:
-        """Return what `keep_facts` keeps under a key of a room; None if nothing is.
-
-        Raises:
-            CorruptionError: it is damaged.
-        Cost: 8 µs.
-        """
+        """Return what `keep_facts` keeps under a key of a room, or None. Raises CorruptionError. Cost: 8 µs."""
         with self.read() as txn:
             return facts.get(txn, room, key)
 

@@ -69,11 +69,7 @@ def with_number(window: Window | None, number: int, now_ms: int) -> Window:
 
 
 def read(txn: Any, name: str) -> Window | None:
-    """Return what is known of a producer, None if that is nothing. Cost: 2 µs, and a page from the disk.
-
-    Raises:
-        CorruptionError: its record is damaged.
-    """
+    """Return what is known of a producer, or None. Raises CorruptionError. Cost: 2 µs, and a page from the disk."""
     value = txn.get(_PREFIX + name.encode())
     return None if value is None else _decode(value, name)
 
