@@ -19,10 +19,10 @@ from starlette.routing import Route
 
 from qflow import __version__
 from qflow.errors import InvalidArgument
-from qflow.web import actions, listing, openapi, peeking
+from qflow.web import actions, listing, peeking
 from qflow.web.arguments import Arguments
-from qflow.web.endpoints import Answer, Endpoint, Field
 from qflow.web.lookup import queue_of, stream_of, visible
+from qflow.web.openapi import Answer, Endpoint, Field, described
 from qflow.web.rights import Rights
 from qflow.web.site import Site
 
@@ -212,7 +212,7 @@ ENDPOINTS = (
 
 def routes() -> list[Route]:
     """Return the routes of all endpoints, and of what OpenAPI says of them."""
-    text = openapi.described(ENDPOINTS)
+    text = described(ENDPOINTS)
 
     async def document(_request: Request) -> JSONResponse:
         return JSONResponse(text)

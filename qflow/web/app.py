@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from qflow.aio.broker import in_thread
 from qflow.errors import (
     BrokerClosed,
     DiskFull,
@@ -31,10 +33,12 @@ from qflow.errors import (
     StorageError,
     StreamDeleted,
 )
-from qflow.web import api, forms, metrics, pages
+from qflow.metrics import collector
+from qflow.serving.extras import load
+from qflow.web import api, forms, pages
 from qflow.web.actions import Changed, WouldDrop
 from qflow.web.guard import Guard
-from qflow.web.rights import Forbidden
+from qflow.web.rights import Forbidden, Rights
 from qflow.web.site import Site
 
 _STATUS: Sequence[tuple[type[QflowError], int]] = (
@@ -65,14 +69,34 @@ class _Static(StaticFiles):
 
 def application(site: Site, routes: Sequence[BaseRoute] = ()) -> Starlette:
     """Return the application of a door, with routes of others before those of its own."""
+    metrics = Route("/metrics", _metrics, methods=["GET"])
     static = Mount("/static", _Static(directory=Path(__file__).parent / "static"), name="static")
     app = Starlette(
-        routes=[*routes, *api.routes(), *pages.routes(), *forms.routes(), *metrics.routes(), static],
+        routes=[*routes, *api.routes(), *pages.routes(), *forms.routes(), metrics, static],
         middleware=[Middleware(Guard, site=site)],
         exception_handlers={QflowError: _refused, HTTPException: _failed, ClientDisconnect: _gone, Exception: _broken},
     )
     app.state.site = site
     return app
+
+
+async def _metrics(request: Request) -> Response:
+    """Answer a scrape of Prometheus, which takes milliseconds, in a thread. With users, it comes with HTTP Basic.
+
+    Raises:
+        Forbidden: not to an administrator, nor to a user with the tag `monitoring`.
+        NotFound: prometheus-client is not installed.
+    """
+    rights: Rights = request.state.rights
+    if not rights.sees_everybody:
+        raise Forbidden("metrics tell of all queues: they are for administrators and for the tag 'monitoring'")
+    state = request.app.state
+    broker = state.site.broker
+    if not hasattr(state, "metrics"):  # one for all scrapes: it knows which queues have series of their own
+        exposing: Any = load("qflow.metrics.exposing", needs="prometheus_client", what="/metrics")
+        state.metrics = exposing.Exposition(collector(broker))
+    body, content_type = await in_thread(broker, lambda: state.metrics.answer(request.headers.get("accept", "")))
+    return Response(body, headers={"Content-Type": content_type})
 
 
 async def _refused(request: Request, error: Exception) -> Response:

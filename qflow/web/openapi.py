@@ -1,13 +1,18 @@
-"""What OpenAPI says of the JSON API."""
+"""What an endpoint of the JSON API is, and what OpenAPI says of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from qflow import __version__
-from qflow.web.endpoints import Endpoint, Field
+import attrs
 
+from qflow import __version__
+from qflow.web.arguments import Arguments
+from qflow.web.rights import Rights
+from qflow.web.site import Site
+
+Answer = Callable[[Site, Rights, Arguments], Awaitable[Any]]
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -22,6 +27,31 @@ _FAILURES = {
     "413": "The body is too large.",
     "503": "The broker is closed, or there is no room.",
 }
+
+
+@attrs.frozen
+class Field:
+    """A parameter of a query, or a field of the JSON object in a body."""
+
+    name: str
+    what: str
+    kind: str = "string"
+    needed: bool = False
+
+
+@attrs.frozen
+class Endpoint:
+    """What can be asked."""
+
+    method: str
+    path: str
+    what: str
+    answer: Answer
+    fields: tuple[Field, ...] = ()
+
+    @property
+    def has_body(self) -> bool:
+        return self.method == "POST"
 
 
 def described(endpoints: Iterable[Endpoint]) -> dict[str, Any]:

@@ -5,12 +5,11 @@ Who reads and writes them, when, and what sessions and subscriptions do, is noth
 it is a packet or the end of the connection, and what is kept of it is bounded by `Limits`.
 """
 
-from qflow.mqtt.wire.connection import Connection
+from qflow.mqtt.wire.connection import Connection, Tally
 from qflow.mqtt.wire.fields import MAX_FIELD_BYTES, has_place
 from qflow.mqtt.wire.limits import DEFAULT_LIMITS, Limits
 from qflow.mqtt.wire.publishing import Encoded, encode_publish
 from qflow.mqtt.wire.states import State, WrongState
-from qflow.mqtt.wire.tally import Tally
 from qflow.mqtt.wire.topics import split_shared
 
 __all__ = [

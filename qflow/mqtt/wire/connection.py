@@ -41,13 +41,26 @@ from qflow.mqtt.wire.packets import (
 from qflow.mqtt.wire.publishing import PACKET_ID_BYTES, Aliases, Encoded, packet_bytes
 from qflow.mqtt.wire.reading import CONNECT_BYTE, PINGREQ_BYTE, Reader
 from qflow.mqtt.wire.states import NEXT, State, WrongState
-from qflow.mqtt.wire.tally import Tally
 from qflow.mqtt.wire.writing import PINGRESP, encode, fitting, reason
 from qflow.serving.input import Input
 
 MAX_PACKET_BYTES = MAX_VARIABLE + 5
 """What a client takes that says nothing of it."""
 MAX_RECEIVED = 65_535
+
+
+class Tally:
+    """What passes through the connections that share it, counted. One thread at a time."""
+
+    __slots__ = ("bytes_received", "bytes_sent", "other_packets_sent", "packets_received")
+
+    def __init__(self) -> None:
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.packets_received = 0
+        """Of all kinds."""
+        self.other_packets_sent = 0
+        """Of all kinds but PUBLISH, which who sends them counts."""
 
 
 class Connection:

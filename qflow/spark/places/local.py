@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,20 +16,24 @@ from qflow.arrow.handover import discard_staged
 from qflow.arrow.losses import ByOption
 from qflow.arrow.ranges import Cutting, Span, cut, offset_after
 from qflow.arrow.states import SpoolState, StreamState
+from qflow.arrow.takers import Takers
 from qflow.errors import StorageError
 from qflow.message import LANE_SHIFT
 from qflow.spark.offsets import LogPosition, Progress
-from qflow.spark.places.place import OfOwners, Reading, Staging
-from qflow.spark.places.staging import LocalStage
+from qflow.spark.places.place import OfOwners, Reading, Staging, Written
 from qflow.spark.spools import look, reading
-from qflow.storage.files import Files
+from qflow.storage.files import Files, storage_error
+from qflow.storage.inbox import stages
+from qflow.storage.inbox.stage_files import StageWriter
 from qflow.storage.inbox.stages import Batch, Manifest
-from qflow.storage.log.recovery import is_there
+from qflow.storage.log import recovery
 from qflow.storage.log.rows import read_row
 from qflow.storage.streams.groups import Group, committed_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from qflow.arrow.outgoing import Outgoing
 
 
 @attrs.frozen
@@ -95,7 +100,7 @@ class LocalPlace:
     def _check_not_older(self, asked: Reading) -> None:
         span = asked.span
         with reading(self.where, asked.uuid) as txn:
-            if not is_there(txn, span.owner):
+            if not recovery.is_there(txn, span.owner):
                 return
             end = read_row(txn, span.owner, span.partition).next - (span.partition << LANE_SHIFT)
             planned = span.end if asked.known is None else asked.known.offset
@@ -128,3 +133,50 @@ class LocalPlace:
     def discard(self, tokens: Collection[str]) -> None:
         """Remove the stages of these tokens that are not handed in."""
         discard_staged(self.where, tokens)
+
+
+class LocalStage:
+    """One file that a task writes; see `Stage`. The file is made with the first rows."""
+
+    def __init__(self, spool: str, asked: Staging) -> None:
+        with reading(spool, asked.uuid) as txn:
+            found = recovery.read(txn, spool)
+        self._takers = Takers(found, spool, asked.stream)
+        self._asked = asked
+        self._spool = spool
+        self._directory = stages.staged(spool, asked.batch, asked.token)
+        self._outgoing: Outgoing | None = None
+        self._writer: StageWriter | None = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows."""
+        with _as_sentences(self._directory):
+            if self._outgoing is None or self._writer is None:
+                from qflow.arrow.outgoing import Outgoing
+
+                columns = {name: number for number, name in enumerate(rows.schema.names)}
+                self._outgoing = Outgoing(columns, self._asked.topic, self._takers)
+                if self._asked.replaces:
+                    stages.remove_earlier(Files(), self._spool, self._asked.batch, self._asked.token)
+                self._writer = StageWriter(Files(), self._directory, self._asked.name)
+            self._outgoing.add(rows, self._writer)
+
+    def finish(self) -> Written:
+        """Have them on the disk. One sync."""
+        with _as_sentences(self._directory):
+            file = None if self._writer is None else self._writer.finish()
+        return Written(file, frozenset(self._takers.found))
+
+    def discard(self) -> None:
+        """Remove what was written, as far as that can be done."""
+        if self._writer is not None:
+            self._writer.discard()
+
+
+@contextmanager
+def _as_sentences(directory: str) -> Iterator[None]:
+    """Raise StorageError in place of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, "write a batch", directory) from error
