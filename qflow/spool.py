@@ -7,8 +7,8 @@ What lies in it:
     journal      small commits that are not in the log yet
     spill/       messages that do not fit in memory: a cache, renamed aside when the spool is opened
     wiping/      spill files of before, unlinked little by little
-    cursors/     how far groups of readers outside have come; see `storage.groups`
-    inbox/       batches handed in from outside, which the owner adopts; see `storage.stages`
+    cursors/     how far groups of readers outside have come; see `storage.streams.groups`
+    inbox/       batches handed in from outside, which the owner adopts; see `storage.inbox.stages`
     stats.json   what the owner is doing, renewed each second
     door         the socket through which other processes come; see `door`
     amqp/        where a local server and its clients find each other; see `amqp.local`

@@ -1,6 +1,6 @@
 """Batches that were handed in from outside, put into the log by the owner of the spool: each once, for good.
 
-What becomes of a stage (see `storage.stages`), step by step; a crash between any two of them changes nothing:
+What becomes of a stage (see `storage.inbox.stages`), step by step; a crash between any two of them changes nothing:
 
     1  the log is asked: a batch that is in it is a *replay*, and only removed
     2  the stage is taken, by a rename; from here on it cannot be withdrawn, unless nothing of it can be stored yet

@@ -19,7 +19,7 @@ def leave_to_check(_problem: str) -> None:
 
 
 class Interest:
-    """The messages of a stream that a reader wants: a `Wanted` of `storage.partitions`.
+    """The messages of a stream that a reader wants: a `Wanted` of `storage.streams.partitions`.
 
     Used in transactions of the log's `read`, of which there is one at a time.
     """

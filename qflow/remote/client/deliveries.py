@@ -17,7 +17,7 @@ from qflow.remote.client.threads import Connection
 
 
 class Settler:
-    """Settles a batch, and deliveries of it, by requests; as `delivery.BatchSettler` says."""
+    """Settles a batch, and deliveries of it, by requests; as `held_batch.BatchSettler` says."""
 
     def __init__(self, connection: Connection, name: str, grant: AnyGrant) -> None:
         self.connection = connection
