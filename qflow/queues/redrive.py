@@ -90,8 +90,8 @@ class Redrive:
         self._tx = gathering_of(self._broker.transaction(self._patience_s))
         self._going: dict[str, list[int]] = {}  # bytes of what is in the transaction
 
-    def run(self, limit: int | None = None) -> int:
-        """Move at most `limit` messages; return how many.
+    def run(self, limit: int | None = None) -> None:
+        """Move at most `limit` messages; once, as `run_chosen`.
 
         Raises:
             All that a put raises. What was moved before stays so.
@@ -99,11 +99,10 @@ class Redrive:
         """
         looked_at: list[Deliveries] = []
         left = len(self._dead)
-        before = sum(self.moved.values())
         self._begin()
         try:
             while left > 0:
-                room = BATCH_MESSAGES if limit is None else limit - (sum(self.moved.values()) - before)
+                room = BATCH_MESSAGES if limit is None else limit - sum(self.moved.values())
                 if room <= 0:
                     break
                 most = min(BATCH_MESSAGES, left, room)
@@ -121,7 +120,6 @@ class Redrive:
                 shelter(partial(self._put_back, looked_at))
             finally:  # see `attend`
                 shelter(partial(self._put_back, looked_at))
-        return sum(self.moved.values()) - before
 
     def _put_back(self, looked_at: list[Deliveries]) -> None:
         """Put back what has not moved; twice is fine."""
@@ -130,29 +128,27 @@ class Redrive:
         for batch in looked_at:
             parts_of(self._dead).claims.give_up(batch.held)
 
-    def run_chosen(self, sequences: Sequence[int], limit: int | None = None) -> int:
-        """Move these messages alone, as far as they wait, due or not, at most `limit`; return how many.
+    def run_chosen(self, sequences: Sequence[int], limit: int | None = None) -> None:
+        """Move these messages alone, as far as they wait, due or not, at most `limit`.
 
         Raises:
             As `run`.
         Cost: 150 µs a message, more where it is not in memory; and a commit for each hundred at most.
         """
-        before = sum(self.moved.values())
         if parts_of(self._dead).lanes.paused:
             self.kept = {PAUSED: len(sequences)} if sequences else {}
-            return 0
+            return
         try:
             for sequence in sequences:
-                room = BATCH_MESSAGES if limit is None else limit - (sum(self.moved.values()) - before)
+                room = BATCH_MESSAGES if limit is None else limit - sum(self.moved.values())
                 if len(self._flying) >= min(room, BATCH_MESSAGES):
                     self._land()
-                if limit is not None and sum(self.moved.values()) - before >= limit:
+                if limit is not None and sum(self.moved.values()) >= limit:
                     break
                 self._choose(Deleting(parts_of(self._dead), sequence, moves=True))
             self._land()
         finally:
             self._count_landed()
-        return sum(self.moved.values()) - before
 
     def _choose(self, chosen: Deleting) -> None:
         """Have a message leave for where it goes, or note why it stays."""

@@ -314,8 +314,8 @@ class Restorer:
         chunk = self._lanes.schedules[number].claim_next(claim, now_ms)
         return chunk is not None and self._restore_chunk(number, chunk, claim, to_drop)
 
-    def fetch_delayed(self, number: int, found: Found) -> bool:
-        """Bring one message of a spilled chunk that nobody has claimed into memory, as `fetch`; return whether it is.
+    def fetch_delayed(self, number: int, found: Found) -> None:
+        """Bring one message of a spilled chunk that nobody has claimed into memory, as `fetch`.
 
         It is cut off, with its neighbours where they would be small chunks, and chunks take much of the capacity.
         """
@@ -332,7 +332,7 @@ class Restorer:
             schedule.cut_off(part, end - first, due_ms + (sequences[end] < sequences[place]))
         self._lanes.cover(schedule.overhead_bytes - before)
         claim = object()
-        return self._restore_chunk(number, schedule.claim_spilled(claim, part), claim, to_drop=True)
+        self._restore_chunk(number, schedule.claim_spilled(claim, part), claim, to_drop=True)
 
     def _restore_chunk(self, number: int, chunk: Chunk, claim: object, to_drop: bool = False) -> bool:
         """Restore the front of a claimed chunk; as `_restore`."""

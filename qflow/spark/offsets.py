@@ -6,9 +6,9 @@ A query that reads several logs keeps one such object for each, in the order of 
 
 A log made anew has another uuid, a stream deleted and declared again another number: older offsets do not apply to it.
 `eras` holds the era of the last message before each offset: in a copy of the log that was written on, that message has
-another one (see `storage.streams.eras`). `began`, where a query began in a stream, is kept beside the end of the first batch
-with that stream, so that this batch, repeated, begins there, too: Spark keeps no beginning of batch 0, nor of a stream
-that appears later.
+another one (see `storage.streams.eras`). `began`, where a query began in a stream, is kept beside the end of the first
+batch with that stream, so that this batch, repeated, begins there, too: Spark keeps no beginning of batch 0, nor of a
+stream that appears later.
 """
 
 from __future__ import annotations

@@ -77,15 +77,14 @@ class Changes:
         self._parts += _PAIR.pack(_PUT, len(key), len(value)), key, value
         self._weigh(key, value)
 
-    def put_grown(self, key: bytes, value: bytes, start: int, kept: int, tail_bytes: int) -> bool:
+    def put_grown(self, key: bytes, value: bytes, start: int, kept: int, tail_bytes: int) -> None:
         """Put a value that ends with `kept` bytes of the one before, from `start` on, and `tail_bytes` behind them."""
         tail = len(value) - tail_bytes
         head = tail - kept
         self.size += _GROWN.size + len(key) + head + tail_bytes
         self._parts += _GROWN.pack(_GROW, len(key), start, kept, head, tail_bytes), key, value[:head], value[tail:]
         self._weigh(key, value)
-        done: bool = self.txn.put(key, value)
-        return done
+        self.txn.put(key, value)
 
     def _weigh(self, key: bytes, value: bytes) -> None:
         """Count a value that is put next."""
@@ -99,9 +98,8 @@ class Changes:
         """Count values of so many bytes, each in place of one of `before` bytes; None: their keys are new."""
         if size > ON_A_PAGE_BYTES:
             pages = size // PAGE_BYTES + 1
-            if (
-                before is None or before <= ON_A_PAGE_BYTES or before // PAGE_BYTES + 1 != pages
-            ):  # else it stays where it is
+            stays = before is not None and before > ON_A_PAGE_BYTES and before // PAGE_BYTES + 1 == pages
+            if not stays:
                 self._pages += pages * values
         elif size > (before or 0):
             self._small_bytes += (size - (before or 0)) * values
