@@ -45,45 +45,30 @@ def judge_spool(look: Look) -> Iterator[Finding]:
 
 
 def _failure(look: Look) -> Iterator[Finding]:
-    path, error = argument(look.path), look.failure
+    path, error, kind = argument(look.path), look.failure, "damage"
     if isinstance(error, FormatTooNew):
-        yield Finding(
-            severity=Severity.URGENT,
-            kind="newer-format",
-            sentence=f"a newer qflow wrote this spool than the one that looks: {error}",
-            remedy="upgrade this one: `git pull && pip install .` in its clone; nothing was changed",
-        )
+        kind = "newer-format"
+        sentence = f"a newer qflow wrote this spool than the one that looks: {error}"
+        remedy = "upgrade this one: `git pull && pip install .` in its clone; nothing was changed"
     elif isinstance(error, FormatTooOld):
-        yield Finding(
-            severity=Severity.URGENT,
-            kind="older-format",
-            sentence=f"a qflow from before the first release wrote this spool: {error}",
-            remedy="take what waits with the version that wrote it, and put it into a new spool; nothing was changed",
-        )
+        kind = "older-format"
+        sentence = f"a qflow from before the first release wrote this spool: {error}"
+        remedy = "take what waits with the version that wrote it, and put it into a new spool; nothing was changed"
     elif not look.has_log:
-        yield Finding(
-            severity=Severity.URGENT,
-            kind="damage",
-            sentence="the log is gone, and all durable messages with it; other files of the spool are still there",
-            remedy=f"put the directory `log` back if it was moved; else bring back a snapshot: {_LOAD}, for nothing "
-            f"but that can be done with {path}",
-        )
+        sentence = "the log is gone, and all durable messages with it; other files of the spool are still there"
+        remedy = f"put the directory `log` back if it was moved; else bring back a snapshot: {_LOAD}, for nothing but "
+        remedy += f"that can be done with {path}"
     elif not look.has_pages:
-        yield Finding(
-            severity=Severity.URGENT,
-            kind="damage",
-            sentence=f"the log cannot be opened, and nothing in it can be read: {error}",
-            remedy=f"copy the directory before anything else; then bring back a snapshot: {_LOAD}, for nothing but "
-            f"that can be done with {path}",
-        )
+        sentence = f"the log cannot be opened, and nothing in it can be read: {error}"
+        remedy = f"copy the directory before anything else; then bring back a snapshot: {_LOAD}, for nothing but that "
+        remedy += f"can be done with {path}"
     elif error is not None:
-        yield Finding(
-            severity=Severity.URGENT,
-            kind="damage",
-            sentence=f"the log is damaged, and cannot be read as a whole: {error}",
-            remedy=f"copy the directory before anything else; then `qflow check {path} --repair NEW` brings what can "
-            "be read into a new spool, or bring back a snapshot",
-        )
+        sentence = f"the log is damaged, and cannot be read as a whole: {error}"
+        remedy = f"copy the directory before anything else; then `qflow check {path} --repair NEW` brings what can be "
+        remedy += "read into a new spool, or bring back a snapshot"
+    else:
+        return
+    yield Finding(severity=Severity.URGENT, kind=kind, sentence=sentence, remedy=remedy)
 
 
 def _obstacle(look: Look) -> Iterator[Finding]:
