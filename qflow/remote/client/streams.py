@@ -90,6 +90,8 @@ class RemoteSubscription(Subscribed):
     """
 
     _connection: Connection
+    _opened: Opened
+    _holding: Holding
 
     @property
     def stream(self) -> RemoteStream:

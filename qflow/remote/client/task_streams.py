@@ -104,6 +104,8 @@ class AsyncRemoteSubscription(Subscribed):
 
     _connection: TaskConnection
     _settles: Settles
+    _opened: Opened
+    _holding: Holding
     _tasks: TaskNumbers
 
     @property
