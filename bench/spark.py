@@ -231,7 +231,7 @@ def count_blocks(spool: Path, topic_filter: str) -> tuple[int, int, int]:
     from qflow.spark import spools
     from qflow.spark.batch import StreamBatchReader
     from qflow.spark.options import parse
-    from qflow.spark.schema import TYPES
+    from qflow.spark.source import TYPES
     from qflow.storage import blocks
     from qflow.storage.log.keys import scan
     from qflow.storage.streams import columns as column_pieces

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-_TYPES = {
+TYPES = {
     "key": "binary",
     "value": "binary",
     "topic": "string",
@@ -123,17 +123,17 @@ class _Refusing(DataSourceStreamReader):
 
 def _whole_schema(*, include_headers: bool) -> str:
     """Return all columns as a schema for Spark."""
-    return ", ".join(f"{name} {type_}" for name, type_ in _TYPES.items() if include_headers or name != "headers")
+    return ", ".join(f"{name} {type_}" for name, type_ in TYPES.items() if include_headers or name != "headers")
 
 
 def _columns_of(schema: StructType) -> tuple[Column, ...]:
     """Return the columns of a schema, in its order. Raises InvalidArgument: one is unknown, or of another type."""
     columns = []
     for field in schema.fields:
-        expected, found = _TYPES.get(field.name), field.dataType.simpleString()
+        expected, found = TYPES.get(field.name), field.dataType.simpleString()
         if expected is None:
             raise InvalidArgument(
-                f"there is no column {field.name!r} in format qflow; there are: {', '.join(_TYPES)}. What is in a "
+                f"there is no column {field.name!r} in format qflow; there are: {', '.join(TYPES)}. What is in a "
                 "value is yours to take apart, for example with from_json(value.cast('string'), ...)"
             )
         if found != _SHOWN.get(expected, expected):
