@@ -9,7 +9,6 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.damage import tell_of_examination
-from qflow.cli.exits import Exit
 from qflow.cli.progress import working
 from qflow.cli.spool import reached
 
@@ -42,5 +41,4 @@ def compact(spool: Path, as_json: bool) -> int:
         facts.print_json({"spool": str(spool), **attrs.asdict(report), **attrs.asdict(found)})
     else:
         click.echo(f"log: {facts.mebibytes(report.bytes_before)} before, {facts.mebibytes(report.bytes_after)} now")
-    tell_of_examination(spool, found.problems, found.lost)
-    return Exit.DIFFERS if found.problems else Exit.FINE
+    return tell_of_examination(spool, found.problems, found.lost)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qflow.cli import facts
+from qflow.cli.exits import Exit
 from qflow.names import command
 
 if TYPE_CHECKING:
@@ -71,14 +72,15 @@ def of_command() -> Damage:
     return click.get_current_context().find_root().ensure_object(Damage)
 
 
-def tell_of_examination(spool: Path, problems: Sequence[str], lost: Mapping[str, int]) -> None:
-    """Print one line on stderr about the problems of a whole spool, if there are any."""
+def tell_of_examination(spool: Path, problems: Sequence[str], lost: Mapping[str, int] | None = None) -> Exit:
+    """Print one line on stderr about the problems of a whole spool, if there are any; return the exit code."""
     if not problems:
-        return
-    which = ", ".join(f"{count:,} of {facts.readable(name)}" for name, count in lost.items())
+        return Exit.FINE
+    which = ", ".join(f"{count:,} of {facts.readable(name)}" for name, count in (lost or {}).items())
     what = f"messages that cannot be read: {which}" if lost else problems[0] + more_than_one(len(problems))
     path, more = facts.readable(str(spool)), command("check", str(spool))
     click.echo(f"qflow: {path} is damaged: {' '.join(what.split())}; {more} tells more", err=True)
+    return Exit.DIFFERS
 
 
 def more_than_one(count: int) -> str:

@@ -11,7 +11,6 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.damage import tell_of_examination
-from qflow.cli.exits import Exit
 from qflow.cli.progress import counting
 from qflow.cli.standard import stdout_bytes
 from qflow.errors import StorageError
@@ -66,10 +65,10 @@ def export(spool: Path, names: tuple[str, ...], output: Path | None, form: str |
             _write_lines(stdout_bytes(), found, counted())
         else:
             _write_file(output, form, found, counted())
-    tell_of_examination(spool, found.problems, {})
+    code = tell_of_examination(spool, found.problems)
     if output is not None:
         click.echo(f"messages exported to {facts.readable(str(output))}: {written:,}")
-    return Exit.DIFFERS if found.problems else Exit.FINE
+    return code
 
 
 def _write_file(output: Path, form: str, found: Contents, batches: Iterator[list[Item]]) -> None:

@@ -80,8 +80,8 @@ def grep(
             elif only_count:
                 click.echo(f"{facts.readable(name)}: {count}")
             shown += count
-    tell_of_examination(spool, search.problems, {})
-    return Exit.DIFFERS if search.problems or not shown else Exit.FINE
+    code = tell_of_examination(spool, search.problems)
+    return code if shown else Exit.DIFFERS
 
 
 def _print(name: str, found: MessageFacts | StreamMessage, as_json: bool) -> None:

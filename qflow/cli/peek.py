@@ -10,7 +10,6 @@ import click
 
 from qflow.cli import facts, messages, options
 from qflow.cli.damage import tell_of_examination
-from qflow.cli.exits import Exit
 
 if TYPE_CHECKING:
     from qflow.inspect.facts import MessageFacts
@@ -48,8 +47,7 @@ def peek(spool: Path, queue_name: str, most: int, conditions: tuple[str, ...], a
         _print(found)
     elif not as_json:
         click.echo(f"no message {'like that ' if conditions else ''}waits in {facts.readable(queue_name)}")
-    tell_of_examination(spool, problems, {})
-    return Exit.DIFFERS if problems else Exit.FINE
+    return tell_of_examination(spool, problems)
 
 
 def _print(found: Sequence[MessageFacts]) -> None:

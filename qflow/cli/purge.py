@@ -52,9 +52,7 @@ def purge(
             what = facts.counted(len(queue) if found is None else len(found.sequences), "message")
             asking.make_sure(is_sure, f"Delete {what} of {facts.readable(queue_name)}?")
             _purge(queue, found, as_json)
-    problems = [] if found is None else found.problems
-    tell_of_examination(spool, problems, {})
-    return Exit.DIFFERS if problems else Exit.FINE
+    return Exit.FINE if found is None else tell_of_examination(spool, found.problems)
 
 
 def _purge(queue: AnyQueue, found: Chosen | None, as_json: bool) -> None:

@@ -91,8 +91,7 @@ class Errand:
         outcome = _Outcome()
         outcome.moved, outcome.kept, problems = foreseen.redrive(self.spool, self.queue_name, self.to, self.limit, keep)
         self._print(outcome, would=True)
-        tell_of_examination(self.spool, problems, {})
-        return Exit.DIFFERS if problems else Exit.FINE
+        return tell_of_examination(self.spool, problems)
 
     def do(self, is_sure: bool, where: str) -> int:
         """Move them, if that is what who is asked wants, and print what became of them; return the exit code."""
@@ -100,10 +99,7 @@ class Errand:
         which = "the messages" if chosen is None else facts.counted(len(chosen.sequences), "message")
         asking.ask_if_there(is_sure, f"Move {which} of {facts.readable(self.queue_name)} to {where}?")
         self._move(chosen)
-        if chosen is None or not chosen.problems:
-            return Exit.FINE
-        tell_of_examination(self.spool, chosen.problems, {})
-        return Exit.DIFFERS
+        return Exit.FINE if chosen is None else tell_of_examination(self.spool, chosen.problems)
 
     def _move(self, chosen: Chosen | None) -> None:
         """Move messages of a queue, and print what became of them, whatever happens."""

@@ -10,7 +10,6 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.damage import tell_of_examination
-from qflow.cli.exits import Exit
 from qflow.cli.spool import asked_if_there, reached_if_there
 
 if TYPE_CHECKING:
@@ -64,8 +63,7 @@ def schedules(spool: Path, add: str | None, cancel: str | None, capacity: int, a
         facts.print_json([plain(one) for one in found])
     else:
         facts.print_table(["schedule", "queue", "when", "next", "last", "trouble"], map(_row, found))
-    tell_of_examination(spool, problems, {})
-    return Exit.DIFFERS if problems else Exit.FINE
+    return tell_of_examination(spool, problems)
 
 
 def _look(spool: Path) -> tuple[list[Schedule], list[str]]:

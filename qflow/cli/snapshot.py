@@ -11,7 +11,6 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.damage import tell_of_examination
-from qflow.cli.exits import Exit
 from qflow.cli.progress import working
 from qflow.cli.stop import interrupting
 from qflow.errors import CorruptionError
@@ -72,8 +71,7 @@ def _copy(source: Path, destination: Path, as_json: bool) -> int:
             f"{facts.counted(report.streams, 'stream')}, {facts.counted(report.messages, 'message')} of "
             f"{facts.counted(report.bytes, 'byte')}; {facts.mebibytes(report.log_bytes)} on disk"
         )
-    tell_of_examination(source if report.problems else destination, problems, found.lost)
-    return Exit.DIFFERS if problems else Exit.FINE
+    return tell_of_examination(source if report.problems else destination, problems, found.lost)
 
 
 def _copied(source: Path, destination: Path) -> tuple[SnapshotReport, Examination]:

@@ -47,8 +47,7 @@ def list_streams(spool: Path, name: str | None, as_json: bool, **settings: Any) 
     It only reads, with or without a live owner. Exits with 1 if the log contradicts itself.
 
     With --declare it asks the owner, or owns the spool meanwhile; it makes one if there is none, and then shows the
-    stream. A stream that
-    exists stays as it is; if it was declared differently, that is an error.
+    stream. A stream that exists stays as it is; if it was declared differently, that is an error.
 
     \b
         qflow streams SPOOL --declare plant --topics 'plant/#' --retention-bytes 1GiB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,9 +91,8 @@ def subscribe(
             ) as reader:
                 _tell_if_apart(reader, topic_filter)
                 writer = Writer(STDOUT, delimiter, stop)
-                lines_of = _LINES[form]
                 for batch in _up_to(_batches(reader, writer, stop if follow else None, gaps), limit):
-                    writer.write(lines_of(batch))
+                    writer.write(list(map(_LINES[form], batch)))
         except Stopped:
             return stop.exit_code
         except InvalidArgument as error:
@@ -166,20 +166,8 @@ def _up_to(batches: Iterable[list[StreamMessage]], limit: int | None) -> Iterato
             return
 
 
-def _bodies(batch: list[StreamMessage]) -> list[bytes]:
-    return [message.body for message in batch]
-
-
-def _with_topics(batch: list[StreamMessage]) -> list[bytes]:
-    return [b"%b\t%b" % (message.topic.encode(), message.body) for message in batch]
-
-
-def _as_json(batch: list[StreamMessage]) -> list[bytes]:
-    return [facts.json_of(described(message)).encode() for message in batch]
-
-
-_LINES: dict[str, Callable[[list[StreamMessage]], list[bytes]]] = {
-    "body": _bodies,
-    "topic": _with_topics,
-    "json": _as_json,
+_LINES: dict[str, Callable[[StreamMessage], bytes]] = {
+    "body": attrgetter("body"),
+    "topic": lambda message: b"%b\t%b" % (message.topic.encode(), message.body),
+    "json": lambda message: facts.json_of(described(message)).encode(),
 }

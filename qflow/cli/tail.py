@@ -17,7 +17,6 @@ from qflow.cli.writer import Writer
 
 if TYPE_CHECKING:
     from qflow.inspect.facts import MessageFacts
-    from qflow.inspect.pages import Page
 
 STDOUT = 1
 LOOK_S = 0.25
@@ -51,14 +50,14 @@ def tail(
 
     keep, cells = messages.wanted(conditions), terminal_cells()
     body_bytes = None if as_json or cells is None else 4 * cells + 1
-    damaged = False
+    code = Exit.FINE
     with Stop() as stop:
         writer = Writer(STDOUT, b"\n", stop)
         show = _shower(writer, as_json, cells)
         try:
             first_bytes = FIRST_BYTES // most if body_bytes is None else body_bytes
             page = inspect.read_newest(spool, queue_name, most, keep=keep, body_bytes=first_bytes)
-            damaged |= _tell(spool, page)
+            code = max(code, tell_of_examination(spool, page.problems))
             for found in [page.messages] if body_bytes else inspect.read_whole(spool, queue_name, page.messages):
                 show(found)
             while follow:
@@ -66,11 +65,11 @@ def tail(
                     writer.check()
                     stop.sleep(LOOK_S)
                 page = inspect.read_page(spool, queue_name, page.positions, keep=keep, body_bytes=body_bytes)
-                damaged |= _tell(spool, page)
+                code = max(code, tell_of_examination(spool, page.problems))
                 show(page.messages)
         except Stopped:
             return stop.exit_code
-    return Exit.DIFFERS if damaged else Exit.FINE
+    return code
 
 
 def _shower(writer: Writer, as_json: bool, cells: int | None) -> Callable[[Iterable[MessageFacts]], None]:
@@ -83,8 +82,3 @@ def _shower(writer: Writer, as_json: bool, cells: int | None) -> Callable[[Itera
         writer.write([line(message).encode(errors="backslashreplace") for message in found])
 
     return show
-
-
-def _tell(spool: Path, page: Page) -> bool:
-    tell_of_examination(spool, page.problems, {})
-    return bool(page.problems)
