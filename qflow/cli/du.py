@@ -56,16 +56,14 @@ def _print(found: Usage) -> None:
             for store in found.stores
         ),
     )
-    if found.lanes:
-        click.echo()
-        facts.print_table(
-            ["queue", "log", "live", "dead", "spilled", "kind"],
-            (
-                [
-                    facts.readable(lane.name),
-                    *map(size, (lane.log_bytes, lane.live_bytes, lane.dead_bytes, lane.spill_bytes)),
-                    lane.kind,
-                ]
-                for lane in found.lanes
-            ),
-        )
+    facts.print_next_table(
+        ["queue", "log", "live", "dead", "spilled", "kind"],
+        (
+            [
+                facts.readable(lane.name),
+                *map(size, (lane.log_bytes, lane.live_bytes, lane.dead_bytes, lane.spill_bytes)),
+                lane.kind,
+            ]
+            for lane in found.lanes
+        ),
+    )

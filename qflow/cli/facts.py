@@ -28,6 +28,13 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
         click.echo(line)
 
 
+def print_next_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print an empty line and a table; nothing where there are no rows."""
+    if listed := list(rows):
+        click.echo()
+        print_table(headings, listed)
+
+
 def readable(text: str) -> str:
     """Return a name as a terminal may show it: quoted and escaped unless it is plain."""
     return text if text.isprintable() and text.strip() == text and text else ascii(text)

@@ -144,21 +144,13 @@ def _print(found: MqttFacts, now_s: float) -> None:
         )
     else:
         click.echo("no sessions")
-    if found.groups:
-        click.echo()
-        facts.print_table(
-            ["group", "filter", "members", "unacked", "waiting"],
-            (
-                [
-                    facts.readable(one.group),
-                    facts.readable(one.filter),
-                    len(one.members),
-                    one.unacknowledged,
-                    _waiting(one),
-                ]
-                for one in found.groups
-            ),
-        )
+    facts.print_next_table(
+        ["group", "filter", "members", "unacked", "waiting"],
+        (
+            [facts.readable(one.group), facts.readable(one.filter), len(one.members), one.unacknowledged, _waiting(one)]
+            for one in found.groups
+        ),
+    )
     click.echo()
     click.echo(f"{facts.counted(found.retained_messages, 'retained message')}, {found.retained_bytes:,} bytes")
 

@@ -117,10 +117,8 @@ def _print_traffic(queues: dict[str, dict[str, Any]]) -> None:
         shown = facts.readable(name) + (", paused" if queue.get("paused") else "")
         since = None if unacked_s is None else f"{unacked_s:.0f} s"
         rows.append([shown, since, consumers, blocked, waits, f"{put:.1f}", f"{acked:.1f}"])
-    if rows:
-        click.echo()
-        headings = ["queue", "oldest unacked", "consumers", "blocked putters", "first waits", "put/s", "acked/s"]
-        facts.print_table(headings, rows)
+    headings = ["queue", "oldest unacked", "consumers", "blocked putters", "first waits", "put/s", "acked/s"]
+    facts.print_next_table(headings, rows)
 
 
 def _print_holders(queues: dict[str, dict[str, Any]]) -> None:
@@ -135,6 +133,4 @@ def _print_holders(queues: dict[str, dict[str, Any]]) -> None:
         for name, queue in queues.items()
         for one in queue.get("holders", ())
     ]
-    if rows:
-        click.echo()
-        facts.print_table(["queue", "held by", "process", "messages", "for"], rows)
+    facts.print_next_table(["queue", "held by", "process", "messages", "for"], rows)

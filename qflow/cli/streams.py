@@ -105,9 +105,7 @@ def print_streams(streams: list[StreamFacts], *, in_detail: bool = False) -> Non
         for part in stream.partitions
         if len(stream.partitions) > 1
     ]
-    if parts:
-        click.echo()
-        facts.print_table(["stream", "partition", "messages", "bytes", "first", "next"], parts)
+    facts.print_next_table(["stream", "partition", "messages", "bytes", "first", "next"], parts)
     subscriptions = [
         [
             facts.readable(stream.name),
@@ -120,9 +118,7 @@ def print_streams(streams: list[StreamFacts], *, in_detail: bool = False) -> Non
         for stream in streams
         for one in stream.subscriptions
     ]
-    if subscriptions:
-        click.echo()
-        facts.print_table(["stream", "subscription", "of", "filter", "committed", "lag"], subscriptions)
+    facts.print_next_table(["stream", "subscription", "of", "filter", "committed", "lag"], subscriptions)
 
 
 def _keeps(stream: StreamFacts) -> str:
