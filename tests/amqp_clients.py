@@ -22,7 +22,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """What a test waits for that must come; nothing is measured by it."""
 OTHER = "QFLOW_AMQP_URL"
 """The environment variable that has the tests run against another broker: `amqp://guest:guest@127.0.0.1:5672`."""

@@ -28,7 +28,7 @@ def until(condition: Callable[[], object], where: object = "") -> None:
 class RawDoor:
     """A connection; `hello` and the preamble are the caller's business, but for `greeted`."""
 
-    def __init__(self, spool: Path, *, timeout_s: float = 30) -> None:
+    def __init__(self, spool: Path, *, timeout_s: float = PATIENCE_S) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(timeout_s)
         self.socket.connect(os.path.join(spool, "door"))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 MARK = "QFLOW_TEST_RUN"
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 """What a process that was told to end is given for that."""
 
 KEPT = ("org.apache.spark", "pyspark", "multiprocessing.resource_tracker")

@@ -68,8 +68,8 @@ def queue(client: Raw) -> str:
 
 
 def until_ready(client: Raw, queue: str, number: int) -> None:
-    """Ask until a queue has so many messages ready; for at most 30 s."""
-    end = time.monotonic() + 30
+    """Ask until a queue has so many messages ready; for at most a minute."""
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         if client.ready(queue) == number:
             return

@@ -44,7 +44,7 @@ class Writer:
         def wait(confirming: Confirming, txn: Any) -> None:
             if not self.may_go.is_set():
                 self.waits.set()
-            assert self.may_go.wait(30)
+            assert self.may_go.wait(60)
             confirm(confirming, txn)
 
         monkeypatch.setattr(Confirming, "confirm", wait)

@@ -263,7 +263,7 @@ def test_a_dead_letter_that_its_blocking_target_never_takes_holds_up_no_other(
                 client.publish("q", content)
                 await client.expect(Basic.Deliver)
             client.send(Basic.Nack(0, True, False))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await bodies(blocks, 2) == [b"first", b"last"]
 
     run(scenario())
@@ -277,11 +277,11 @@ def test_a_server_ends_while_a_dead_letter_waits_for_a_commit(tmp_path: Path, mo
 
     def wait(confirming: Confirming, txn: Any) -> None:
         waits.set()
-        assert may_go.wait(30)
+        assert may_go.wait(60)
         confirm(confirming, txn)
 
     async def scenario() -> None:
-        async with qflow.aio.open(tmp_path / "spool") as broker, asyncio.timeout(20):
+        async with qflow.aio.open(tmp_path / "spool") as broker, asyncio.timeout(60):
             server = await serve(broker, port=0)
             client = await with_one_that_blocks(server)
             await held(client, "q", 2)
@@ -354,7 +354,7 @@ def test_dead_letters_wait_anew_where_their_queue_was_deleted(tmp_path: Path) ->
             await client.expect(Basic.Deliver)
             client.send(Basic.Nack(0, True, False))
             await until(lambda: len(server.broker.queue("goes on")) == 3)  # in the same commit
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await bodies(server.broker.queue("blocks"), 3) == numbers(0, 1, 2)
 
     run(scenario())

@@ -12,7 +12,7 @@ import pika
 from mqtt_served import serving
 from paho_stopping import stop
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 DOORS = ("--amqp", "127.0.0.1:0", "--mqtt", "127.0.0.1:0")
 
 

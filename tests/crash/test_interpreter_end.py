@@ -10,7 +10,7 @@ import pytest
 
 import qflow
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 OPEN = """
 import atexit, os, sys, threading
 import qflow

@@ -115,7 +115,7 @@ def live_and_die(spool: Path, seed: int, life: int, chance: random.Random) -> li
 @contextmanager
 def alarm(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Abort a worker that hangs, with the stack of each of its threads in the captured error output."""
-    timer = threading.Timer(30, process.send_signal, [signal.SIGABRT])
+    timer = threading.Timer(100, process.send_signal, [signal.SIGABRT])
     timer.start()
     try:
         yield

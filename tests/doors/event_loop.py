@@ -18,7 +18,7 @@ from drivers import owner_of
 from qflow.queues.queue import parts_of
 from qflow.remote.server.session import Session
 
-PATIENCE_S = 60
+PATIENCE_S = 120
 TURNS = 1000
 LOOK_S = 0.001
 

@@ -752,7 +752,8 @@ def test_a_message_is_nobodys_until_the_task_that_waits_has_its_turn(on: On, eve
 
     async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q", max_deliveries=1, dead_letter="dead")
-        getter = asyncio.create_task(queue.get(0.1))
+        found = {"is deleted": qflow.QueueDeleted, "is closed": qflow.BrokerClosed}.get(event, qflow.QueueEmpty)
+        getter = asyncio.create_task(queue.get(0.1 if found is qflow.QueueEmpty else PATIENCE_S))
         await turns()
         owner = owner_of(broker).broker
         owner.queue("q").put(b"", ttl_s=0.001 if event == "expires" else None)
@@ -768,7 +769,6 @@ def test_a_message_is_nobodys_until_the_task_that_waits_has_its_turn(on: On, eve
         else:
             while time.time() < put_s + 0.002:
                 pass
-        found = {"is deleted": qflow.QueueDeleted, "is closed": qflow.BrokerClosed}.get(event, qflow.QueueEmpty)
         with pytest.raises(found):
             await getter
         if event == "is kept back":
@@ -1199,7 +1199,7 @@ def test_what_failed_a_task_is_the_reason_of_the_dead_letter(on: On) -> None:
             async with await queue.get():
                 raise ValueError("block")
         await (await queue.get_many(2)).nack(reason="batch")
-        letters = [await broker.queue("dead").get(5) for _ in range(4)]
+        letters = [await broker.queue("dead").get(60) for _ in range(4)]
         said = [letter.headers["dead_letter_nack_reason"] for letter in letters]
         assert said == ["single", "ValueError: block", "batch", "batch"]
 

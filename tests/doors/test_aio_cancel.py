@@ -506,7 +506,7 @@ def test_a_put_that_is_cancelled_while_a_thread_works_for_it_takes_no_room(
     def wait_there() -> None:
         if threading.current_thread().name.startswith("qflow-aio"):  # maintenance comes by, too
             entered.set()
-            go_on.wait(30)
+            go_on.wait(60)
 
     async def scenario() -> None:
         async with staged(access, directory / "spool", operation) as stage:

@@ -320,7 +320,7 @@ def test_a_commit_that_memory_does_not_hold_is_read_to_its_end(on: On, monkeypat
                 await broker.publish_many([("t/2", bytes(1000)) for _ in range(100)])
                 offsets += [] if offsets else [(await first).offset]
                 while len(offsets) < 1500 * rounds:
-                    batch = await reader.get_many(400, timeout_s=5)
+                    batch = await reader.get_many(400, timeout_s=60)
                     offsets += batch.offsets
             assert offsets == [*range(1500), *range(1600, 3100)]
 
@@ -355,7 +355,7 @@ def test_what_a_thread_reads_for_a_cancelled_task_goes_back(on: On, monkeypatch:
 
         def slowly(*given: Any) -> Any:
             entered.set()
-            go_on.wait(30)
+            go_on.wait(60)
             return read(*given)
 
         monkeypatch.setattr(history, "read", slowly)
@@ -593,7 +593,7 @@ def test_a_stream_that_is_being_deleted_is_not_reached(on: On, monkeypatch: pyte
         late = begin(broker.publish("t/1", bytes(40_000)))
         await until(lambda: len(room._line) == 1)
         go_on, drain = threading.Event(), log.drain
-        monkeypatch.setattr(log, "drain", lambda: (go_on.wait(30), drain()))
+        monkeypatch.setattr(log, "drain", lambda: (go_on.wait(60), drain()))
         deleting = begin(broker.delete_stream("s"))
         await until(lambda: owner_of(broker).broker.stream("s").ended is not None)
         assert (await broker.publish("t/1", b"y")).offsets == {}
@@ -636,7 +636,7 @@ def test_every_call_in_a_forked_child_says_so(spool: Path, access: str) -> None:
             reader.seek(0),
         ):
             with pytest.raises(qflow.ForkedProcess):
-                await asyncio.wait_for(call, 2)
+                await asyncio.wait_for(call, 20)
 
     async def begun(ends: AsyncExitStack) -> tuple[Any, Any]:
         owner = await ends.enter_async_context(qflow.aio.open(spool))
@@ -661,7 +661,7 @@ def test_every_call_in_a_forked_child_says_so(spool: Path, access: str) -> None:
         else:
             status = 1
             try:
-                signal.alarm(30)
+                signal.alarm(200)
                 asyncio.run(refused(broker, reader))
                 with pytest.raises(qflow.ForkedProcess):
                     inner.stream("s").query()

@@ -129,7 +129,7 @@ def make_reasons(spool: Path) -> qflow.Broker:
     queue, dead = broker.declare_queue("q", dead_letter="dead"), broker.declare_queue("dead")
     for number in range(6):
         queue.put(b"%d" % number)
-        queue.get(5).nack(requeue=False, reason="no such street" if number % 2 else "card declined")
+        queue.get(60).nack(requeue=False, reason="no such street" if number % 2 else "card declined")
     headers = {"dead_letter_nack_reason": "card declined", "dead_letter_queue": "q"}
     dead.put(b"late", headers=headers, ttl_s=0.001)
     dead.put(b"later", headers=headers, delay_s=3600)
@@ -143,7 +143,7 @@ def test_those_of_one_reason_go_and_all_others_stay(
     """Moved back, moved elsewhere, deleted; first without doing it. What a consumer holds stays, and is told."""
     owner = make_reasons(cli.spool)
     if is_owned:
-        held = owner.queue("dead").get(5)
+        held = owner.queue("dead").get(60)
     else:
         owner.close()
     holds = int(is_owned)

@@ -198,7 +198,7 @@ def use(spool: Path) -> dict[str, bool]:
 def use_in_time(spool: Path) -> dict[str, bool]:
     """As above; the process is ended after a while, with SIGALRM."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(30)
+    signal.alarm(100)
     return use(spool)
 
 
@@ -282,7 +282,7 @@ def test_a_child_ends_with_its_parent(number):
     child = int(parent.stdout.readline())
     parent.send_signal(number)
     try:
-        said, _ = parent.communicate(timeout=10)  # the child has that pipe, too
+        said, _ = parent.communicate(timeout=60)  # the child has that pipe, too
     finally:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)

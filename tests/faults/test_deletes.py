@@ -112,7 +112,7 @@ def test_what_is_being_restored_is_waited_for(spool: Path, faults: Faults, delay
         def take_until_one_is_read() -> None:
             reads = faults.calls.get("read", 0)
             while faults.calls.get("read", 0) == reads:
-                with queue.get(1) as delivery:
+                with queue.get(PATIENCE_S) as delivery:
                     taken.append(delivery.sequence)
 
         def delete(sequence: int) -> None:

@@ -328,7 +328,7 @@ def test_a_getter_that_waits_is_told(broker: qflow.Broker) -> None:
     found: list[bytes] = []
 
     def begin_to_wait() -> None:
-        takers.append(threading.Thread(target=lambda: found.append(queue.get(timeout_s=10).body)))
+        takers.append(threading.Thread(target=lambda: found.append(queue.get(timeout_s=60).body)))
         takers[-1].start()
         until(lambda: parts_of(queue).gate.getters > 0)
 
@@ -393,7 +393,7 @@ def test_who_comes_meanwhile_waits_for_the_next_batch(broker: qflow.Broker, tmp_
 
     at_sync(broker, meanwhile)
     assert queue.put(b"first") == 3
-    assert later[0].result(10) == 4
+    assert later[0].result(60) == 4
     queue.put(b"third", durable=False)
     assert queue.get_many(9).bodies == [b"b", b"c", b"first", b"second", b"third"]
     assert reopened(broker, tmp_path / "copy") == [b"b", b"c", b"first", b"second"]
@@ -481,13 +481,13 @@ def test_a_thread_that_does_not_come_back_holds_nobody_up(
     def late(record: Any) -> None:
         if threading.current_thread() is thread:
             stuck.set()
-            assert goes_on.wait(20)
+            assert goes_on.wait(60)
         write(record)
 
     one.write_alone = late
     thread = threading.Thread(target=lambda: queue.put(b"late"))
     thread.start()
-    assert stuck.wait(20)
+    assert stuck.wait(60)
     assert queue.put(b"next") == 4
     for number in range(40):  # more than the journal holds
         queue.put(b"%d" % number * 200_000)
@@ -514,7 +514,7 @@ def test_a_thread_that_does_not_come_back_before_it_writes_holds_nobody_up(
 
     def late(*given: Any) -> Any:
         if threading.current_thread() is thread:
-            assert goes_on.wait(20)
+            assert goes_on.wait(60)
         return note(*given)
 
     queue.put(b"d")

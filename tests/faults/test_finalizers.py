@@ -26,7 +26,7 @@ from unit.clocks import until
 Open = Callable[..., qflow.Broker]
 MOST = 60
 """Allocations of a call, at about: a finalizer runs at each."""
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 PACKAGE = Path(qflow.__file__).parent
 
 

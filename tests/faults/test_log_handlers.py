@@ -16,7 +16,7 @@ import qflow.aio
 from doors import event_loop
 from drivers import opening_tasks
 from faults.raising import Raising
-from faults.seams import in_thread
+from faults.seams import PATIENCE_S, in_thread
 from qflow.remote.server.serving import _Serving
 from qflow.storage.log import confirming
 from unit.clocks import until
@@ -127,7 +127,7 @@ def test_a_handler_of_what_the_writer_tells_may_use_the_broker(
     lines = broker.declare_queue("lines")
     handle(IntoAQueue(lines))
     in_thread(lambda: put_many(broker))
-    assert b"was removed or replaced" in in_thread(lambda: lines.get(10)).body
+    assert b"was removed or replaced" in in_thread(lambda: lines.get(PATIENCE_S)).body
     assert shown.times == 0
 
 
@@ -161,7 +161,7 @@ def test_maintenance_goes_on_after_a_handler_and_a_callback_that_raise(
     until(lambda: f"{raising.__name__}: the callback" in shown.getvalue())  # what it was about is shown, too
     dead = broker.declare_queue("dead")
     broker.declare_queue("short", ttl_s=0.01, dead_letter="dead").put(b"expires")
-    assert in_thread(lambda: dead.get(10)).body == b"expires"
+    assert in_thread(lambda: dead.get(PATIENCE_S)).body == b"expires"
     until(lambda: len(events) > 1)
     assert inside.maintenance(broker).is_alive()
     broker.close()
@@ -299,7 +299,7 @@ def test_a_fault_in_the_event_loop_of_the_door_ends_it_for_nobody(
         with qflow.connect(spool) as remote:
             loops[0].call_soon_threadsafe(lambda: 1 // 0)
             until(lambda: "ZeroDivisionError" in shown.getvalue())
-            assert remote.queue("q").get(10).body == b"x"
+            assert remote.queue("q").get(PATIENCE_S).body == b"x"
         with qflow.connect(spool) as remote:
             assert len(remote.queue("q")) == 1
     finally:

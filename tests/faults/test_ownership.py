@@ -237,7 +237,7 @@ def test_a_fork_while_other_threads_put_does_not_hang_the_child(spool, open_spoo
     codes = [run_in_child(child) for _ in range(10)]
     stop.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert codes == [0] * 10
 
 
@@ -258,7 +258,7 @@ os.wait()
         assert owner.stdout is not None
         assert owner.stdout.readline() == b"child\n"
         owner.kill()
-        assert owner.wait(30) == -9
+        assert owner.wait(60) == -9
         with qflow.open(tmp_path / "spool") as broker:
             assert len(broker.queue("q")) == 1
 

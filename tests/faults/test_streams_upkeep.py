@@ -15,7 +15,7 @@ import qflow
 from qflow.storage.blocks import read_header
 from qflow.storage.log import bodies
 from qflow.storage.log.keys import BLOCKS, key_of
-from unit.clocks import Clock, open_still
+from unit.clocks import LONG_S, Clock, open_still
 
 OWNER = 1
 BLOCK = 50
@@ -372,7 +372,7 @@ def test_a_durable_subscription_begins_while_nothing_is_dropped(
     with broker.subscribe("a", name="panel", start="earliest") as panel:
         assert seen == [True, True]
         maintain(broker)
-        assert panel.get(timeout_s=5).offset == 0
+        assert panel.get(timeout_s=LONG_S).offset == 0
 
 
 # Shared bodies -------------------------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ def test_a_damaged_body_is_a_gap_of_one_message(shared: Path) -> None:
             gaps, got = [], []
             while len(got) < len(whole) or len(gaps) < 4:
                 try:
-                    got.append(reader.get(timeout_s=5).offset)
+                    got.append(reader.get(timeout_s=LONG_S).offset)
                 except qflow.GapError as gap:
                     gaps.append((gap.first, gap.end))
         assert gaps == [(0, 1), (6, 7), (7, 8), (19, 20)]

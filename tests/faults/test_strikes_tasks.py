@@ -253,7 +253,7 @@ def end(loop: asyncio.AbstractEventLoop, where: str) -> None:
 
     async def ending() -> None:
         if tasks:
-            _, late = await asyncio.wait(tasks, timeout=1 if is_asyncio else 10)
+            _, late = await asyncio.wait(tasks, timeout=1 if is_asyncio else 60)
             assert is_asyncio or not late
         await loop.shutdown_asyncgens()
 
@@ -306,7 +306,7 @@ def test_a_put_that_is_cancelled_leaves_its_place_in_line(tmp_path: Path, which:
                     queue.get(timeout_s=0).ack()
                 for _ in range(3):  # again, of the task that was struck, whose end may stop the loop, too
                     with suppress(TimeoutError, Exit, asyncio.CancelledError, RuntimeError):
-                        loop.run_until_complete(asyncio.wait({putter}, timeout=10))
+                        loop.run_until_complete(asyncio.wait({putter}, timeout=60))
                         break
                 assert putter.done(), f"struck at place {at}: {strike.where}"
             if len(queue):

@@ -311,6 +311,6 @@ def test_batches_wait_for_room_before_they_are_decoded(owner: Owner, monkeypatch
         until(lambda: owner.room.waiting)
         assert not decoded
         holder.free()
-        sending.result(30)
+        sending.result(60)
     assert answers == [{"messages": 1, "first": 0}, {"messages": 1, "first": 1}]
     assert owner.room.share(nothing).has(BUDGET_BYTES)

@@ -94,7 +94,7 @@ def test_deliveries_belong_to_the_exchange(broker: qflow.Broker, server: qflow.f
     remote = qflow.connect(url(server))
     assert remote.queue("jobs").get().body == b"a"
     remote.close()
-    again = broker.queue("jobs").get(timeout_s=20)
+    again = broker.queue("jobs").get(timeout_s=60)
     assert (again.body, again.redelivered) == (b"a", True)
 
 
@@ -130,7 +130,7 @@ def test_a_door_that_closes_ends_its_sessions(broker: qflow.Broker, server: qflo
         until(lambda: broker.queue("jobs").stats().consumers)
         server.close()
         with pytest.raises(qflow.BrokerClosed, match="the server has ended: connect again"):
-            waiting.result(20)
+            waiting.result(60)
         with pytest.raises(qflow.BrokerClosed, match="the server has ended: connect again"):
             jobs.put(b"not any more")
     broker.queue("jobs").put(b"kept")

@@ -36,7 +36,7 @@ def test_a_spool_of_each_format_holds_what_was_confirmed(kept: Path) -> None:
         assert not broker.recovery.clean
         assert broker.recovery.problems == ()
         for name, bodies in golden.FOUND.items():
-            assert [broker.queue(name).get(timeout_s=5).body for _ in bodies] == bodies
+            assert [broker.queue(name).get(timeout_s=60).body for _ in bodies] == bodies
             assert broker.queue(name).stats().lag_messages == 0
         assert broker.queue("big").get_nowait().body == golden.BIG
         assert "transient" not in broker.queues()
@@ -44,7 +44,7 @@ def test_a_spool_of_each_format_holds_what_was_confirmed(kept: Path) -> None:
         assert (broker.queue("lanes").settings.priorities, broker.queue("lanes").settings.dead_letter) == (3, "letters")
         assert published(broker) == golden.PUBLISHED
         with broker.subscribe("plant", name="panel") as panel:
-            assert [panel.get(timeout_s=5).body for _ in golden.PUBLISHED[golden.SETTLED :]] == [
+            assert [panel.get(timeout_s=60).body for _ in golden.PUBLISHED[golden.SETTLED :]] == [
                 body for _, body in golden.PUBLISHED[golden.SETTLED :]
             ]
 

@@ -28,7 +28,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def blocked(server: Server) -> AsyncIterator[None]:
     """A queue that is bound to `a/#`, with room for one message, which it has."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         queue = await server.broker.declare_queue("full", limit_messages=1)
         await server.broker.bind(queue, "a/#")
         await server.broker.publish("a/0", b"0")

@@ -95,7 +95,7 @@ async def _flooded(spool: Path) -> None:
 
 def _sent(port: int, data: bytes) -> bytes:
     """Send all, and only then read up to the end."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as raw:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
         raw.sendall(data)
         return b"".join(iter(lambda: raw.recv(65_536), b""))
 
@@ -117,7 +117,7 @@ async def _reset(spool: Path) -> None:
 
 def _cut(port: int, data: bytes) -> None:
     """Send, and reset the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as raw:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         raw.sendall(data)
 

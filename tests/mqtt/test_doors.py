@@ -35,7 +35,7 @@ from qflow.serving.users import Account, Topics, User, Users
 
 PEM = Path(__file__).parents[1] / "serving" / "certificates"
 CHEAP = PasswordHash.of("secret", n=2)
-PATIENCE_S = 30
+PATIENCE_S = 60
 ANNA = User("anna", topics=Topics(("plant/%c/#",), ("plant/#", "$SYS/#")))
 BOB = User("bob", topics=Topics((), ("plant/+/heat",)))
 CLIENT = User("client", topics=Topics(("#",), ("#",)))

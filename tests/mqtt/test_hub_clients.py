@@ -24,7 +24,7 @@ from mqtt_loop import serving
 from paho_stopping import stop
 from qflow.mqtt import Server
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Paho:

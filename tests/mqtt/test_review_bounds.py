@@ -84,7 +84,7 @@ async def _in_one_turn(kind: int, spool: Path) -> None:
             times += 1
             assert times < 200
         assert inside.machine.pending_bytes < 2**19
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not inside.pipe._transport.is_reading():
                 await asyncio.sleep(0)
 
@@ -131,7 +131,7 @@ async def _subscribing(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
         def held(room: str, prefix: str, *args: Any, **given: Any) -> Any:
             looked.append(prefix)
-            gate.wait(30)
+            gate.wait(60)
             return page(room, prefix, *args, **given)
 
         monkeypatch.setattr(log, "facts_page", held)

@@ -49,7 +49,7 @@ async def _closing(first: str, turns: int, spool: Path) -> None:
     raws[1].writer.transport.abort()
     for _ in range(turns):
         await asyncio.sleep(0)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         if first == "broker":
             await broker.close()
             await server.close()

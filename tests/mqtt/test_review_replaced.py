@@ -34,7 +34,7 @@ async def _order(spool: Path) -> None:
         def slow(*args: Any, **given: Any) -> Any:
             found = page(*args, **given)
             if len(args) == 3:  # a search: neither what measures, nor maintenance
-                asyncio.run_coroutine_threadsafe(come(), loop).result(20)
+                asyncio.run_coroutine_threadsafe(come(), loop).result(60)
             return found
 
         log.facts_page = slow  # type: ignore[method-assign]

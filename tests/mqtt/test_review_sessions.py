@@ -97,7 +97,7 @@ async def _now(spool: Path) -> None:
             def query(self, *args: Any, **given: Any) -> Any:
                 found = list(stream.query(*args, **given))
                 if "limit" in given:
-                    asyncio.run_coroutine_threadsafe(come(), loop).result(20)
+                    asyncio.run_coroutine_threadsafe(come(), loop).result(60)
                 return iter(found)
 
         async def come() -> None:
@@ -142,7 +142,7 @@ async def _latest(qos: int, is_again: bool, spool: Path) -> None:
         def slow(*args: Any, **given: Any) -> Any:
             found = page(*args, **given)
             if len(args) == 3:  # a search: neither what measures, nor maintenance
-                asyncio.run_coroutine_threadsafe(come(), loop).result(20)
+                asyncio.run_coroutine_threadsafe(come(), loop).result(60)
             return found
 
         log.facts_page = slow  # type: ignore[method-assign]

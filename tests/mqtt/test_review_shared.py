@@ -99,7 +99,7 @@ async def _forgotten(spool: Path) -> None:
             found = fact(room, key)
             if room == GROUPS and log.fact is slow:
                 log.fact = fact  # type: ignore[method-assign]
-                asyncio.run_coroutine_threadsafe(wake(), loop).result(20)
+                asyncio.run_coroutine_threadsafe(wake(), loop).result(60)
             return found
 
         log.fact = slow  # type: ignore[method-assign]

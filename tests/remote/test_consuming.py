@@ -109,7 +109,7 @@ def test_a_caller_may_say_any_number_of_callbacks(owner: qflow.Broker, spool: Pa
     """The lease of what it holds ends for all that."""
     queue = owner.declare_queue("q", ack_timeout_s=10)
     queue.put(b"x")
-    with RawDoor(spool, timeout_s=10).greeted() as raw:
+    with RawDoor(spool, timeout_s=60).greeted() as raw:
         said = raw.ask({"op": "consume", "queue": "q", "name": "c", "at_once": 2**70})
         raw.ask({"op": "get", "queue": "q", "most": 5, "consumer": said.head["result"]})
         clock.advance(11)

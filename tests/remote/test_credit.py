@@ -32,7 +32,7 @@ GET = {"op": "get", "queue": "jobs", "most": 1}
 def test_gets_that_wait_do_not_hold_up_the_put_they_wait_for(owner: qflow.Broker, spool: Path) -> None:
     """However many of them, on the same connection."""
     owner.declare_queue("jobs")
-    with RawDoor(spool, timeout_s=10).greeted() as raw:
+    with RawDoor(spool, timeout_s=60).greeted() as raw:
         raw.send(b"".join(b"".join(encode_frame(number, GET)) for number in range(100, 2600)))
         raw.request({**PUT, "headers": {"a": 1}}, [b"x"], number=50)
         frames = [raw.frame(), raw.frame()]
@@ -45,7 +45,7 @@ def test_more_that_waits_than_an_owner_bears_is_refused_in_a_sentence(
     """The rest goes on."""
     monkeypatch.setattr(connection, "MOST_WAITING", 10)
     owner.declare_queue("jobs")
-    with RawDoor(spool, timeout_s=10).greeted() as raw:
+    with RawDoor(spool, timeout_s=60).greeted() as raw:
         raw.send(b"".join(b"".join(encode_frame(number, GET)) for number in range(100, 111)))
         frame = raw.frame()
         assert frame is not None
@@ -70,10 +70,10 @@ def test_puts_that_wait_for_room_do_not_hold_up_who_makes_room(
         futures = [queue.submit(bytes(100_000)) for _ in range(60)]
         got = 0
         while got < 60:
-            batch = queue.get_many(10, timeout_s=10)
+            batch = queue.get_many(10, timeout_s=60)
             got += len(batch)
             batch.ack()
-        assert [future.result(10) for future in futures] == list(range(60))
+        assert [future.result(60) for future in futures] == list(range(60))
 
 
 def test_a_large_put_that_waits_for_room_does_not_hold_up_those_of_others(
@@ -84,10 +84,10 @@ def test_a_large_put_that_waits_for_room_does_not_hold_up_those_of_others(
     monkeypatch.setattr(connection, "HELD_S", 0.01)
     owner.declare_queue("full", limit_messages=1).put(b"x")
     owner.declare_queue("jobs")
-    with RawDoor(spool).greeted() as one, RawDoor(spool, timeout_s=10).greeted() as another:
+    with RawDoor(spool).greeted() as one, RawDoor(spool, timeout_s=60).greeted() as another:
         number = one.request({"op": "put", "queue": "full"}, [bytes(3 * 2**20)])
         assert another.ask(PUT, [bytes(3 * 2**20)]).head["result"]["first"] == 0
-        owner.queue("full").get(10).ack()
+        owner.queue("full").get(60).ack()
         frame = one.frame()
         assert frame is not None
         assert (frame.number, frame.head["result"]["first"]) == (number, 1)
@@ -149,7 +149,7 @@ def test_who_sends_more_than_its_credit_is_not_read(
             assert remote.queues() == ["full"]
         assert sender.is_alive()
         for _ in range(65):
-            full.get(10).ack()
+            full.get(60).ack()
         sender.join()
         answers = [raw.frame() for _ in range(64)]
         assert {answer.number for answer in answers if answer} == set(range(100, 164))
@@ -170,7 +170,7 @@ def test_a_subscriber_that_never_reads_is_sent_no_more_than_a_bound(owner: qflow
         for _ in range(40):
             owner.publish("a", bytes(2**20))
         for _ in range(20):
-            other.ack(other.get(10))
+            other.ack(other.get(60))
     other.close()
 
 
@@ -237,7 +237,7 @@ def held_up(owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[th
     read = Pages._read
 
     def waits(self: Pages[Any], make: Any) -> Any:
-        assert go.wait(30)
+        assert go.wait(60)
         return read(self, make)
 
     monkeypatch.setattr(Pages, "_read", waits)
@@ -250,7 +250,7 @@ QUERY = {"op": "query", "stream": "s", "filter": "#"}
 
 def test_a_request_that_is_not_begun_can_be_cancelled(spool: Path, held_up: threading.Event) -> None:
     """It is answered at once, and the others are when it is their turn; no other may have its number before."""
-    with RawDoor(spool, timeout_s=10).greeted() as raw:
+    with RawDoor(spool, timeout_s=60).greeted() as raw:
         for number in range(100, 105):
             raw.request(QUERY, number=number)
         raw.request({"op": "cancel", "request": 104}, number=0)
@@ -273,7 +273,7 @@ def test_an_owner_that_closes_tells_what_it_has_not_begun(
     owner: qflow.Broker, spool: Path, held_up: threading.Event
 ) -> None:
     """What is under way is answered before."""
-    with RawDoor(spool, timeout_s=10).greeted() as raw:
+    with RawDoor(spool, timeout_s=60).greeted() as raw:
         for number in range(100, 104):
             raw.request(QUERY, number=number)
         raw.request({"op": "queue", "queue": "q"}, number=50)
@@ -425,9 +425,9 @@ def test_a_put_beyond_the_credit_goes_while_a_small_one_waits_for_room(
     owner.declare_queue("jobs")
     with qflow.connect(spool) as remote:
         future = remote.queue("full").submit(b"y")
-        assert remote.queue("jobs").submit(bytes(3 * 2**20)).result(10) == 0
-        remote.queue("full").get(10).ack()
-        assert future.result(10) == 1
+        assert remote.queue("jobs").submit(bytes(3 * 2**20)).result(60) == 0
+        remote.queue("full").get(60).ack()
+        assert future.result(60) == 1
 
 
 def test_a_put_that_was_kept_and_is_given_up_is_never_sent() -> None:

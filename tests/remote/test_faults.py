@@ -22,6 +22,7 @@ from door_raw import RawDoor, until
 from qflow import InvalidArgument, QueueEmpty, TransactionTooLarge
 from qflow.aio.delivery import AsyncDeliveries, held_of
 from qflow.aio.queue_work import QueueWork
+from qflow.queues.queue import parts_of
 from qflow.remote.server import budget, connection
 from qflow.remote.server.session import Session
 from qflow.remote.wire.errors import decode_error
@@ -48,7 +49,7 @@ def test_a_caller_that_never_reads_is_sent_no_more_than_a_bound(owner: qflow.Bro
         other = qflow.connect(spool)
         theirs = other.queue("jobs")
         for _ in range(20):
-            theirs.get(10).ack(wait=True)
+            theirs.get(60).ack(wait=True)
         assert jobs.stats().acquired_bytes < 20 * 2**20
         other.close()
     until(lambda: jobs.stats().acquired_messages == 0)
@@ -178,7 +179,7 @@ def test_a_settle_that_makes_no_sense_ends_the_connection_where_nobody_waits_for
         assert frame is not None
         assert "nobody waits for operation 'ack'" in frame.head["text"]
         assert raw.frame() is None
-    assert jobs.get(10).delivery_count == 2
+    assert jobs.get(60).delivery_count == 2
 
 
 def test_a_settle_that_comes_too_late_is_passed_over_where_nobody_waits_for_it(
@@ -220,7 +221,7 @@ def test_what_is_cancelled_takes_nothing(owner: qflow.Broker, spool: Path) -> No
         assert frame is not None
         assert frame.number == number
         assert "error" in frame.head
-    delivery = jobs.get(10)
+    delivery = jobs.get(60)
     assert (delivery.body, delivery.delivery_count) == (b"x", 1)
     delivery.ack()
     assert len(jobs) == 0
@@ -278,16 +279,17 @@ def test_an_interrupted_call_takes_nothing_and_the_connection_goes_on(
             # Again, where the first one came in a finalizer, which lets nothing out.
             signal.setitimer(signal.ITIMER_REAL, 0.0002 + round % 20 * 0.0001, 0.1)
             try:
-                while True:
-                    queue.put(b"x")
-                    put += 1
-                    queue.get(0.01).ack()
+                try:
+                    while True:
+                        queue.put(b"x")
+                        put += 1
+                        queue.get(0.01).ack()
+                except QueueEmpty:
+                    """Nothing was there in time."""
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupt:
                 struck += 1
-            except QueueEmpty:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
     except Interrupt:  # it came between two rounds
         struck += 1
     finally:
@@ -317,15 +319,21 @@ def test_a_get_that_is_interrupted_while_it_waits_leaves_the_message_to_others(
     def strike(number: int, frame: FrameType | None) -> None:
         raise Interrupt
 
+    def interrupt() -> None:
+        until(lambda: parts_of(jobs).gate.getters)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
     before = signal.signal(signal.SIGUSR1, strike)
+    interrupting = threading.Thread(target=interrupt)
     try:
-        threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
         with pytest.raises(Interrupt):
+            interrupting.start()
             queue.get()
     finally:
+        interrupting.join()
         signal.signal(signal.SIGUSR1, before)
     jobs.put(b"x")
-    delivery = queue.get(10)
+    delivery = queue.get(60)
     assert (delivery.body, delivery.delivery_count) == (b"x", 1)
 
 
@@ -399,7 +407,7 @@ def test_threads_that_come_and_go_share_a_connection(remote: qflow.RemoteBroker)
     def work(name: int) -> None:
         for place in range(50):
             queue.put(b"%d.%d" % (name, place))
-            with queue.get(20) as delivery:
+            with queue.get(60) as delivery:
                 got.append(delivery.body)
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
@@ -425,7 +433,7 @@ def test_a_caller_that_hangs_in_a_large_frame_with_answers_unread_is_ended(
         raw.send((100 * 2**20).to_bytes(4, "little") + bytes(2**22))
         for _ in range(4):
             bulk.put_many([bytes(2**20)] * 7)
-        assert remote.queue("jobs").submit(bytes(3 * 2**20)).result(20) == 0
+        assert remote.queue("jobs").submit(bytes(3 * 2**20)).result(60) == 0
         until(lambda: not bulk.stats().acquired_messages)
     assert len(jobs) == 1
 

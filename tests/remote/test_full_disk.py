@@ -86,11 +86,11 @@ def test_what_stores_something_is_refused_and_all_else_goes_on(spool: Path, smal
         calls: dict[str, Callable[[], Any]] = {
             "put": lambda: queue.put(BODY),
             "put_many": lambda: queue.put_many([BODY] * 3),
-            "submit": lambda: queue.submit(BODY).result(30),
+            "submit": lambda: queue.submit(BODY).result(60),
             "publish": lambda: broker.publish("both", BODY),
             "publish to a stream": lambda: broker.publish("s/1", BODY, producer="p", number=1),
             "publish_many": lambda: broker.publish_many([("both", BODY), ("s/1", BODY)]),
-            "submit_publish": lambda: broker.submit_publish("both", BODY).result(30),
+            "submit_publish": lambda: broker.submit_publish("both", BODY).result(60),
             "transaction": transact,
             "declare": lambda: broker.declare_queues([f"n{number}" for number in range(300)]),
             "compact": broker.compact,
@@ -180,10 +180,10 @@ def test_producers_wait_for_a_full_spill_store_and_for_nobody_else(spool: Path, 
             assert delivery.body == bodies.pop(0)
         assert broker.queues() == ["q"]
         os.unlink(small_disk / "ballast")
-        placed = {future.result(30): body for future, body in zip(waiting, more, strict=True)}
+        placed = {future.result(60): body for future, body in zip(waiting, more, strict=True)}
         bodies += [placed[sequence] for sequence in sorted(placed)]
         while bodies:
-            with queue.get(5) as delivery:
+            with queue.get(60) as delivery:
                 assert delivery.body == bodies.pop(0)
         assert owner.check() == []
 

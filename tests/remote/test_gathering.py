@@ -47,7 +47,7 @@ def check_it_waits_for(gather: Gathering, came: list[int], number: int) -> None:
     for one in range(number):
         came.append(one)
         gather.arrived()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert there == [number]
 

@@ -112,13 +112,13 @@ def test_what_cannot_be_put_at_once_waits_on_the_other_connection(
     """Where it is refused, or finds room; errors are those of the owner."""
     first = threading.Thread(target=jobs.put, args=(b"00",))  # has a line made for threads
     first.start()
-    first.join(20)
+    first.join(60)
     assert bodies(owner.queue("jobs")) == [b"0", b"00"]
     owner.alter_queue("jobs", limit_messages=1)
     waiting = threading.Thread(target=jobs.put, args=(b"1",))
     waiting.start()
     owner.queue("jobs").purge()
-    waiting.join(20)
+    waiting.join(60)
     assert not waiting.is_alive()
     owner.alter_queue("jobs", on_overflow="reject")
     owner.queue("jobs").purge()
@@ -149,14 +149,14 @@ def test_nothing_is_overtaken_that_nobody_waits_for(jobs: qflow.RemoteQueue, lin
     """Puts that were submitted, and acks."""
     owner.alter_queue("jobs", limit_messages=1, on_overflow="reject")
     for number in range(100):
-        jobs.get(20).ack()
+        jobs.get(60).ack()
         jobs.put(b"%d" % number)
     assert not lines.asked
     owner.alter_queue("jobs", limit_messages=None)
     for number in range(0, 300, 2):
         future = jobs.submit(b"%d" % number)
         jobs.put(b"%d" % (number + 1))
-        future.result(20)
+        future.result(60)
     assert bodies(owner.queue("jobs"))[1:] == [b"%d" % number for number in range(300)]
 
 
@@ -288,7 +288,7 @@ class Held:
 
         def held(line: lone.Line, together: Sequence[lone.Asked]) -> None:
             self.reached.set()
-            assert self.may_go_on.wait(20)
+            assert self.may_go_on.wait(60)
             if self.error is not None:
                 line.socket.shutdown(socket.SHUT_RD)  # it is heard, and not answered
             ask(line, together)
@@ -298,12 +298,12 @@ class Held:
     def run(self, threads: list[threading.Thread]) -> None:
         """Have the first one reach the owner, the others come meanwhile, and all end."""
         threads[0].start()
-        assert self.reached.wait(20)
+        assert self.reached.wait(60)
         for thread in threads[1:]:
             thread.start()
         self.may_go_on.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -352,7 +352,7 @@ def test_who_was_asked_for_before_it_found_the_line_free_lets_go_of_it(
     waits: list[lone.Asked] = []
     monkeypatch.setattr(shared, "_asked", Late())
     assert isinstance(shared.ask(lone.Asked(put_request("jobs", b"late", {}))), Reply)
-    assert waits[0].gate.acquire(timeout=20)
+    assert waits[0].gate.acquire(timeout=60)
     _in_a_thread(lambda: shared.ask(lone.Asked(put_request("jobs", b"next", {}))))
     assert bodies(owner.queue("jobs")) == [b"first", b"late", b"behind", b"other", b"next"]
 
@@ -361,7 +361,7 @@ def _in_a_thread(work: Callable[[], object]) -> None:
     """Do some work in a thread, which is to end."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 

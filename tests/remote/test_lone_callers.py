@@ -21,7 +21,7 @@ PUT = {"op": "put", "queue": "jobs", "single": True}
 def raw(owner: qflow.Broker, spool: Path) -> Iterator[RawDoor]:
     """A connection that is served by the thread."""
     owner.declare_queue("jobs").put(b"0")
-    with RawDoor(spool, timeout_s=20).greeted() as door:
+    with RawDoor(spool, timeout_s=60).greeted() as door:
         door.request({"op": "lone"}, number=7)
         frame = door.frame()
         assert frame is not None
@@ -50,14 +50,14 @@ def test_whoever_does_not_wait_for_the_answer_takes_no_place_for_good(
 
     def held(reader: FrameReader, read: memoryview) -> Iterator[Frame]:
         if threading.current_thread().name == "qflow-door-puts":
-            assert may_go_on.wait(20)
+            assert may_go_on.wait(60)
         return feed(reader, read)
 
     monkeypatch.setattr(FrameReader, "feed", held)
     monkeypatch.setattr("qflow.remote.server.connection.MOST_LONE", 2)
     put = b"".join(encode_frame(1, PUT, [[b"x"]]))
     raw.send(put)
-    with RawDoor(spool, timeout_s=20).greeted() as hasty, RawDoor(spool, timeout_s=20).greeted() as other:
+    with RawDoor(spool, timeout_s=60).greeted() as hasty, RawDoor(spool, timeout_s=60).greeted() as other:
         hasty.send(b"".join(encode_frame(1, {"op": "lone"})) + put)
         assert hasty.frame() is not None
         assert other.ask({"op": "queues"}).head == {"result": ["jobs"]}

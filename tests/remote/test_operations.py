@@ -124,7 +124,7 @@ def test_dead_letters_are_moved_back(owner: qflow.Broker, spool: Path) -> None:
         for wrong in ({}, {"sequences": None}, {"sequences": 7}, {"sequences": ["7"]}):
             assert raw.ask(chosen | wrong).head["error"] == "InvalidArgument", "none is not all"
         assert raw.ask(chosen | {"sequences": []}).head["result"] == {"moved": {}, "kept": {}}
-    assert jobs.get(5).body == b"x"
+    assert jobs.get(60).body == b"x"
 
 
 @pytest.mark.parametrize(

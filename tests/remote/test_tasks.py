@@ -97,7 +97,7 @@ def test_an_answer_that_meets_a_task_just_cancelled_goes_back(owner: qflow.Broke
         with pytest.raises(asyncio.CancelledError):
             await getting
         connection.data_received = receive
-        delivery = await queue.get(5)
+        delivery = await queue.get(60)
         assert (delivery.body, delivery.delivery_count) == (b"x", 1)
 
     through(owner, scenario)

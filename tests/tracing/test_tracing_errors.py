@@ -119,7 +119,7 @@ def of_threads(broker: Any, queue: Any) -> dict[str, Any]:
             given = call(broker, queue)
             found[name] = None
             if isinstance(given, Future):
-                given.result(10)
+                given.result(60)
         except Exception as error:
             found[name] = told(error)
     return found

@@ -76,7 +76,7 @@ def test_baggage_is_there_where_a_message_is_processed(broker: qflow.Broker, ten
             called.set()
 
         with jobs.consume(callback):
-            assert called.wait(10)
+            assert called.wait(60)
         assert seen == [{"tenant": "acme"}]
         context.detach(outside)
 

@@ -68,11 +68,11 @@ def test_it_goes_on_with_the_last_who_had_it_stand_still(is_on: bool) -> None:
     def hold() -> None:
         with without_collections():
             inside.set()
-            may_end.wait(10)
+            may_end.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     with without_collections():
         assert not gc.isenabled()
     assert not gc.isenabled()

@@ -208,7 +208,7 @@ def test_the_heaviest_of_many_queues_spills(open_spool: Callable[..., qflow.Brok
     assert [name for name, one in stats.queues.items() if one.spilled_messages] == ["heavy"]
     assert [heavy.get(0).body for _ in range(5)] == [b"%06d" % n * 20 for n in range(5)]
     for queue in small:
-        assert [queue.get(10).body for _ in range(4)] == [b"%d" % turn * 100 for turn in range(4)]
+        assert [queue.get(60).body for _ in range(4)] == [b"%d" % turn * 100 for turn in range(4)]
 
 
 def test_what_is_borrowed_ahead_is_known_to_be_unused(open_spool: Callable[..., qflow.Broker]) -> None:

@@ -223,14 +223,14 @@ def test_counts_of_deliveries_are_exact_of_what_was_delayed_and_spilled(open_spo
     for number in range(3):
         queue.put(b"x" * 9_000, delay_s=0.001 if number else None)
     for _ in range(2):
-        for delivery in [queue.get(5) for _ in range(3)]:
+        for delivery in [queue.get(60) for _ in range(3)]:
             delivery.nack()
     for _ in range(6):
         other.put(b"y" * 9_000)
     assert queue.stats().spilled_messages == 2
     broker.close()
     queue = open_spool().queue("q")
-    assert [queue.get(5).delivery_count for _ in range(3)] == [3, 3, 3]
+    assert [queue.get(60).delivery_count for _ in range(3)] == [3, 3, 3]
 
 
 def test_counts_of_deliveries_are_exact_after_a_clean_stop(open_spool: Open) -> None:

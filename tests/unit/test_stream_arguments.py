@@ -83,7 +83,7 @@ def test_what_nobody_wants_takes_no_number(broker: qflow.Broker) -> None:
     for _ in range(2):
         assert not broker.publish("nobody", b"x", producer="p", number=1).duplicate
     assert not broker.publish_many([("nobody", b"x")] * 2, producer="p", number=1)[1].duplicate
-    assert not broker.submit_publish("nobody", b"x", producer="p", number=1).result(5).duplicate
+    assert not broker.submit_publish("nobody", b"x", producer="p", number=1).result(60).duplicate
     broker.bind(broker.declare_queue("q"), "nobody")
     assert broker.publish("nobody", b"x", producer="p", number=1).sequences == {"q": 0}
     assert broker.publish("nobody", b"x", producer="p", number=1).duplicate

@@ -74,7 +74,7 @@ def fork(delivery: qflow.Delivery) -> None:
     child.start()
     begun.wait()
     child.terminate()
-    child.join(10)
+    child.join(60)
     os.write(1, f"it ended with {child.exitcode}\n".encode())
     child.kill()
 
