@@ -13,7 +13,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -347,7 +349,8 @@ def test_a_server_that_does_not_come_up_is_waited_for_so_long(tmp_path: Path, mo
 
 def test_a_server_that_refuses_and_stays_is_tried_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the error is the client's."""
-    monkeypatch.setattr(joining, "RETRY_S", 0.05)
+    now_s = count(step=joining.PAUSE_S)
+    monkeypatch.setattr(joining, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=lambda _: None))
     place = Place(str(tmp_path / "spool"))
     place.make()
     serving = place.serve()

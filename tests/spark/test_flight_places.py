@@ -337,7 +337,7 @@ def test_a_group_is_one_query_s_until_its_lease_ends(served: Served, monkeypatch
     from qflow.spark.places import flight
     from qflow.spark.places.calls import Door
 
-    monkeypatch.setattr(flight, "LEASE_S", 0.5)
+    monkeypatch.setattr(flight, "LEASE_S", 1.5)
     broker, url = served("one")
     publish(broker, 30)
     place = flight.FlightPlace(Door(url))
