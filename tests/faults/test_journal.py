@@ -708,6 +708,7 @@ def test_a_journal_that_the_disk_does_not_take_is_done_without(
 
 def test_a_sync_that_fails_is_in_doubt(tmp_path: Path, faults: Faults) -> None:
     with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        inside.still(broker)
         put_some(broker)
         faults.fail("sync_data", OSError(5, "Input/output error"))
         with pytest.raises(qflow.InDoubt):
@@ -740,6 +741,7 @@ def test_a_log_that_has_failed_is_told_of_though_nobody_puts(
 
 def test_a_disk_that_is_full_takes_what_was_confirmed_and_acks(tmp_path: Path, faults: Faults) -> None:
     with faulty_broker(tmp_path, faults, journal="auto", journal_bytes="64KiB") as broker:
+        inside.still(broker)
         put_some(broker)
         queue = broker.queue("q")
         held = [queue.get() for _ in range(10)]
@@ -771,6 +773,7 @@ def test_a_commit_that_fails_later_loses_nothing_that_the_journal_has_confirmed(
 ) -> None:
     """Nothing more is promised, and whoever waits is told; the next opening carries all of it over."""
     with faulty_broker(tmp_path, faults, journal="auto", journal_bytes="8KiB") as broker:
+        inside.still(broker)
         put_some(broker)
         faults.fail("commit", lmdb.Error("mdb_txn_commit: Input/output error"))
         with pytest.raises((qflow.InDoubt, qflow.BrokerFailed)):
@@ -786,6 +789,7 @@ def test_a_commit_that_fails_later_loses_nothing_that_the_journal_has_confirmed(
 
 def test_an_idle_commit_that_fails_ends_the_log_and_is_carried_over(tmp_path: Path, faults: Faults) -> None:
     with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        inside.still(broker)
         put_some(broker)
         faults.fail("commit", lmdb.Error("mdb_txn_commit: Input/output error"))
         broker.queue("q").put(b"20")
@@ -801,6 +805,7 @@ def test_an_idle_commit_that_fails_ends_the_log_and_is_carried_over(tmp_path: Pa
 def test_a_map_that_is_full_is_grown_under_what_the_journal_holds(tmp_path: Path, faults: Faults) -> None:
     """At a commit of its own, and at one of a batch; what was confirmed is brought back from the journal."""
     with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        inside.still(broker)
         put_some(broker)
         for number in range(20, 24):
             faults.fail("commit", lmdb.MapFullError("mdb_txn_commit: MDB_MAP_FULL"), times=1)
@@ -815,6 +820,7 @@ def test_a_map_that_is_full_is_grown_under_what_the_journal_holds(tmp_path: Path
 def test_a_record_that_is_refused_and_a_map_that_is_full_lose_nothing(tmp_path: Path, faults: Faults) -> None:
     """What the journal has confirmed before is brought back, though nothing more is written to it."""
     with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        inside.still(broker)
         put_some(broker)
         broker.queue("q").put(b"20")
         assert broker.stats().journal_records
@@ -829,6 +835,7 @@ def test_a_record_that_is_refused_and_a_map_that_is_full_lose_nothing(tmp_path: 
 
 def test_a_map_that_is_full_as_a_compaction_begins_is_grown(tmp_path: Path, faults: Faults) -> None:
     with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        inside.still(broker)
         put_some(broker)
         broker.queue("q").put(b"20")
         faults.fail("commit", lmdb.MapFullError("mdb_txn_commit: MDB_MAP_FULL"), times=1)

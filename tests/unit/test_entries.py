@@ -27,9 +27,9 @@ def entries_of(queue: qflow.Queue) -> list[Entry]:
     return list(queue.browse())
 
 
-def test_looking_moves_and_acquires_nothing(open_spool: Open, durable: bool) -> None:
+def test_looking_moves_and_acquires_nothing(open_at: Open, durable: bool) -> None:
     """Each entry in order, with its size where memory knows it; the statistics are as they were."""
-    queue = open_spool().declare_queue("q", durable=durable, capacity_bytes=5 * COST)
+    queue = open_at().declare_queue("q", durable=durable, capacity_bytes=5 * COST)
     for number in range(12):
         queue.put(b"%04d" % number * 250)
     held = queue.get()
