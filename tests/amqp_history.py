@@ -242,14 +242,18 @@ class Consumer(Client):
         while (steady or left) and not self.stopping.is_set():
             left -= 1
             try:
-                self._take(raw.until(Basic.Deliver))
+                deliver = raw.until(Basic.Deliver)
             except TimeoutError:
                 self._settle(1.0)
+            else:
+                raw.socket.settimeout(PATIENCE_S)  # its rest comes, however late
+                self._take(deliver)
+                raw.socket.settimeout(QUIET_S)
             self._settle(0.2)
             if is_unit and self.chance.random() < 0.1:
                 self._commit()
         if self.chance.random() < 0.5:
-            raw.socket.settimeout(10)
+            raw.socket.settimeout(PATIENCE_S)
             raw.send(method(0, Connections.Close(200, "", 0, 0)))
             raw.until(Connections.CloseOk)
             if not is_unit:
@@ -283,7 +287,7 @@ class Consumer(Client):
             self._acked.append(self._held.pop(one))
 
     def _commit(self) -> None:
-        self._raw.socket.settimeout(10)
+        self._raw.socket.settimeout(PATIENCE_S)
         self._raw.send(method(1, commands.Tx.Commit()))
         self._until(commands.Tx.CommitOk)
         self._raw.socket.settimeout(QUIET_S)

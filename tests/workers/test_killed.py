@@ -72,7 +72,7 @@ def note_of(path: Path) -> Counter[int]:
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside-an-owner"])
-@pytest.mark.timeout(900 if TORTURE else 100)
+@pytest.mark.timeout(900 if TORTURE else 300)
 def test_every_message_is_done_whoever_is_killed(cli: CommandLine, tmp_path: Path, beside: bool) -> None:
     chance = random.Random(SEED)
     number = 300 * KILLS
