@@ -24,7 +24,7 @@ async def logged_in(home: str, path: str = "/", **options: Any) -> AsyncIterator
     wrong: list[str] = []
     async with playwright.async_playwright() as driver:
         arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=2 * PATIENCE_MS)
         try:
             tab = await chromium.new_page(**options)
             tab.set_default_timeout(PATIENCE_MS)

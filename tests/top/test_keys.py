@@ -21,7 +21,7 @@ from textual.widgets import Input
 from qflow.top.app import Source, Top
 from qflow.top.look import Look, Mode, Order
 
-DEADLINE_S = 30
+DEADLINE_S = 60
 
 
 def played(
