@@ -18,6 +18,7 @@ from spark.task_doors import At, Time, asked, values
 pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
 pytest.importorskip("pyarrow.flight", reason="Arrow Flight is not installed: pip install .[net]")
 
+from qflow.arrow.states import SpoolState
 from qflow.flight import serve
 from qflow.spark.places import calls
 from qflow.spark.places.calls import Door
