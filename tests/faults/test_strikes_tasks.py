@@ -138,7 +138,7 @@ async def _transaction(here: Round, tasks: Tasks) -> None:
 @call("waiting get that is served")
 async def _served(here: Round, tasks: Tasks) -> None:
     here.maybe = here.base  # one after the other
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async for delivery in tasks.queue:
             await delivery.ack(wait=True)
             if delivery.body == here.base[-1]:
@@ -151,7 +151,7 @@ async def hold_all(here: Round, tasks: Tasks) -> None:
 
 @call("put that a get waits for", hold_all)
 async def _awaited(here: Round, tasks: Tasks) -> None:
-    getter = asyncio.create_task(tasks.queue.get(5))
+    getter = asyncio.create_task(tasks.queue.get(30))
     await asyncio.sleep(0)
     await tasks.queue.put(here.new(1)[0])
     await getter
