@@ -188,7 +188,7 @@ def every_finding(board: Board) -> list[Text]:
         if one.kind in HERE:
             lines.append(Text(f"  here: {HERE[one.kind]}", "bold"))
     if board.look.mode is Mode.FAILED and not lines:
-        return [Text(words.safe(board.look.note), "bold yellow")]
+        return [Text(printable(board.look.note), "bold yellow")]
     return lines or [Text("nothing is wrong, as far as the figures tell; `qflow doctor` looks at more")]
 
 
