@@ -314,6 +314,22 @@ def test_a_consumer_of_higher_priority_comes_first(channel: BlockingChannel, que
     assert below.bodies == [b"2", b"3", b"4"]
 
 
+def test_those_of_the_lowest_priority_have_their_turn_when_all_above_have_left(
+    channel: BlockingChannel, queue: str
+) -> None:
+    """One that is left alone, and several that are of the same priority then."""
+    above = Taker(channel, queue, arguments={"x-priority": 1})
+    below = [Taker(channel, queue) for _ in range(2)]
+    channel.basic_cancel(above.name)
+    fill(channel, queue, 4)
+    wait_until(channel.connection, lambda: sum(len(taker.tags) for taker in below) == 4)
+    last = Taker(channel, queue, arguments={"x-priority": -1})
+    for taker in below:
+        channel.basic_cancel(taker.name)
+    fill(channel, queue, 2)
+    last.wait(2)
+
+
 def test_the_client_may_name_its_consumer_or_have_it_named(channel: BlockingChannel, queue: str) -> None:
     """A name of the broker's begins with `amq.ctag-`."""
     assert channel.basic_consume(queue, lambda *_: None, consumer_tag="mine") == "mine"

@@ -100,21 +100,30 @@ class HostedQueue:
         """Have a consumer no more; tell whether it was the last one."""
         if consumer not in self.consumers:
             return False
+        differed = self._priorities_differ
         del self.consumers[consumer]
         self.used()
-        self.wake()
+        self._wake(differed)  # those that are left may all be of one priority now, and none may have been served
         return not self.consumers
 
     def wake(self) -> None:
         """Have consumers look whether it is their turn: one before them has as much as it may."""
+        self._wake(self._priorities_differ)
+
+    def _wake(self, all_of_them: bool) -> None:
         first = self._first
         if first is None:
             return
         if self.arguments.single_active_consumer:
             first.wake()
-        elif first.priority != next(reversed(self.consumers)).priority:
+        elif all_of_them:
             for consumer in self.consumers:
                 consumer.look_again()
+
+    @property
+    def _priorities_differ(self) -> bool:
+        first = self._first
+        return first is not None and first.priority != next(reversed(self.consumers)).priority
 
     def ended(self) -> None:
         """Have consumers notice that the queue is deleted, those too that wait for their turn, or for acks."""
