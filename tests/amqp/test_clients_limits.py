@@ -184,7 +184,8 @@ def test_an_x_death_that_is_nonsense_harms_nobody(channel: BlockingChannel, decl
     """The client wrote it; the message dies as others do."""
     dead = declare()
     queue = declare(x_message_ttl=1, x_dead_letter_exchange="", x_dead_letter_routing_key=dead)
-    for poison in ([], [{}], [{"queue": 5, "count": "many", "reason": None}]):
+    counted = {"queue": queue, "count": 2**62 - 1, "reason": "expired"}
+    for poison in ([], [{}], [{"queue": 5, "count": "many", "reason": None}], [counted, counted, counted]):
         publish(channel, queue, b"body", headers={"x-death": poison})
         [message] = messages(channel, dead, 1)
         assert message.properties.headers["x-death"][0]["queue"] == queue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
-from amqp_clients import Server, messages
+from amqp_clients import Server, messages, unique
+
+Declare = Callable[..., str]
 
 HEADERS = 1 << 13
 """The bit of the property `headers`."""
@@ -119,6 +122,37 @@ def test_headers_come_as_they_went(channel: BlockingChannel, queue: str, headers
     channel.basic_publish("", queue, b"body", pika.BasicProperties(headers=headers))
     _, properties, _ = next(channel.consume(queue, auto_ack=True))
     assert properties.headers == headers
+
+
+def test_integers_that_the_server_sets_have_64_bits(
+    channel: BlockingChannel, declare: Declare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of Java and Go take them for that, whatever they are, and older ones know no unsigned types."""
+    encoded: list[bytes] = []
+    decode = pika.BasicProperties.decode
+
+    def seen(properties: pika.BasicProperties, data: bytes, offset: int = 0) -> pika.BasicProperties:
+        encoded.append(data)
+        return decode(properties, data, offset)
+
+    monkeypatch.setattr(pika.BasicProperties, "decode", seen)
+    dead, quorum, stream = declare(), unique("queue"), unique("stream")
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-queue-type": "quorum"}
+    channel.queue_declare(quorum, durable=True, arguments=arguments)
+    channel.queue_declare(stream, durable=True, arguments={"x-queue-type": "stream"})
+    channel.basic_qos(prefetch_count=1)
+    channel.basic_publish("", quorum, b"body")
+    channel.basic_nack(next(channel.consume(quorum))[0].delivery_tag, requeue=True)
+    channel.basic_nack(next(channel.consume(quorum))[0].delivery_tag, requeue=False)
+    channel.cancel()
+    messages(channel, dead, 1)
+    channel.basic_publish("", stream, b"body")
+    messages(channel, stream, 1, arguments={"x-stream-offset": "first"})
+    for name in (quorum, stream):
+        channel.queue_delete(name)
+    for field_name in (b"\x05count", b"\x10x-delivery-count", b"\x0fx-stream-offset"):
+        kinds = {data.partition(field_name)[2][:1] for data in encoded if field_name in data}
+        assert kinds == {b"l"}, field_name
 
 
 DAMAGED = {

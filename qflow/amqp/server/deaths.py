@@ -15,6 +15,8 @@ from qflow.named_tuples import NamedTuple
 
 MOST_DEATHS = 100
 """Entries that `x-death` keeps: a message that a client invents with more does not grow."""
+MOST_COUNTED = 2**63 - 1
+"""What a table has room for; a client may invent entries that make more together."""
 REJECTED, TOO_MANY = "rejected", "maxlen"
 
 
@@ -70,7 +72,7 @@ def _deaths(
         else:
             rest.append(entry)
     if same is not None:
-        return [{**same, "count": count}, *rest]
+        return [{**same, "count": min(count, MOST_COUNTED)}, *rest]
     latest: dict[str, Any] = {
         "count": 1,
         "reason": reason,

@@ -53,7 +53,7 @@ def changed(raw: bytes, entries: Mapping[str, Any], *, dropped: Collection[str] 
             before += raw[start:end]
         else:
             behind += raw[start:end]
-    packed = kept + (encode_table(dict(entries))[4:] if entries else b"")
+    packed = kept + (encode_table(entries, wide=True)[4:] if entries else b"")
     table = _length.pack(len(packed)) + packed if packed else b""
     flags = flags | HEADERS if table else flags & ~HEADERS
     return _flags.pack(flags) + before + table + behind
