@@ -223,6 +223,18 @@ def test_a_cancelled_consumer_gets_nothing_more_and_may_still_ack(channel: Block
     assert count(channel, queue) == 1
 
 
+def test_who_deletes_a_queue_is_answered_before_its_own_consumers_are_told(
+    channel: BlockingChannel, queue: str
+) -> None:
+    """A client may close its channel as it is told, which leaves no answer out that it waits for."""
+    told: list[str] = []
+    channel.basic_consume(queue, lambda *_: None)
+    channel._impl.add_on_cancel_callback(lambda _: told.append("cancelled"))
+    channel._impl.queue_delete(queue, callback=lambda _: told.append("deleted"))
+    wait_until(channel.connection, lambda: len(told) == 2)
+    assert told == ["deleted", "cancelled"]
+
+
 def test_a_consumer_is_told_when_its_queue_is_deleted(channel: BlockingChannel, queue: str) -> None:
     """`basic.cancel` of the broker, for clients that understand it."""
     told: list[str] = []

@@ -27,8 +27,6 @@ from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.methods import unchecked
 from qflow.errors import QueueEmpty
 
-AT_ONCE = 1000
-"""Messages that go back together."""
 TICK_S = 1.0
 """Between looks for heartbeats, and for what takes too long."""
 NO_LIMIT = 1 << 30
@@ -54,6 +52,8 @@ class Channel:
         self._shared_prefetch = 0
         self._flows = not client.is_draining
         self._is_over = False
+        self._gone: list[Consumer] | None = None
+        """While the channel deletes a queue, those that are told when it is answered."""
 
     # What a consumer sees ----------------------------------------------------------------------------------------
 
@@ -84,7 +84,9 @@ class Channel:
         return True
 
     def consumer_gone(self, consumer: Consumer) -> None:
-        if self.consumers.pop(consumer.tag, None) is not None and self.client.cancels_consumers:
+        if self._gone is not None:
+            self._gone.append(consumer)
+        elif self.consumers.pop(consumer.tag, None) is not None and self.client.cancels_consumers:
             self.machine.send(self.number, Basic.Cancel(consumer.tag, True))
             self.client.flush_soon()
 
@@ -213,8 +215,14 @@ class Channel:
         await self.publishing.done()
         name = self._named(method.queue)
         self.client.may("configure", name)
-        count = await self.host.delete_queue(name, self.client.number, method.if_unused, method.if_empty)
-        self._answer(method, Queue.DeleteOk(count))
+        self._gone = []
+        try:
+            count = await self.host.delete_queue(name, self.client.number, method.if_unused, method.if_empty)
+            self._answer(method, Queue.DeleteOk(count))
+        finally:
+            gone, self._gone = self._gone, None
+            for consumer in gone:
+                self.consumer_gone(consumer)
 
     def qos(self, method: Basic.Qos) -> Handled:
         if method.prefetch_size:
@@ -316,18 +324,7 @@ class Channel:
 
     async def give_back(self, taken: dict[int, Held], requeue: bool) -> None:
         """Have messages go back to their queues, or to where dead letters go; what is left over is held again."""
-        try:
-            for hosted in dict.fromkeys(held.hosted for held in taken.values()):
-                tags = [tag for tag, held in taken.items() if held.hosted is hosted]
-                for first in range(0, len(tags), AT_ONCE):
-                    some = tags[first : first + AT_ONCE]
-                    await hosted.store.give_back([taken[tag].delivery for tag in some], requeue)
-                    for tag in some:
-                        self._left(taken.pop(tag))
-                hosted.look_for_expired()
-        finally:
-            if taken:  # it failed, or was cancelled
-                self.holding.restore(taken)
+        await self.holding.give_back(taken, requeue, self._left)
 
     async def recover(self, method: Basic.Recover) -> None:
         if not method.requeue:

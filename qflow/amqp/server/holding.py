@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from qflow.aio.delivery import AsyncDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
@@ -11,6 +11,9 @@ from qflow.amqp.server.consuming import Consumer
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.delivery import Delivery
 from qflow.named_tuples import NamedTuple
+
+AT_ONCE = 1000
+"""Messages that go back together."""
 
 
 class Held(NamedTuple):
@@ -77,6 +80,21 @@ class Holding:
         self._tags.clear()
         for tag, held in self.held.items():
             self._tags[held.hosted][tag] = None
+
+    async def give_back(self, taken: dict[int, Held], requeue: bool, left: Callable[[Held], None]) -> None:
+        """Have what was taken go back, or to the dead letters, and tell of each; what is left over is held again."""
+        try:
+            for hosted in dict.fromkeys(held.hosted for held in taken.values()):
+                tags = [tag for tag, held in taken.items() if held.hosted is hosted]
+                for first in range(0, len(tags), AT_ONCE):
+                    some = tags[first : first + AT_ONCE]
+                    await hosted.store.give_back([taken[tag].delivery for tag in some], requeue)
+                    for tag in some:
+                        left(taken.pop(tag))
+                hosted.look_for_expired()
+        finally:
+            if taken:  # it failed, or was cancelled
+                self.restore(taken)
 
     def overdue(self, now: float) -> tuple[int, float] | None:
         """Return tag and time limit, in seconds, of a message that is held for too long. Cost: 0.2 µs a queue."""
