@@ -247,6 +247,44 @@ def test_a_consumer_is_told_when_its_queue_is_deleted(channel: BlockingChannel, 
     assert consuming.is_open
 
 
+def test_a_global_prefetch_leaves_out_what_was_got(channel: BlockingChannel, declare: Declare) -> None:
+    """Only what consumers were sent counts for it."""
+    queue, other = declare(), declare()
+    fill(channel, queue, 1)
+    fill(channel, other, 1)
+    channel.basic_qos(prefetch_count=1, global_qos=True)
+    assert channel.basic_get(queue)[2] == b"0"
+    Taker(channel, other).wait(1)
+
+
+def test_a_global_prefetch_counts_what_a_transaction_has_not_acked_yet(channel: BlockingChannel, queue: str) -> None:
+    """Its ack may be rolled back; another consumer of the channel gets nothing meanwhile."""
+    fill(channel, queue, 2)
+    channel.basic_qos(prefetch_count=1, global_qos=True)
+    channel.tx_select()
+    first = Taker(channel, queue)
+    first.wait(1)
+    channel.basic_ack(first.tags[0])
+    second = Taker(channel, queue)
+    assert count(channel, queue) == 1
+    assert not second.tags
+    channel.tx_commit()
+    wait_until(channel.connection, lambda: len(first.tags) + len(second.tags) == 2)
+
+
+def test_consumers_that_share_a_prefetch_have_their_turns(channel: BlockingChannel, declare: Declare) -> None:
+    """One whose queue is long does not keep others of its channel from theirs."""
+    queues = [declare() for _ in range(3)]
+    for queue in queues:
+        fill(channel, queue, 9)
+    channel.basic_qos(prefetch_count=1, global_qos=True)
+    takers = [Taker(channel, queue) for queue in queues]
+    for number in range(1, 10):
+        wait_until(channel.connection, lambda number=number: sum(len(taker.tags) for taker in takers) == number)
+        channel.basic_ack(number)
+    assert min(len(taker.tags) for taker in takers) >= 2
+
+
 def test_an_exclusive_consumer_is_the_only_one(channel: BlockingChannel, queue: str) -> None:
     """Another one is refused with 403, before it or after it."""
     consumer = Taker(channel, queue, exclusive=True)

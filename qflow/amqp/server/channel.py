@@ -50,6 +50,8 @@ class Channel:
         self._last_queue: str | None = None
         self._prefetch = 0
         self._shared_prefetch = 0
+        self._unacked = 0
+        """What consumers were sent and is not settled, nor by a transaction that is not committed."""
         self._flows = not client.is_draining
         self._is_over = False
         self._gone: list[Consumer] | None = None
@@ -61,7 +63,7 @@ class Channel:
     def credit(self) -> int:
         if not self._flows:
             return 0
-        return self._shared_prefetch - len(self.holding) if self._shared_prefetch else NO_LIMIT
+        return self._shared_prefetch - self._unacked if self._shared_prefetch else NO_LIMIT
 
     @property
     def is_full(self) -> bool:
@@ -80,6 +82,9 @@ class Channel:
         else:
             self.holding.add(Held(delivery, consumer.hosted, consumer, time.monotonic()))
             consumer.unacked += 1
+            self._unacked += 1
+        if self._shared_prefetch and self.consumers.pop(consumer.tag, None) is not None:
+            self.consumers[consumer.tag] = consumer  # the others come first when there is room again
         self.client.flush_soon()
         return True
 
@@ -371,10 +376,12 @@ class Channel:
         consumer = held.consumer
         if consumer is not None:
             consumer.unacked -= 1
-            consumer.wake()
-            consumer.hosted.wake()
+            self._unacked -= 1
         if self._shared_prefetch:
             self._wake_consumers()
+        if consumer is not None:
+            consumer.wake()
+            consumer.hosted.wake()
 
     def settled(self, taken: dict[int, Held]) -> None:
         """Let consumers have others for messages that a transaction settled."""
