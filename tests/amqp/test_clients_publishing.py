@@ -132,6 +132,25 @@ def test_a_commit_leaves_out_queues_that_are_deleted(channel: BlockingChannel, d
     assert (count(channel, source), count(channel, other)) == (1, 2)
 
 
+def test_a_commit_returns_what_is_mandatory_and_whose_queues_are_all_deleted(
+    channel: BlockingChannel, declare: Declare
+) -> None:
+    """One that has another queue left is kept there; one that is not mandatory is gone with its queue."""
+    gone, left = declare(), declare()
+    transaction = channel.connection.channel()
+    returned: list[bytes] = []
+    transaction.add_on_return_callback(lambda *told: returned.append(told[3]))
+    transaction.tx_select()
+    transaction.basic_publish("", gone, b"returned", mandatory=True)
+    transaction.basic_publish("", gone, b"gone")
+    transaction.basic_publish("", gone, b"kept", pika.BasicProperties(headers={"CC": [left]}), mandatory=True)
+    transaction.queue_delete(gone)
+    transaction.tx_commit()
+    assert bodies(channel, left, 1) == [b"kept"]
+    wait_until(channel.connection, lambda: returned)
+    assert returned == [b"returned"]
+
+
 def test_a_rollback_undoes_publishes_and_acks(channel: BlockingChannel, queue: str) -> None:
     """The delivery is still the client's, who may ack it again; nothing is requeued by itself."""
     channel.basic_publish("", queue, b"first")

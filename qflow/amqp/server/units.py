@@ -19,9 +19,10 @@ OVERHEAD_BYTES = 1024
 """What a message is counted to have beside its body."""
 
 
-class _Returned(NamedTuple):
-    """A mandatory message that no queue takes: it goes back when the transaction commits."""
+class _Mandatory(NamedTuple):
+    """A message that goes back when the transaction commits, if no queue takes it: there was none, or all are gone."""
 
+    queues: list[HostedQueue]
     exchange: str
     routing_key: str
     properties: Properties
@@ -54,7 +55,7 @@ class Unit:
 
     def __init__(self, channel: UnitChannel) -> None:
         self._channel = channel
-        self._committing: asyncio.Task[None] | None = None
+        self._committing: asyncio.Task[set[HostedQueue]] | None = None
         self._size = 0
         self._clear()
 
@@ -62,7 +63,7 @@ class Unit:
         self._channel.client.share.hold(-self._size)
         self._puts: list[tuple[HostedQueue, Parcel]] = []
         self._size = 0
-        self._returned: list[_Returned] = []
+        self._mandatory: list[_Mandatory] = []
         self._acked: dict[int, Held] = {}
         self._nacked: list[tuple[dict[int, Held], bool]] = []
 
@@ -77,8 +78,8 @@ class Unit:
         if self._size > most:
             raise AmqpError(ReplyCode.RESOURCE_ERROR, f"a transaction holds at most {most:,} bytes")
         self._puts += [(hosted, parcel) for hosted in queues]
-        if mandatory and not queues:
-            self._returned.append(_Returned(*where, parcel.body))
+        if mandatory:
+            self._mandatory.append(_Mandatory(queues, *where, parcel.body))
 
     def ack(self, taken: dict[int, Held]) -> None:
         """Settle messages when the transaction commits."""
@@ -91,13 +92,13 @@ class Unit:
     async def commit(self) -> None:
         """Commit; nothing of it is done if that fails, which ends the channel, or that is not known."""
         channel = self._channel
-        puts, acked, nacked, returned = self._puts, self._acked, self._nacked, self._returned
+        puts, acked, nacked, mandatory = self._puts, self._acked, self._nacked, self._mandatory
         queues = dict.fromkeys(hosted for hosted, _ in puts)
         try:
             for hosted in queues:
                 if hosted.refuses and not hosted.store.is_gone:
                     raise QueueFull(f"{hosted.where} is full")
-            await self._until_committed(puts, acked)
+            there = await self._until_committed(puts, acked)
         except (QueueFull, QueueDeleted, StreamDeleted, AlreadySettled, InvalidArgument) as error:
             self.rollback()
             raise AmqpError(ReplyCode.PRECONDITION_FAILED, f"not committed: {error}") from error
@@ -122,10 +123,13 @@ class Unit:
         finally:
             for taken, _ in nacked:  # it failed, or was cancelled
                 channel.holding.restore(taken)
-        for one in returned:
-            channel.publishing.return_(*one)
+        for one in mandatory:
+            if there.isdisjoint(one.queues):
+                channel.publishing.return_(one.exchange, one.routing_key, one.properties, one.body)
 
-    async def _until_committed(self, puts: list[tuple[HostedQueue, Parcel]], acked: dict[int, Held]) -> None:
+    async def _until_committed(
+        self, puts: list[tuple[HostedQueue, Parcel]], acked: dict[int, Held]
+    ) -> set[HostedQueue]:
         self._committing = task = asyncio.ensure_future(self._commit(puts, acked))
         try:
             await until_done(self._channel.client, [task])
@@ -137,10 +141,10 @@ class Unit:
             self._committing = None
         if task.cancelled():
             raise InvalidArgument("the channel is closed")
-        task.result()
+        return task.result()
 
-    async def _commit(self, puts: list[tuple[HostedQueue, Parcel]], acked: dict[int, Held]) -> None:
-        """Commit what concerns queues that are there: one that is deleted meanwhile takes its messages along."""
+    async def _commit(self, puts: list[tuple[HostedQueue, Parcel]], acked: dict[int, Held]) -> set[HostedQueue]:
+        """Commit what concerns queues that are there, and return these: one that is gone takes its messages along."""
         concerned = {hosted for hosted, _ in puts} | {held.hosted for held in acked.values()}
         while True:
             there = {hosted for hosted in concerned if not hosted.store.is_gone}
@@ -152,7 +156,7 @@ class Unit:
                     for held in acked.values():
                         if held.hosted in there:
                             await transaction.ack(held.delivery)
-                return
+                return there
             except (QueueDeleted, StreamDeleted):
                 if not any(hosted.store.is_gone for hosted in there):
                     raise
