@@ -187,6 +187,24 @@ def test_an_alternate_exchange_has_what_goes_nowhere(
     assert (count(channel, queue), count(channel, others)) == (0, 0)
 
 
+def test_a_message_of_several_keys_is_routed_by_all_of_them_everywhere(
+    channel: BlockingChannel, exchange: Exchange, declare: Declare
+) -> None:
+    """Behind another exchange; and to the alternate one if none of them leads anywhere."""
+    rest, behind = exchange("fanout"), exchange("topic")
+    name, queue, others = exchange("direct", arguments={"alternate-exchange": rest}), declare(), declare()
+    channel.exchange_bind(behind, name, "first")
+    channel.queue_bind(queue, behind, "second")
+    channel.queue_bind(others, rest)
+    for number, copies in enumerate(
+        ({"CC": ["first", "second"]}, {"CC": ["first"], "BCC": ["second"]}, {"CC": ["no"]})
+    ):
+        channel.basic_publish(name, "nowhere", str(number).encode(), pika.BasicProperties(headers=copies))
+    assert bodies(channel, queue, 2) == [b"0", b"1"]
+    assert bodies(channel, others, 1) == [b"2"]
+    assert (count(channel, queue), count(channel, others)) == (0, 0)
+
+
 def test_an_internal_exchange_is_for_exchanges_only(
     channel: BlockingChannel, exchange: Exchange, declare: Declare
 ) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Sequence
 
 from qflow.amqp.model.bindings import EXCHANGE, QUEUE, Binding, Identity, Target
 from qflow.amqp.model.exchanges import DEFAULT, PREDECLARED, Exchange
@@ -94,14 +93,25 @@ class Routing:
 
     # Routing ---------------------------------------------------------------------------------------------------------
 
-    def route(self, exchange: Exchange, routing_key: str, headers: Headers) -> tuple[str, ...]:
+    def route(
+        self, exchange: Exchange, routing_key: str, headers: Headers, copies: Sequence[str] = ()
+    ) -> tuple[str, ...]:
         """Return the queues that a message goes to; see `VirtualHost.route`."""
+        if copies:
+            return self._find(exchange, [routing_key, *copies], headers)[0]
         if exchange.name == DEFAULT:
             return (routing_key,) if self._has_queue(routing_key) else ()
         route = self._routes.get((exchange.name, routing_key))
-        return self._find(exchange, routing_key, headers) if route is None else route
+        if route is None:
+            route, may_keep = self._find(exchange, [routing_key], headers)
+            if may_keep:
+                if len(self._routes) >= MOST_ROUTES:
+                    self._routes.clear()
+                self._routes[exchange.name, routing_key] = route
+        return route
 
-    def _find(self, first: Exchange, routing_key: str, headers: Headers) -> tuple[str, ...]:
+    def _find(self, first: Exchange, keys: Sequence[str], headers: Headers) -> tuple[tuple[str, ...], bool]:
+        """Return the queues, and whether they are the same for any headers and as long as the bindings are."""
         queues: dict[str, None] = {}
         seen = {first.name}
         waiting = deque([first])
@@ -110,27 +120,21 @@ class Routing:
             exchange = waiting.popleft()
             if exchange.name == DEFAULT:
                 may_keep = False  # it depends on which queues there are
-                if self._has_queue(routing_key):
-                    queues[routing_key] = None
+                queues |= dict.fromkeys(key for key in keys if self._has_queue(key))
                 continue
             may_keep = may_keep and not exchange.matcher.needs_headers
-            for kind, name in _targets(exchange, routing_key, headers):
+            for kind, name in _targets(exchange, keys, headers):
                 if kind == QUEUE:
                     queues[name] = None
                 elif name not in seen and name in self.exchanges:
                     seen.add(name)
                     waiting.append(self.exchanges[name])
-        route = tuple(queues)
-        if may_keep:
-            if len(self._routes) >= MOST_ROUTES:
-                self._routes.clear()
-            self._routes[first.name, routing_key] = route
-        return route
+        return tuple(queues), may_keep
 
 
-def _targets(exchange: Exchange, routing_key: str, headers: Headers) -> list[Target]:
+def _targets(exchange: Exchange, keys: Sequence[str], headers: Headers) -> list[Target]:
     """Return where an exchange sends a message, in the order of its bindings; to the alternate one if none matches."""
-    found = sorted(exchange.matcher.match(routing_key, headers), key=attrgetter("number"))
+    found = {binding.number: binding for key in keys for binding in exchange.matcher.match(key, headers)}
     if not found and exchange.alternate is not None:
         return [Target(EXCHANGE, exchange.alternate)]
-    return [binding.target for binding in found]
+    return [found[number].target for number in sorted(found)]

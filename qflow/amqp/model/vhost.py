@@ -6,7 +6,7 @@ applies it; one plan at a time. Refusals are those of RabbitMQ 4, in its words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -113,17 +113,20 @@ class VirtualHost:
 
     # Routing ---------------------------------------------------------------------------------------------------------
 
-    def route(self, exchange: str, routing_key: str, headers: Headers = no_headers) -> tuple[str, ...]:
+    def route(
+        self, exchange: str, routing_key: str, headers: Headers = no_headers, copies: Sequence[str] = ()
+    ) -> tuple[str, ...]:
         """Return the names of the queues that a message goes to, each once, in the order of their bindings.
 
         Args:
             headers: returns the table `headers` of the message; called only if an exchange of that kind is on the way.
+            copies: further routing keys, each as good as the first at every exchange on the way.
 
         Raises:
             AmqpError: 404; there is no such exchange.
         Cost: 0.2 µs where the same was asked since the last change of exchanges or bindings.
         """
-        return self._routing.route(self.exchange(exchange), routing_key, headers)
+        return self._routing.route(self.exchange(exchange), routing_key, headers, copies)
 
     # Exchanges -------------------------------------------------------------------------------------------------------
 

@@ -244,10 +244,7 @@ class Host:
         """
         if not inside:
             self._model.publishing(exchange)
-        names: Sequence[str] = self._model.route(exchange, keys[0], properties.headers)
-        if len(keys) > 1:
-            routes = (self._model.route(exchange, key, properties.headers) for key in keys)
-            names = list(dict.fromkeys(name for route in routes for name in route))
+        names = self._model.route(exchange, keys[0], properties.headers, keys[1:])
         found = (self.find(name) for name in names)
         return [hosted for hosted in found if hosted is not None]
 
