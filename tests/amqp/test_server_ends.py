@@ -150,3 +150,37 @@ async def closed(client: Raw) -> None:
     """See that a client is told to close, and do so."""
     assert (await client.expect(Connections.Close)).reply_code == 320
     client.send(Connections.CloseOk(), channel=0)
+
+
+@pytest.mark.parametrize("how", ["kill", "close", "nack", "recover"])
+def test_what_goes_back_together_lets_others_have_their_turn(tmp_path: Path, how: str) -> None:
+    """Much that a client held, of several queues: other clients wait for a part of it at most."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            queues = [await server.broker.declare_queue(f"q{number}", durable=False) for number in range(3)]
+            client = await connected(server)
+            for queue in queues:
+                await client.ask(Basic.Consume(0, queue.name), Basic.ConsumeOk)
+            for queue in queues:
+                await queue.put_many([b"x"] * 2000)
+            for _ in range(6000):
+                await client.expect(Basic.Deliver)
+            client.send(Basic.Qos(0, 1, True))  # what has gone back does not come again at once
+            await client.expect(Basic.QosOk)
+            end(client)
+            found = {6000}
+            while min(found) > 3:
+                found.add(sum(queue.queue.stats().acquired_messages for queue in queues))
+                await asyncio.sleep(0)
+            assert len(found) > 6
+
+    def end(client: Raw) -> None:
+        if how == "kill":
+            client.kill()
+        else:
+            client.send(
+                {"close": Channels.Close(0, "", 0, 0), "nack": Basic.Nack(0, True), "recover": Basic.Recover(True)}[how]
+            )
+
+    run(scenario())

@@ -512,8 +512,12 @@ def test_heartbeats_go_on_where_unused_queues_cannot_be_deleted(
 def test_a_nack_that_fails_leaves_the_rest_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They go back when the connection ends by it."""
 
-    async def fail(*_: Any) -> None:
-        raise QueueFull("for the test")
+    give_back = QueueStore.give_back
+
+    async def fail(store: QueueStore, held: Any, requeue: bool) -> None:
+        if not requeue:
+            raise QueueFull("for the test")
+        await give_back(store, held, requeue)
 
     async def scenario() -> None:
         async with serving(tmp_path / "spool") as server:

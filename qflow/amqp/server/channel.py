@@ -416,9 +416,7 @@ class Channel:
         self.publishing.end()
         if self.unit is not None:
             await self.unit.end()
-        for held in self.holding.take_all().values():
-            await attempt(give_back(held.delivery), self.client.warn)
-            held.hosted.look_for_expired()
+        await self.holding.end(self.client.warn)
         for consumer in consumers:
             await attempt(self.host.consumer_left(consumer), self.client.warn)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from qflow.aio.delivery import AsyncDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.consuming import Consumer
 from qflow.amqp.server.hosted import HostedQueue
+from qflow.amqp.server.tasks import attempt
 from qflow.delivery import Delivery
 from qflow.named_tuples import NamedTuple
 
-AT_ONCE = 1000
+AT_ONCE = 100
 """Messages that go back together."""
+REJECTED_AT_ONCE = 1000
+"""Messages that go to the dead letters together: they share a commit."""
 
 
 class Held(NamedTuple):
@@ -84,17 +88,21 @@ class Holding:
     async def give_back(self, taken: dict[int, Held], requeue: bool, left: Callable[[Held], None]) -> None:
         """Have what was taken go back, or to the dead letters, and tell of each; what is left over is held again."""
         try:
-            for hosted in dict.fromkeys(held.hosted for held in taken.values()):
-                tags = [tag for tag, held in taken.items() if held.hosted is hosted]
-                for first in range(0, len(tags), AT_ONCE):
-                    some = tags[first : first + AT_ONCE]
-                    await hosted.store.give_back([taken[tag].delivery for tag in some], requeue)
-                    for tag in some:
-                        left(taken.pop(tag))
+            async for hosted, tags in _lots(taken, AT_ONCE if requeue else REJECTED_AT_ONCE):
+                await hosted.store.give_back([taken[tag].delivery for tag in tags], requeue)
+                for tag in tags:
+                    left(taken.pop(tag))
                 hosted.look_for_expired()
         finally:
             if taken:  # it failed, or was cancelled
                 self.restore(taken)
+
+    async def end(self, warn: Callable[[str, object], None]) -> None:
+        """Have all that is held go back; what cannot is warned of."""
+        taken = self.take_all()
+        async for hosted, tags in _lots(taken, AT_ONCE):
+            await attempt(hosted.store.give_back([taken[tag].delivery for tag in tags], True), warn)
+            hosted.look_for_expired()
 
     def overdue(self, now: float) -> tuple[int, float] | None:
         """Return tag and time limit, in seconds, of a message that is held for too long. Cost: 0.2 µs a queue."""
@@ -103,6 +111,20 @@ class Holding:
             if now - self.held[first].since_s >= timeout_s:
                 return first, timeout_s
         return None
+
+
+async def _lots(taken: dict[int, Held], most: int) -> AsyncIterator[tuple[HostedQueue, list[int]]]:
+    """Yield what goes back together, as (queue, tags); others have their turn between one lot and the next."""
+    of_queue: dict[HostedQueue, list[int]] = {}
+    for tag, held in taken.items():
+        of_queue.setdefault(held.hosted, []).append(tag)
+    is_first = True
+    for hosted, tags in of_queue.items():
+        for first in range(0, len(tags), most):
+            if not is_first:
+                await asyncio.sleep(0)
+            is_first = False
+            yield hosted, tags[first : first + most]
 
 
 def settle_all(held: Iterable[Held]) -> None:
