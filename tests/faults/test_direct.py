@@ -187,6 +187,19 @@ def test_a_publish_to_a_few_queues_that_stands_alone_is_one_note(broker: qflow.B
     assert all(broker.queue(name).get_many(9).bodies == [b"0", b"1", b"x" * 5_000, b"2"] for name in few)
 
 
+def test_what_is_put_together_and_not_logged_is_not_counted_as_what_the_log_holds(
+    broker: qflow.Broker, tmp_path: Path
+) -> None:
+    """Between messages that are: a row that counts it would have one sought that was never there, and told as lost."""
+    queue = broker.queue("q")
+    with broker.transaction() as tx:
+        tx.put("q", b"d")
+        tx.put("q", b"not logged", durable=False)
+        tx.put("q", b"e", headers={"n": 1})
+    assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d", b"e"]
+    assert queue.get_many(9).bodies == [b"a", b"b", b"c", b"d", b"not logged", b"e"]
+
+
 def cut(broker: qflow.Broker, path: Path) -> Path:
     """Return a copy as a kill leaves it amid the write of the last record of the journal."""
     copy = inside.copy_as_killed(broker, path)

@@ -167,7 +167,7 @@ class Put(Request):
 
     def note_of(self, lane: Lane, now_ms: int) -> Noting | None:
         """`note` of what it does to one lane."""
-        return put_note(lane, self.records, self.size, now_ms) if self.topics is None else None
+        return put_note(lane, self.records, self.plain, self.size, now_ms) if self.topics is None else None
 
     def show(self, turn: Turn, first: int) -> bool:
         return self.lane.publisher.show(self, turn, first)

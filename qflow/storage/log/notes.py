@@ -60,10 +60,14 @@ Noting: TypeAlias = tuple[tuple[Note, ...], bytes]
 """What a request does to its lanes, here and as the journal has it."""
 
 
-def put_note(lane: Lane, records: Sequence[Record], size: int, now_ms: int) -> Noting | None:
-    """Return a note of messages of `size` bytes together, at the end of a lane; None if there is to be none."""
+def put_note(lane: Lane, records: Sequence[Record], plain: bool, size: int, now_ms: int) -> Noting | None:
+    """Return a note of messages of `size` bytes together, at the end of a lane; None if there is to be none.
+
+    Args:
+        plain: all of them are bytes; else some may be among them that the log does not hold.
+    """
     row, first, record = lane.row, lane.next, records[0]
-    if size > MOST_BYTES or not (lane.takes_notes and row.next == first and is_logged(record)):
+    if size > MOST_BYTES or not (lane.takes_notes and row.next == first and (plain or all(map(is_logged, records)))):
         return None
     messages = len(records)
     _, floor, count, total, tail, marks, doubtful, referring = row
