@@ -21,6 +21,7 @@ from faults.strikes import Strike, Struck
 from qflow import inspect
 from qflow.aio.broker import AsyncBroker
 from qflow.identity import new_uuid
+from qflow.message import OVERHEAD_BYTES
 from qflow.queues.queue import parts_of
 from qflow.storage.files import Files
 from qflow.storage.log import confirming, direct, journal, recovery, writer
@@ -198,6 +199,22 @@ def test_what_is_put_together_and_not_logged_is_not_counted_as_what_the_log_hold
         tx.put("q", b"e", headers={"n": 1})
     assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d", b"e"]
     assert queue.get_many(9).bodies == [b"a", b"b", b"c", b"d", b"not logged", b"e"]
+
+
+def test_notes_hold_no_more_than_is_said_of_messages_that_were_acked(
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are charged to nobody by then: small ones take many times in memory what they take in the journal."""
+    monkeypatch.setattr(direct, "NOTED_BYTES", 100_000)
+    queue, held = broker.queue("q"), 0
+    queue.get_many(3).ack(wait=True)
+    for _ in range(10):
+        rest(broker)
+        queue.put_many([b"x"] * 255)
+        queue.get_many(255).ack(wait=True)
+        notes = broker.engine.log._writer._confirming.notes
+        held = max(held, sum(len(note.records or ()) for note in notes))
+    assert 255 <= held <= 100_000 // OVERHEAD_BYTES
 
 
 def cut(broker: qflow.Broker, path: Path) -> Path:

@@ -52,7 +52,7 @@ costs as much as a commit."""
 SOON_S = 0.02
 LATE_S = 1.0
 NOTED_BYTES = 2**20
-"""So much may be noted between two batches."""
+"""So much may be noted between two batches: in the journal, and `OVERHEAD_BYTES` more for each message."""
 NOTED_LANES = 16
 """For so many lanes."""
 UNTOLD = 16
@@ -164,7 +164,7 @@ class Confirming:
         return True
 
     def note(self, notes: Iterable[Note], size: int) -> None:
-        """Count notes that are one record of the journal, of `size` bytes there."""
+        """Count notes that are one record of the journal; `size`: see `NOTED_BYTES`."""
         if not self.pending:
             self.since = monotonic()
         self.pending += 1

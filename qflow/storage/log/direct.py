@@ -27,6 +27,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from qflow.handlers import is_of_handler
+from qflow.message import OVERHEAD_BYTES
 from qflow.named_tuples import NamedTuple
 from qflow.storage.log.batch import Batch, Put, Request
 from qflow.storage.log.confirming import NOTED_BYTES, NOTED_LANES, Confirming
@@ -47,6 +48,7 @@ class Noted(NamedTuple):
     """What it does; one note where its own thread confirms it."""
     record: Record
     size: int
+    """See `NOTED_BYTES`."""
     journal: Journal
     """A handler may close the log meanwhile, and open another."""
 
@@ -152,8 +154,9 @@ class Direct:
         if is_removed(confirming.env):
             return None
         notes, changes = made
-        lanes, size = self._lanes, len(changes)
-        if confirming.noted_bytes + size > NOTED_BYTES or not journal.fits(size):
+        # Records stand in memory until they are carried out, also where they were acked by then, and are not charged.
+        lanes, size = self._lanes, len(changes) + OVERHEAD_BYTES * sum([len(note.records or ()) for note in notes])
+        if confirming.noted_bytes + size > NOTED_BYTES or not journal.fits(len(changes)):
             return None
         for note in notes:
             if note.lane not in lanes:
