@@ -24,8 +24,9 @@ from qflow.identity import new_uuid
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.queue import parts_of
 from qflow.storage.files import Files
-from qflow.storage.log import confirming, direct, journal, recovery, writer
+from qflow.storage.log import batch, confirming, direct, journal, recovery, writer
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal
+from qflow.storage.log.notes import NOTED_LANES
 from qflow.storage.log.shared_reading import open_to_read
 from unit.clocks import until
 
@@ -217,6 +218,24 @@ def test_notes_hold_no_more_than_is_said_of_messages_that_were_acked(
     assert 255 <= held <= 100_000 // OVERHEAD_BYTES
 
 
+def test_of_a_publish_to_more_queues_than_there_is_room_for_no_note_is_made(
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To be thrown away: that would take as long as to write it."""
+    for name in (names := [f"many{number}" for number in range(NOTED_LANES + 1)]):
+        broker.declare_queue(name).put(b"0")
+        broker.bind(name, "many")
+        if name != names[-1]:
+            broker.bind(name, "few")
+    made: list[Any] = []
+    real = batch.put_note
+    monkeypatch.setattr(batch, "put_note", lambda *given: (made.append(given), real(*given))[1])
+    for topic, count in (("many", 0), ("few", NOTED_LANES)):
+        rest(broker)
+        broker.publish(topic, b"1")
+        assert len(made) == count
+
+
 def cut(broker: qflow.Broker, path: Path) -> Path:
     """Return a copy as a kill leaves it amid the write of the last record of the journal."""
     copy = inside.copy_as_killed(broker, path)
@@ -338,7 +357,7 @@ def test_a_journal_that_fails_under_a_note_of_the_writer(operation: str, tmp_pat
 
 
 def test_more_lanes_than_there_is_room_for_take_batches(broker: qflow.Broker, tmp_path: Path) -> None:
-    queues = [broker.declare_queue(f"q{number}") for number in range(confirming.NOTED_LANES + 4)]
+    queues = [broker.declare_queue(f"q{number}") for number in range(NOTED_LANES + 4)]
     for queue in queues:
         queue.put(b"first")
     rest(broker)
@@ -346,7 +365,7 @@ def test_more_lanes_than_there_is_room_for_take_batches(broker: qflow.Broker, tm
     for queue in queues:
         rest(broker)
         queue.put(b"second")
-    assert confirming.NOTED_LANES <= confirmed(broker) - before < len(queues)
+    assert NOTED_LANES <= confirmed(broker) - before < len(queues)
     copy = inside.copy_as_killed(broker, tmp_path / "copy")
     with qflow.open(copy) as again:
         assert all(again.queue(queue.name).get_many(9).bodies == [b"first", b"second"] for queue in queues)

@@ -28,7 +28,7 @@ from qflow.storage.log.calls import Calls
 from qflow.storage.log.gates import Gate
 from qflow.storage.log.hollowing import Hollowed
 from qflow.storage.log.lane import Lane, Step, Turn
-from qflow.storage.log.notes import MOST_BYTES, Noting, joint_note, put_note, settle_note
+from qflow.storage.log.notes import MOST_BYTES, NOTED_LANES, Noting, joint_note, put_note, settle_note
 from qflow.storage.log.parts import extend
 from qflow.storage.log.rows import Settled
 
@@ -250,10 +250,10 @@ class Unit(Request):
         batch.units.append(self)
 
     def note(self, now_ms: int) -> Noting | None:
-        puts = [(put, lane) for put in self.puts if put.is_logged for lane in put.lanes]
+        puts = [(put, lane) for put in self.puts if put.is_logged for lane in put.lanes[: NOTED_LANES + 1]]
         sizes = [put.size for put, _ in puts]
         is_shared = sum([size >= SHARED_BYTES for size in sizes]) > 1  # what several hold is stored once
-        if is_shared or sum(sizes) > MOST_BYTES or self.writes or self.notes or self.size:
+        if is_shared or len(puts) > NOTED_LANES or sum(sizes) > MOST_BYTES or self.writes or self.notes or self.size:
             return None
         settles = [settle_note(lane, ranges) for lane, ranges in self.settles]
         return joint_note([*settles, *[put.note_of(lane, now_ms) for put, lane in puts]])

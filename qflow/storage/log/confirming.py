@@ -31,7 +31,7 @@ from qflow.storage.log.append import TAIL_BYTES
 from qflow.storage.log.changes import PAGE_BYTES, Changes, play
 from qflow.storage.log.journal import STATE_KEY, Journal, JournalState, encode_state, path_of
 from qflow.storage.log.lane import Lane
-from qflow.storage.log.notes import Note, carry_out, is_note
+from qflow.storage.log.notes import NOTED_LANES, Note, carry_out, is_note
 from qflow.storage.log.placing import check_in_place, check_not_removed
 from qflow.storage.log.rows import Row
 from qflow.storage.log.timing import Timers
@@ -53,8 +53,6 @@ SOON_S = 0.02
 LATE_S = 1.0
 NOTED_BYTES = 2**20
 """So much may be noted between two batches: in the journal, and `OVERHEAD_BYTES` more for each message."""
-NOTED_LANES = 16
-"""For so many lanes."""
 UNTOLD = 16
 """Lines for the log of the process that wait; of more, the oldest are dropped."""
 

@@ -30,10 +30,10 @@ from qflow.handlers import is_of_handler
 from qflow.message import OVERHEAD_BYTES
 from qflow.named_tuples import NamedTuple
 from qflow.storage.log.batch import Batch, Put, Request
-from qflow.storage.log.confirming import NOTED_BYTES, NOTED_LANES, Confirming
+from qflow.storage.log.confirming import NOTED_BYTES, Confirming
 from qflow.storage.log.journal import Journal, Record
 from qflow.storage.log.lane import Lane, Step
-from qflow.storage.log.notes import Note
+from qflow.storage.log.notes import NOTED_LANES, Note
 from qflow.storage.log.placing import is_removed
 
 PATIENCE_S = 0.25

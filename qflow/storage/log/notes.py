@@ -31,6 +31,8 @@ from qflow.storage.log.rows import Row, read_row, with_last_block, write_row
 
 MOST_BYTES = 128 * 1024
 """A larger put is not noted: it would be written twice for little."""
+NOTED_LANES = 16
+"""Of so many lanes notes may stand beside each other."""
 _PUT, _SETTLED, _PUT_MANY, _TOGETHER = 4, 5, 7, 8
 _NOTES = frozenset(bytes((kind,)) for kind in (_PUT, _SETTLED, _PUT_MANY, _TOGETHER))
 _PUT_HEAD = struct.Struct("<BIBQQB")
