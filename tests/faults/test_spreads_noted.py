@@ -17,7 +17,7 @@ from faults.seams import Faults, drained, faulty_broker
 from faults.test_spreads import bound
 from qflow.errors import CorruptionError
 from qflow.identity import uuid_of
-from qflow.storage.blocks import BlockKey
+from qflow.storage.blocks import BlockKey, read_header
 from qflow.storage.encoding import Messages, encode
 from qflow.storage.environment import CannotGrow, Environment
 from qflow.storage.log import alike, carrying, confirming, journal, spreading, writer
@@ -57,13 +57,21 @@ def crashed(broker: qflow.Broker, path: Path) -> Path:
 
 
 def pairs(path: Path) -> dict[bytes, Any]:
-    """Return the rows and blocks of the queues of a closed spool, but for how a row says that there was a crash."""
+    """Return the rows and blocks of the queues of a closed spool, but for how a row says that there was a crash.
+
+    And but for blocks of which all is settled: where notes settle it, a recovery leaves them to the next batch.
+    """
     with lmdb.open(str(path / "log"), readonly=True, lock=False, create=False) as env, env.begin() as txn:
-        found: dict[bytes, Any] = {key: value for key, value in txn.cursor() if key[0] == BLOCKS}
-        for key in found:
+        found: dict[bytes, Any] = {}
+        for key, value in txn.cursor():
+            if key[0] != BLOCKS:
+                continue
             _, owner, lane, number = parts_of(key)
+            row = read_row(txn, owner, lane)
             if number == LAST:
-                found[key] = read_row(txn, owner, lane)._replace(doubtful=0)
+                found[key] = row._replace(doubtful=0)
+            elif read_header(value, where="a block").end > row.floor:
+                found[key] = value
         return found
 
 
