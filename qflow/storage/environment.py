@@ -25,9 +25,9 @@ import lmdb
 
 from qflow.descriptors import close_on_exec, is_standard, occupy_standard
 from qflow.errors import BrokerFailed, CorruptionError, DiskFull, QflowError, StorageError
+from qflow.storage import forks
 from qflow.storage.encoding import Sections
 from qflow.storage.files import CREATE, FILE_MODE, FULL, OVERWRITE, Files, open_anew, remedy_in, storage_error
-from qflow.storage.forks import open_already, opened
 from qflow.storage.joining import Value, join
 from qflow.storage.last_commit import LastCommit, look
 from qflow.storage.lock import Place, holders_in_words
@@ -143,7 +143,7 @@ def _open(path: str, *, read_only: bool = False, readahead: bool = False) -> lmd
                 size //= 2
                 continue
             if "already open in this process" in str(error):
-                raise open_already(path, os.stat(os.path.join(path, DATA))) from error
+                raise forks.open_already(path, os.stat(os.path.join(path, DATA))) from error
             if isinstance(error, DAMAGE):
                 raise CorruptionError(
                     f"the log at {path} could not be opened: {str(error).rstrip('.')}: restore it from a snapshot, or "
@@ -185,7 +185,7 @@ class Environment:
             with ExitStack() as undo:
                 self._open(path, undo, read_only=read_only, readahead=readahead or not read_only)
                 if not any(is_standard(os.path.join(path, name)) for name in (DATA, LOCK, LAST)):
-                    opened.add(self)
+                    forks.note(self)
                     undo.pop_all()
                     return  # else a file of another thread had it until a moment ago
 
@@ -198,6 +198,7 @@ class Environment:
             self._last = LastCommit(path, self._data_fd, self._files)
             undo.callback(self._last.close)
             self.problems = self._last.put_right()
+            forks.check_not_open(path, os.fstat(self._data_fd))
             make_reader_table(path, self._files, READERS)
         else:
             self._last, self.problems = None, look(path, self._files)
@@ -414,7 +415,7 @@ class Environment:
         other.messages = self.messages  # no call in here: an interrupt finds all or nothing
 
     def close(self) -> None:
-        opened.discard(self)
+        forks.forget(self)
         self._env.close()
         if self._last is not None:
             self._last.close()

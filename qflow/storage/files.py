@@ -163,7 +163,7 @@ class Files:
     def allocated(self, fd: int) -> int:
         """Return the length of an open file if it has disk space for all of it; 0 if it has holes, as copies may."""
         status = self.status(fd)
-        return status.st_size if status.st_blocks * _STAT_BLOCK >= status.st_size else 0
+        return status.st_size if space_of(status) >= status.st_size else 0
 
     def status(self, fd: int) -> os.stat_result:
         """Return the status of an open file."""
@@ -248,6 +248,11 @@ class Files:
             with contextlib.suppress(OSError):
                 os.unlink(staged)
             raise
+
+
+def space_of(status: os.stat_result) -> int:
+    """Return how many bytes of the disk a file takes."""
+    return status.st_blocks * _STAT_BLOCK
 
 
 def write_all(files: Files, fd: int, data: bytes | memoryview, position: int) -> int:

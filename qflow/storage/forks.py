@@ -1,10 +1,10 @@
-"""Logs that this process was forked with: LMDB opens none of them in it again, whoever closes them elsewhere."""
+"""Logs that are open in this process, or were when it was forked: LMDB opens none of them in it again."""
 
 from __future__ import annotations
 
 import os
 from typing import Protocol
-from weakref import WeakSet
+from weakref import ReferenceType, ref
 
 from qflow.errors import ForkedProcess, QflowError, StorageError
 
@@ -16,12 +16,34 @@ class Opened(Protocol):
     """Of its file."""
 
 
-opened: WeakSet[Opened] = WeakSet()
-"""In this process."""
+_opened: set[ReferenceType[Opened]] = set()
+"""In this process. A copy of it is made in one step, whatever other threads open meanwhile."""
 _inherited: set[tuple[int, int]] = set()
 """Devices and inodes of those that were open at a fork."""
 _of_parent: set[tuple[int, int]] = set()
 """Those that were so in the parent."""
+
+
+def note(one: Opened) -> None:
+    """Note that an environment is open."""
+    _opened.add(ref(one, _opened.discard))
+
+
+def forget(one: Opened) -> None:
+    """Note that it is closed."""
+    _opened.discard(ref(one))
+
+
+def _files() -> set[tuple[int, int]]:
+    """Return device and inode of each log that is open in this process."""
+    there = (reference() for reference in _opened.copy())
+    return {(one.file.st_dev, one.file.st_ino) for one in there if one is not None}
+
+
+def check_not_open(path: str, file: os.stat_result) -> None:
+    """Refuse a log that is open in this process before LMDB does. Raises StorageError."""
+    if (file.st_dev, file.st_ino) in _files():
+        raise open_already(path, file)
 
 
 def open_already(path: str, file: os.stat_result) -> QflowError:
@@ -44,8 +66,8 @@ def speak_for_parent() -> None:
 
 def _after_fork() -> None:
     _of_parent.update(_inherited)
-    _inherited.update((one.file.st_dev, one.file.st_ino) for one in list(opened))
-    opened.clear()
+    _inherited.update(_files())
+    _opened.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

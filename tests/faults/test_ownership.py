@@ -21,6 +21,7 @@ from crash.seams import run_in_child
 from faults.seams import drained, in_thread
 from qflow import engine as engine_module
 from qflow import inspect
+from qflow.storage.lock import lock_holders
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 OPEN_HERE = """
@@ -314,6 +315,23 @@ def test_a_spool_is_private(spool, open_spool):
     broker.declare_queue("q", durable=False).put_many([b"x" * 100] * 9)
     for path in [spool, *spool.rglob("*")]:
         assert path.lstat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.parametrize("has_holes", [False, True])
+def test_an_opening_that_is_refused_leaves_a_reader_in_this_process_its_place(spool: Path, has_holes: bool) -> None:
+    """Whoever closes a file gives up all locks of its process on it: the next owner freed the pages that it reads."""
+    with qflow.open(spool) as broker:
+        broker.declare_stream("s", topics=["#"])
+    table = spool / "log" / "lock.mdb"
+    if has_holes:  # as other tools copy it
+        size = table.stat().st_size
+        os.truncate(table, 0)
+        os.truncate(table, size)
+    with inspect.read_stream(spool, "s", on_gap=pytest.fail):
+        assert lock_holders(str(table)) == [os.getpid()]
+        with pytest.raises(qflow.StorageError, match="is open in this process"):
+            qflow.open(spool)
+        assert lock_holders(str(table)) == [os.getpid()]
 
 
 def test_a_log_that_is_open_in_this_process_is_asked_of_its_broker(spool: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import stat
 
 from qflow.errors import CorruptionError, StorageError
-from qflow.storage.files import FILE_MODE, FULL, Files, storage_error
+from qflow.storage.files import FILE_MODE, FULL, Files, space_of, storage_error
 
 LOG, STAGED = "log", "log.new"
 DATA, LOCK, LAST = "data.mdb", "lock.mdb", "last"
@@ -32,19 +32,20 @@ def make_reader_table(log: str, files: Files, readers: int) -> None:
     """Have disk space for all of `lock.mdb`: LMDB maps it, and on a full disk who writes to a hole is killed (SIGBUS).
 
     A table that was made with holes keeps those in which no reader has been yet, where the disk has no room for them.
+    Nothing in this process has the log open: closing the table would give up the locks that say who reads.
     """
-    path = os.path.join(log, LOCK)
+    path, size = os.path.join(log, LOCK), _HEAD_BYTES + _SLOT_BYTES * readers
+    found = _found(path)
+    if found is not None and stat.S_ISREG(found.st_mode) and size <= found.st_size <= space_of(found):
+        return
     try:
         fd = files.open(path, _TABLE, FILE_MODE)
         try:
-            size = _HEAD_BYTES + _SLOT_BYTES * readers
-            if files.allocated(fd) < size:
-                try:
-                    files.allocate(fd, size)
-                except OSError as error:
-                    if error.errno not in FULL:
-                        raise
-                    files.allocate(fd, min(size, _PAGE_BYTES))
+            files.allocate(fd, size)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            files.allocate(fd, min(size, _PAGE_BYTES))
         finally:
             files.close(fd)
     except OSError as error:
