@@ -321,17 +321,21 @@ def test_a_log_that_cannot_be_read_for_the_disk_is_full_is_not_damaged(small_dis
     assert check_spool(small_disk / "spool") == []
 
 
+@pytest.mark.parametrize("of_another", [True, False])
 @pytest.mark.parametrize("spill", ["files", "segments"])
-def test_what_one_queue_keeps_of_spill_files_makes_room_for_another(small_disk, spill):
-    """Files that hold nothing any more are kept to be written again; puts waited for a disk that was full of them."""
+def test_what_queues_keep_of_spill_files_makes_room_for_what_is_spilled(small_disk, spill, of_another):
+    """Files that hold nothing any more are kept to be written again; puts waited for a disk that was full of them.
+
+    Those of a queue itself as well, whose messages are larger now than a file that is kept.
+    """
     options = {"segment_bytes": "64KiB"} if spill == "segments" else {}
-    with qflow.open(small_disk / "spool", capacity_bytes="64KiB", journal="off", spill=spill, **options) as broker:
+    with qflow.open(small_disk / "spool", capacity_bytes="512KiB", journal="off", spill=spill, **options) as broker:
         free = os.statvfs(small_disk).f_bavail * 4096
-        count = int(0.7 * free) // 20_000
-        for name in ("one", "other"):
+        for name, size in (("one", 20_000), ("other", 20_000) if of_another else ("one", 100_000)):
             queue = broker.declare_queue(name, durable=False)
+            count = int(0.8 * free) // size
             for number in range(count):
-                queue.put(b"%08d" % number + bytes(20_000), timeout_s=PATIENCE_S)
+                queue.put(b"%08d" % number + bytes(size), timeout_s=PATIENCE_S)
             assert [int(body[:8]) for body in drained(queue)] == list(range(count))
         assert broker.check() == []
 

@@ -48,6 +48,7 @@ MAX_KEPT_BYTES = 256 * 2**20
 """What they may hold together, judged by the mean size written; fewer are kept when messages are large."""
 
 _COLUMN_ROOM = 16  # optional columns of a block of one
+_BLOCK_BYTES = 4096  # of the disk, which a file takes at least
 _LARGE = 64 * 1024  # from here on a copy of the body costs more than two more system calls
 
 _NOT_OURS = frozenset({errno.EEXIST, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR, errno.ENODEV, errno.ENOTDIR})
@@ -122,7 +123,7 @@ class FilesArea:
         """Write records; see `SpillArea.write`. 1 KiB costs 6 µs a message on kept files, 15 to 25 on fresh ones."""
         self._directory.must_exist()
         try:
-            return self._shedding.written(self, lambda: self._write(first, records))
+            return self._shedding.written(self, records, lambda: self._write(first, records))
         except OSError as error:
             raise storage_error(error, "write a spill file", self._directory.prefix) from error
 
@@ -262,6 +263,7 @@ class FilesArea:
             elif piece.stop == top.start:
                 piece = range(piece.start, self._kept.pop().stop)
         self._kept.append(piece)
+        self._shedding.note_kept()
 
     def _count_written(self, call: _WriteCall, message_bytes: int) -> None:
         messages = sum(map(len, call.kept)) + len(call.fresh)
@@ -362,27 +364,34 @@ class FilesArea:
         if self._directory.removed:
             return
         with self._lock:
-            mean = max(1, self._written_bytes // max(1, self._written))
-            bound = min(self._max_kept, MAX_KEPT_BYTES // mean)
+            bound = min(self._max_kept, MAX_KEPT_BYTES // self._mean())
             keep, drop = slots.take(bound - self._kept_count)
             for piece in keep.ranges():
                 self._keep(piece)
         self._unlink(drop)
 
-    def shed(self, most: int) -> int:
-        """Unlink kept files, so many at most; see `Sheds`."""
+    def _mean(self) -> int:
+        """Return how large a file is, about. Under the lock."""
+        return max(1, self._written_bytes // max(1, self._written))
+
+    def shed(self, wanted: int) -> int:
+        """Unlink kept files; see `Sheds`."""
         drop: list[range] = []
+        count = 0
         with self._lock:
-            while self._kept and most > 0:
-                piece = self._kept.pop(0)
-                if len(piece) > most:
-                    self._kept.insert(0, piece[most:])
-                    piece = piece[:most]
-                drop.append(piece)
-                most -= len(piece)
-                self._kept_count -= len(piece)
+            size = max(_BLOCK_BYTES, self._mean())
+            most = -(-wanted // size)
+            for piece in self._kept:
+                if count >= most:
+                    break
+                drop.append(piece[: most - count])
+                count += len(drop[-1])
+            if drop:
+                left = self._kept[len(drop) - 1][len(drop[-1]) :]
+                self._kept[: len(drop)] = [left] if left else []
+                self._kept_count -= count
         self._unlink(chain.from_iterable(drop))
-        return sum(map(len, drop))
+        return count * size
 
     def _unlink(self, slots: Iterable[int]) -> None:
         """Unlink files and count; one that is gone already is fine."""

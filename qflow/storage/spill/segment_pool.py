@@ -6,22 +6,33 @@ The lock is never held during a file operation: what is dropped under it is unli
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from threading import Lock
 
 from qflow.storage.files import Files
 from qflow.storage.spill.segment import Maps, Segment
 from qflow.storage.spill.segment_index import SegmentIndex
+from qflow.storage.spill.shedding import Shedding
 from qflow.storage.spill.store import AreaDirectory
 
 
 class SegmentPool:
     """See the module. What is not said to take the lock is called under it."""
 
-    def __init__(self, files: Files, directory: AreaDirectory, segment_bytes: int, max_kept: int, maps: Maps) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: AreaDirectory,
+        segment_bytes: int,
+        max_kept: int,
+        maps: Maps,
+        shedding: Shedding,
+    ) -> None:
         self.files = files
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.maps = maps
+        self.shedding = shedding
         self.path = directory.path
         self._max_kept = max_kept
         self.lock = Lock()
@@ -47,9 +58,14 @@ class SegmentPool:
             if segment.size != self.segment_bytes:
                 self._dropped.append(segment)
                 return
-            self.kept.append(segment)
+            self.keep([segment])
             if len(self.kept) > self._max_kept:
                 self._dropped.append(self.kept.popleft())
+
+    def keep(self, segments: Iterable[Segment]) -> None:
+        """Keep segments to be filled again."""
+        self.kept += segments
+        self.shedding.note_kept()
 
     def take_dropped(self) -> list[Segment]:
         """Return the segments that are not kept; the caller unlinks them."""

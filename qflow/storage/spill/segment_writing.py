@@ -215,7 +215,8 @@ class WriteCall:
             elif suspect in self._reused:
                 self._reused.remove(suspect)
                 dropped.append(suspect)
-            pool.kept += self._reused
+            if self._reused:
+                pool.keep(self._reused)
             dropped += pool.take_dropped()
         for segment in dropped:
             pool.unlink(segment)

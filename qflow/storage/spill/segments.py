@@ -96,7 +96,6 @@ class SegmentsArea:
         shedding: Shedding,
     ) -> None:
         self.path = directory.path
-        self._shedding = shedding
         self._files = files
         self._directory = directory
         self._owner = owner
@@ -106,16 +105,15 @@ class SegmentsArea:
         self._patience = 0
         """Bytes that may be wasted beyond the bound, after a compaction failed. Under the pool's lock."""
         max_kept = max(1, min(MAX_KEPT, MAX_KEPT_BYTES // segment_bytes))
-        self._pool = SegmentPool(files, directory, segment_bytes, max_kept, maps)
+        self._pool = SegmentPool(files, directory, segment_bytes, max_kept, maps, shedding)
         self._lock = self._pool.lock
 
     # Writing -----------------------------------------------------------------------------------------------------
 
     def write(self, first: int, records: list[Record]) -> Slots:
         """Write records; see `SpillArea.write`. 1 KiB costs about 0.5 µs a message in runs of 64 KiB and more."""
-        self._directory.must_exist()
         try:
-            return self._shedding.written(self, lambda: self._write(first, records))
+            return self._pool.shedding.written(self, records, lambda: self._write(first, records))
         except OSError as error:
             raise storage_error(error, "write a spill segment", self._directory.prefix) from error
 
@@ -142,13 +140,15 @@ class SegmentsArea:
                 raise
             return slots
 
-    def shed(self, most: int) -> int:
-        """Unlink segments that hold nothing, so many at most; see `Sheds`."""
+    def shed(self, wanted: int) -> int:
+        """Unlink segments that hold nothing; see `Sheds`."""
+        pool = self._pool
+        size = pool.segment_bytes
         with self._lock:
-            drop = [self._pool.kept.popleft() for _ in range(min(most, len(self._pool.kept)))]
+            drop = [pool.kept.popleft() for _ in range(min(-(-wanted // size), len(pool.kept)))]
         for segment in drop:
-            self._pool.unlink(segment)
-        return len(drop)
+            pool.unlink(segment)
+        return len(drop) * size
 
     def _begin(self, count: int) -> tuple[WriteCall, Segment | None]:
         """Reserve slots, whose numbers are not used again whatever happens; return them with the tail."""
