@@ -351,12 +351,15 @@ def test_messages_go_to_consumers_in_turn(channel: BlockingChannel, queue: str) 
     assert [len(taker.tags) for taker in takers] == [3, 3, 3]
 
 
-def test_a_consumer_of_higher_priority_comes_first(channel: BlockingChannel, queue: str) -> None:
-    """Others get what it has no room for."""
+@pytest.mark.parametrize(("lower", "higher"), [({}, {"x-priority": 10}), ({"x-priority": -5}, {})])
+def test_a_consumer_of_higher_priority_comes_first(
+    channel: BlockingChannel, queue: str, lower: dict[str, int], higher: dict[str, int]
+) -> None:
+    """Others get what it has no room for. One that says nothing has 0."""
     low, high = channel.connection.channel(), channel.connection.channel()
     high.basic_qos(prefetch_count=2)
-    below = Taker(low, queue)
-    above = Taker(high, queue, arguments={"x-priority": 10})
+    below = Taker(low, queue, arguments=lower)
+    above = Taker(high, queue, arguments=higher)
     fill(channel, queue, 5)
     above.wait(2)
     below.wait(3)

@@ -87,8 +87,9 @@ class HostedQueue:
         first = self._first
         if (first is not None and first.exclusive) or (consumer.exclusive and not is_alone):
             raise AmqpError(ReplyCode.ACCESS_REFUSED, f"{self.where} in exclusive use")
+        last = next(reversed(self.consumers), None)
         self.consumers[consumer] = None
-        if consumer.priority and not self.arguments.single_active_consumer:
+        if last is not None and last.priority < consumer.priority and not self.arguments.single_active_consumer:
             self.consumers = dict.fromkeys(sorted(self.consumers, key=lambda one: -one.priority))
             self.wake()
 
