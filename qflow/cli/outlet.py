@@ -147,10 +147,9 @@ class Outlet(Writer):
         while self._pending and (self._pending[0].end <= done or self._must_go(self._pending[0])):
             try:
                 self._pending[0].batch.ack(wait=self._is_sure)
-            except (
-                StorageError
-            ):  # it was settled, and nobody knows whether that holds: there is nothing to be done again
+            except StorageError:  # nobody knows whether they are acked: nothing is given back, or done again
                 self._pending.clear()
+                self._held = self.lines = 0
                 raise
             self._drop_first()
 
@@ -180,7 +179,7 @@ class Outlet(Writer):
         return count
 
     def wait(self, *, may_stop: bool = True) -> None:
-        """Wait until the reader has taken all. Raises BrokenPipeError: it is gone. Stopped: it may stop, and should."""
+        """Wait until the reader has taken all. Raises BrokenPipeError: it is gone. Stopped: asked to, if it may."""
         self.settle()
         while self.unread:
             if may_stop:

@@ -123,7 +123,7 @@ def _found(spool: Path, stream: str, group: str) -> tuple[StreamFacts, Subscript
 def _foreseen(
     spool: Path, stream: str, member: SubscriptionFacts, to: str | int | datetime, partition: int | None
 ) -> list[int]:
-    """Return where it would be. Raises InvalidArgument: there is no such place. SettingsConflict: one has it open."""
+    """Return where it would be. Raises InvalidArgument: there is no such place. SettingsConflict: it is open."""
     from qflow import inspect
 
     with asked_if_there(spool) as owner:

@@ -33,7 +33,7 @@ def digest(token: str) -> bytes:
 
 
 def read_tokens(path: Path) -> Tokens:
-    """Return the tokens of a file. Raises InvalidArgument: it has none, or makes no sense; the text shows no token."""
+    """Return the tokens of a file. Raises InvalidArgument: it is missing, empty or wrong; the text shows no token."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -214,7 +214,7 @@ class Deleting:
         """What the log is to do, and is to be waited for."""
 
     def outcome(self) -> bool:
-        """Tell whether the message is gone by this, once that is done. Raises QueueDeleted: it went with its queue."""
+        """Tell whether this removed the message, once it is committed. Raises QueueDeleted: it went with its queue."""
         if self.leaving is not None and self.leaving.has_left:
             return True
         self._queue.context.check_not_deleted()

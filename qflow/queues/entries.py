@@ -172,7 +172,7 @@ class Entries:
             return self._state(sequence)
 
     def _waiting_run(self, sequence: int) -> Run | None:
-        """Return the run of a waiting message; None: of a schedule. Under the lock. Raises NotFound: it left."""
+        """Return the run of a waiting message; None: a schedule has it. Under the lock. Raises NotFound: it left."""
         self._context.check_open()
         runs = self._lanes.lists.get(lane_of(sequence))
         run = runs.find(sequence) if runs is not None else None

@@ -89,7 +89,7 @@ def may_resume(settings: QueueSettings, depth: Depth) -> bool:
 
 
 def check_can_ever_fit(name: str, settings: QueueSettings, messages: int, size: int) -> None:
-    """Refuse `size` bytes that would wait for ever. Raises InvalidArgument: the empty queue does not admit them."""
+    """Refuse messages that would wait for ever. Raises InvalidArgument: not even the empty queue takes so much."""
     if settings.limit_messages is not None and messages > settings.limit_messages:
         raise InvalidArgument(
             f"{messages} messages can never fit queue {name!r} with limit_messages={settings.limit_messages}: "

@@ -91,7 +91,7 @@ class Redrive:
         self._going: dict[str, list[int]] = {}  # bytes of what is in the transaction
 
     def run(self, limit: int | None = None) -> None:
-        """Move at most `limit` messages; once, as `run_chosen`.
+        """Move at most `limit` messages. It is called once, or `run_chosen` is.
 
         Raises:
             All that a put raises. What was moved before stays so.

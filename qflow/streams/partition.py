@@ -129,7 +129,7 @@ class Partition:
         return self.put_of(list(map(_without_topic, records)), topics, False)
 
     def put_of(self, records: list[Record], topics: Sequence[str], plain: bool) -> Put:
-        """Return a put, with nothing reserved yet. Raises MessageTooLarge. TransactionTooLarge: all of them are."""
+        """Return a put, with nothing reserved yet. Raises MessageTooLarge: one is. TransactionTooLarge: together."""
         sizes = list(map(len, records))
         size = sum(sizes)
         most = self.stream.settings.max_message_bytes

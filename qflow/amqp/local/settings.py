@@ -30,7 +30,7 @@ class LocalSettings:
 
     @classmethod
     def parse(cls, url: str) -> LocalSettings:
-        """Return what a URL says, as `qflow:///path/to/spool?capacity=256MiB&idle_s=60`; `%XX` is a byte."""
+        """Return what `qflow:///path/spool?capacity=256MiB&idle_s=60` says; `%XX` is a byte. Raises InvalidArgument."""
         scheme, _, rest = url.partition("://")
         quoted, _, query = rest.partition("?")
         if scheme != SCHEME or quoted.partition("/")[0] not in {"", ".", ".."}:

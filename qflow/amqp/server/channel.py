@@ -51,11 +51,11 @@ class Channel:
         self._prefetch = 0
         self._shared_prefetch = 0
         self._unacked = 0
-        """What consumers were sent and is not settled, nor by a transaction that is not committed."""
+        """Messages that consumers were sent and are not settled; acks in a transaction count when it is committed."""
         self._flows = not client.is_draining
         self._is_over = False
         self._gone: list[Consumer] | None = None
-        """While the channel deletes a queue, those that are told when it is answered."""
+        """While the channel deletes a queue: consumers that have ended; its client is told of them after the answer."""
 
     # What a consumer sees ----------------------------------------------------------------------------------------
 

@@ -183,7 +183,7 @@ class Host:
     # Looking -----------------------------------------------------------------------------------------------------
 
     def queue(self, name: str, connection: int) -> HostedQueue:
-        """Return a queue that a connection may use. Raises AmqpError: NOT_FOUND; RESOURCE_LOCKED: it is exclusive."""
+        """Return a queue that a connection may use. Raises AmqpError: NOT_FOUND; RESOURCE_LOCKED: it is another's."""
         self._model.queue(name, connection)
         return self._hosted(name)
 

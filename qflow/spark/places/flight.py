@@ -53,7 +53,7 @@ class FlightPlace:
     def of(
         cls, url: str, *, token: str | None, token_file: str | None, ca: str | None, patience_s: float
     ) -> FlightPlace:
-        """Return the place that options name. Raises InvalidArgument: they do not fit. NotFound: a file, or pyarrow."""
+        """Return the place that options name. Raises InvalidArgument. NotFound: a file is missing, or pyarrow."""
         try:
             import pyarrow.flight  # noqa: F401
         except ImportError as error:
