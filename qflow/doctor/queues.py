@@ -73,9 +73,9 @@ def _is_taken(queue: Stats) -> bool:
 
 
 def _leaves(look: Look, name: str, queue: Stats) -> bool:
-    """Tell whether what waits leaves by itself, and is not to be consumed: it expires into another queue."""
+    """Tell whether what waits leaves by itself, into another queue as it expires, and nobody has ever taken any."""
     has_left = queue.get("expired_total", 0) and queue.get("dead_lettered_total", 0)
-    return name in look.passing or bool(has_left and not queue["delivered_total"])
+    return not queue["delivered_total"] and bool(name in look.passing or has_left)
 
 
 def _held(look: Look, name: str, queue: Stats) -> Iterator[Finding]:

@@ -131,6 +131,8 @@ def test_what_expires_into_another_queue_needs_no_consumer(empty: dict[str, Any]
     look = Look(path="s", stats=told(empty, **waits))
     assert only(look).kind == "no-consumer"
     assert judge(attrs.evolve(look, passing=frozenset({"q"}))) == []
+    consumed = Look(path="s", stats=told(empty, **waits, delivered_total=9), passing=frozenset({"q"}))
+    assert only(consumed).kind == "no-consumer", "somebody has taken from it, and is gone"
     has_left = {"expired_total": 3, "dead_lettered_total": 3}
     assert judge(Look(path="s", stats=told(empty, **waits, **has_left))) == []
     assert only(Look(path="s", stats=told(empty, **waits, **has_left, delivered_total=9))).kind == "no-consumer"
