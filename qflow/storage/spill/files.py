@@ -49,6 +49,7 @@ MAX_KEPT_BYTES = 256 * 2**20
 
 _COLUMN_ROOM = 16  # optional columns of a block of one
 _BLOCK_BYTES = 4096  # of the disk, which a file takes at least
+_LEAST_SHED = 100  # files; the mean says little of those that are kept, and each look is followed by another try
 _LARGE = 64 * 1024  # from here on a copy of the body costs more than two more system calls
 
 _NOT_OURS = frozenset({errno.EEXIST, errno.ELOOP, errno.ENXIO, errno.ESPIPE, errno.EISDIR, errno.ENODEV, errno.ENOTDIR})
@@ -380,7 +381,7 @@ class FilesArea:
         count = 0
         with self._lock:
             size = max(_BLOCK_BYTES, self._mean())
-            most = -(-wanted // size)
+            most = max(_LEAST_SHED, -(-wanted // size))
             for piece in self._kept:
                 if count >= most:
                     break
