@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Protocol
@@ -36,7 +37,9 @@ from qflow.errors import (
 PUBLISH = 60, 40
 """Numbers of class and method."""
 FEW = 8
-"""Up to so many queues take a message each on its own."""
+"""Up to so many queues take a message each on its own; of more, up to so many puts wait for room at once."""
+TURN = 64
+"""After puts into so many queues, others have their turn."""
 _REFUSES_NOTHING = type(None), QueueDeleted, StreamDeleted
 """How a put may end whose message is in all its queues that are there."""
 DELAY = "x-delay"
@@ -74,6 +77,7 @@ class Publishing:
         self._all_done: asyncio.Future[None] | None = None
         self._run: Run | None = None
         self._is_in_doubt = False
+        self._is_over = False
 
     def goes_on(self, event: Published) -> bool:
         """Take a message if it is like the one before: `hand_over` puts both."""
@@ -119,9 +123,7 @@ class Publishing:
                 self._run = Run((exchange, routing_key, raw), queues[0], store, parcel, publish)
                 return None
             if len(queues) > FEW:
-                many, queues = _sharing(queues, parcel)
-                if many:
-                    blocked.append(self._put_into_all(many, parcel, publish))
+                return self._put_into_many(queues, parcel, publish)
             for hosted in queues:
                 put = self._put(hosted, parcel, publish)
                 if isinstance(put, asyncio.Task):  # it waits for room
@@ -192,10 +194,7 @@ class Publishing:
             for body in run.bodies:
                 puts.append(self._put(run.hosted, run.parcel._replace(body=body), run.publish))
         except AmqpError as error:
-            if run.publish is not None:
-                run.publish.refused = True  # confirms may be told before the channel is closed
-            error.class_id, error.method_id = PUBLISH
-            self._channel.fail_channel(error)
+            self._refuse(error, run.publish)
         return puts
 
     def _put(self, hosted: HostedQueue, parcel: Parcel, publish: Unconfirmed | None) -> asyncio.Future[Any]:
@@ -222,6 +221,63 @@ class Publishing:
 
         put.add_done_callback(done)
         return put
+
+    async def _put_into_many(self, queues: list[HostedQueue], parcel: Parcel, publish: Unconfirmed | None) -> None:
+        """Put a message into many queues: others have their turn meanwhile, and few of its puts wait for room."""
+        self._waiting = blocked = []
+        many, others = _sharing(queues, parcel)
+        if many:
+            blocked.append(self._put_into_all(many, parcel, publish))
+        left = deque(sorted(others, key=_may_block))
+        await self._fill(left, parcel, publish, blocked)
+        if left and not self._is_over:
+            blocked = [self._follow(asyncio.ensure_future(self._put_rest(left, parcel, publish, blocked)), publish)]
+        if (rest := self._handed_over(publish, blocked)) is not None:
+            await rest
+
+    async def _fill(
+        self,
+        left: deque[HostedQueue],
+        parcel: Parcel,
+        publish: Unconfirmed | None,
+        waiting: list[asyncio.Future[Any]],
+    ) -> None:
+        """Put a message into queues that are left, until `FEW` puts wait for room."""
+        count = 0
+        while left and len(waiting) < FEW and not self._is_over:
+            put = self._put(left.popleft(), parcel, publish)
+            if isinstance(put, asyncio.Task):
+                waiting.append(put)
+            count += 1
+            if count % TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _put_rest(
+        self,
+        left: deque[HostedQueue],
+        parcel: Parcel,
+        publish: Unconfirmed | None,
+        waiting: list[asyncio.Future[Any]],
+    ) -> None:
+        """Put a message into queues that are left, as puts get room that wait for it."""
+        try:
+            while waiting:
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                waiting[:] = [put for put in waiting if not put.done()]
+                await self._fill(left, parcel, publish, waiting)
+        except AmqpError as error:
+            self._refuse(error, publish)
+        except asyncio.CancelledError:
+            for put in waiting:
+                put.cancel()
+            raise
+
+    def _refuse(self, error: AmqpError, publish: Unconfirmed | None) -> None:
+        """End the channel because of a publish that nobody waits for."""
+        if publish is not None:
+            publish.refused = True  # confirms may be told before the channel is closed
+        error.class_id, error.method_id = PUBLISH
+        self._channel.fail_channel(error)
 
     def _put_into_all(
         self, stores: list[QueueStore], parcel: Parcel, publish: Unconfirmed | None
@@ -294,9 +350,15 @@ class Publishing:
             await self._all_done
 
     def end(self) -> None:
-        """Give up what waits for room."""
+        """Give up what waits for room, and put nothing more."""
+        self._is_over = True
         for put in self._waiting:
             put.cancel()
+
+
+def _may_block(hosted: HostedQueue) -> bool:
+    """Tell whether a put may wait for who takes messages: those that wait for memory alone come first."""
+    return hosted.may_block
 
 
 def _sharing(queues: list[HostedQueue], parcel: Parcel) -> tuple[list[QueueStore], list[HostedQueue]]:
