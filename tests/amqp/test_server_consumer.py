@@ -16,6 +16,7 @@ from qflow.amqp.server.consuming import AT_ONCE, BUFFER_BYTES, Consumer
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.settling import give_back
 from qflow.amqp.server.stores import QueueStore
+from qflow.amqp.server.turns import Turns
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
 
 
@@ -26,6 +27,7 @@ class Outlet:
         self.takes = takes
         self.credit = 1000
         self.is_full = False
+        self.turns = Turns()
         self.delivered: list[Any] = []
         self.refused = 0
         self.errors: list[Any] = []

@@ -42,6 +42,7 @@ class Channel:
         self.client = client
         self.machine = client.machine
         self.host = client.host
+        self.turns = client.turns
         self.consumers: dict[str, Consumer] = {}
         self.holding = Holding()
         self.confirms: Confirms | None = None

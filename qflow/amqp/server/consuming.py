@@ -12,6 +12,7 @@ from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.settling import settle
 from qflow.amqp.server.stores import Source
+from qflow.amqp.server.turns import Turns
 from qflow.amqp.wire.frames import Content
 from qflow.errors import BrokerClosed, QflowError, QueueDeleted, StreamDeleted
 from qflow.loggers import get_logger
@@ -34,6 +35,10 @@ class Outlet(Protocol):
     @property
     def is_full(self) -> bool:
         """The connection has a lot to write: `drain` first."""
+
+    @property
+    def turns(self) -> Turns:
+        """Of all consumers of the server."""
 
     async def drain(self) -> None: ...
     def deliver(self, consumer: Consumer, delivery: AsyncDelivery, content: Content) -> bool:
@@ -206,6 +211,7 @@ class Consumer:
             self._waits = self._steps_back = False
         sent = 0
         try:
+            await self._outlet.turns.begin(len(batch))
             for delivery in batch:
                 await self._drain()
                 if self._credit() <= 0:

@@ -18,6 +18,7 @@ from qflow.amqp.server.host import Host, Hosts
 from qflow.amqp.server.logging_in import AMQPLAIN, EXTERNAL, PLAIN, credentials
 from qflow.amqp.server.permissions import Permissions
 from qflow.amqp.server.session import Session
+from qflow.amqp.server.turns import Turns
 from qflow.amqp.wire.connection import SERVER_PROPERTIES, Connection
 from qflow.amqp.wire.events import Login
 from qflow.amqp.wire.limits import Limits
@@ -51,6 +52,7 @@ class Server(Listening):
         self.login_s = LOGIN_S
         self.max_unit_bytes = UNIT_BYTES
         self.budget = Budget()
+        self.turns = Turns()
         self._hosts: Hosts | None = None
         self._tasks = Tasks(_logger)
         self._logins = Logins(users)

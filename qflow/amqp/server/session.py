@@ -19,6 +19,7 @@ from qflow.amqp.server.permissions import Permissions
 from qflow.amqp.server.publishing import PUBLISH
 from qflow.amqp.server.revoking import end_forbidden
 from qflow.amqp.server.tasks import ending
+from qflow.amqp.server.turns import Turns
 from qflow.amqp.wire import events
 from qflow.amqp.wire.connection import Connection
 from qflow.amqp.wire.states import State
@@ -46,6 +47,8 @@ class Site(Protocol):
     def max_unit_bytes(self) -> int: ...
     @property
     def budget(self) -> Budget: ...
+    @property
+    def turns(self) -> Turns: ...
     def new_machine(self, writer: asyncio.StreamWriter) -> Connection: ...
     async def login(self, login: events.Login, address: str, certificate: dict[str, Any] | None) -> User | None: ...
     async def host(self, name: str) -> Host | None: ...
@@ -89,6 +92,7 @@ class Session:
         """Events, now and at the last tick."""
         self.share = Share(server.budget)
         """What it holds of the budget that connections have together."""
+        self.turns = server.turns
         self._closing_s: float | None = None
         """When the client was told to close."""
         self._task = asyncio.current_task()
