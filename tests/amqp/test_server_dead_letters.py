@@ -16,10 +16,14 @@ from doors.event_loop import plain, run, turns, until
 from qflow import upkeep
 from qflow.aio import AsyncQueue
 from qflow.amqp import Server, serve
+from qflow.amqp.server import dead_letters
 from qflow.amqp.server.host import _HOSTS
+from qflow.amqp.server.parcels import Parcel
+from qflow.amqp.server.stores import QueueStore
 from qflow.storage.log.confirming import Confirming
 
 NUMBER = 100
+QUEUES = 30
 HELD_UP = "amqp:dead-letters/blocks"
 
 
@@ -53,6 +57,39 @@ def numbers(*indices: int) -> list[bytes]:
 
 async def commits(server: Server) -> int:
     return (await server.broker.stats()).commits_total
+
+
+def test_what_goes_to_many_queues_is_bounded_in_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred that went to a thousand queues each took hundreds of megabytes before they were committed."""
+    puts: dict[int, int] = {}
+    transactions: list[object] = []
+    put_in = QueueStore.put_in
+
+    async def noted(self: QueueStore, transaction: Any, parcel: Parcel) -> None:
+        if transaction not in transactions:
+            transactions.append(transaction)
+        number = transactions.index(transaction)
+        puts[number] = puts.get(number, 0) + 1
+        await put_in(self, transaction, parcel)
+
+    monkeypatch.setattr(dead_letters, "PUTS_AT_ONCE", 4 * QUEUES, raising=False)
+    monkeypatch.setattr(QueueStore, "put_in", noted)
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            client = await connected(server)
+            for index in range(QUEUES):
+                await declare(client, f"dead{index}")
+                await client.ask(Queue.Bind(0, f"dead{index}", "amq.fanout"), Queue.BindOk)
+            await declare(client, "q", dead_letter_exchange="amq.fanout")
+            await held(client, "q", NUMBER)
+            client.send(Basic.Nack(0, True, False))
+            for index in range(QUEUES):
+                assert await bodies(server.broker.queue(f"dead{index}"), NUMBER) == numbers(*range(NUMBER))
+            assert sum(puts.values()) == NUMBER * QUEUES
+            assert max(puts.values()) <= 4 * QUEUES
+
+    run(scenario())
 
 
 def test_what_is_rejected_together_goes_together(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -43,6 +43,8 @@ from qflow.queues.dead_letters import PREFIX, QUEUE, REASON
 from qflow.serving.tasks import Tasks
 
 AT_ONCE = 100
+PUTS_AT_ONCE = 2_000
+"""Puts in one commit; a dead letter that goes to more queues is moved alone. Each takes 1.4 KB until then."""
 AGAIN_S = 1.0
 """After a failure, they are looked at again after so long."""
 PATIENCE_S = 2.0
@@ -180,13 +182,17 @@ class DeadLetters:
         await self.move([Letter(None, host, *_targets(host, queue, content, reason))])
 
     async def move(self, letters: list[Letter]) -> None:
-        """Settle dead letters, and put each where it goes; in one commit where no target refuses one of them."""
+        """Settle dead letters, and put each where it goes: many in one commit where no target refuses one of them."""
+        for lot in _lots(letters):
+            await self._move(lot)
+
+    async def _move(self, letters: list[Letter]) -> None:
         try:
             await self._commit(letters)
         except (*_REFUSED, TransactionTooLarge) as error:
             if len(letters) > 1:
                 for letter in letters:
-                    await self.move([letter])
+                    await self._move([letter])
             elif isinstance(error, TransactionTooLarge):
                 raise
             else:
@@ -237,6 +243,20 @@ class DeadLetters:
             for hosted in letter.targets:
                 if letter.host is not None:
                     letter.host.trim_soon(hosted)
+
+
+def _lots(letters: list[Letter]) -> Iterator[list[Letter]]:
+    """Yield dead letters that are moved in one commit: they go to `PUTS_AT_ONCE` queues together, or are one."""
+    lot: list[Letter] = []
+    puts = 0
+    for letter in letters:
+        puts += len(letter.targets)
+        if lot and puts > PUTS_AT_ONCE:
+            yield lot
+            lot, puts = [], len(letter.targets)
+        lot.append(letter)
+    if lot:
+        yield lot
 
 
 def _targets(host: Place | None, name: str, content: Content, reason: str) -> tuple[list[HostedQueue], Parcel]:
