@@ -163,11 +163,37 @@ async def _stored_once(spool: Path) -> None:
         again.ack(PUBREL, 7)
         assert (await again.expect(PUBCOMP)).code == 0
         assert log.facts(RECEIVED) == {}
-        again.ack(PUBREL, 7)
-        assert (await again.expect(PUBCOMP)).code == 0x92
         again.publish("a", b"2", qos=2, packet_id=7)
         assert (await again.expect(PUBREC)).code == 0
         assert [message.body async for message in server.broker.stream("mqtt").query()] == [b"1", b"2"]
+
+
+def test_a_release_whose_answer_was_lost_is_complete(spool: Path) -> None:
+    """With 0x92, a client would say that its message failed, and a program publish it again.
+
+    In a session that begins there was nothing to release, and the client is told.
+    """
+    run(_released_again(spool))
+
+
+async def _released_again(spool: Path) -> None:
+    async with serving(spool) as server:
+        raw = await client(server, "c", SessionExpiryInterval=1000)
+        raw.publish("a", b"1", qos=2, packet_id=7)
+        assert (await raw.expect(PUBREC)).code == 0
+        raw.ack(PUBREL, 8)
+        assert (await raw.expect(PUBCOMP)).code == 0x92
+        raw.ack(PUBREL, 7)
+        assert (await raw.expect(PUBCOMP)).code == 0
+        await raw.cut()
+    async with serving(spool) as server:
+        again = await client(server, "c", clean=False, SessionExpiryInterval=1000)
+        again.ack(PUBREL, 7)
+        assert (await again.expect(PUBCOMP)).code == 0
+        await again.cut()
+        new = await client(server, "c", clean=True, SessionExpiryInterval=1000)
+        new.ack(PUBREL, 7)
+        assert (await new.expect(PUBCOMP)).code == 0x92
 
 
 def test_a_slow_client_that_sleeps_and_wakes_misses_nothing(spool: Path) -> None:

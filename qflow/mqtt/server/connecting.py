@@ -113,6 +113,7 @@ class Reception:
             properties["session_expiry_s"] = state.expiry_s
         will = None if connect.will is None else Will.of(connect.will, state.expiry_s)
         session = Session(self._house, state, client, access, will)
+        session.inbound.is_resumed = is_present
         if will is not None:
             rooms[WILLS] = {client_id: will.pack()}
         if state.is_durable:

@@ -56,6 +56,8 @@ class Inbound:
         self._settled: asyncio.Future[None] | None = None
         self.wants_publisher = False
         """Messages have the client's id: a subscription of it wants none of its own."""
+        self.is_resumed = False
+        """The session was there: a packet id that it does not have was released, as PUBREC is sent after its record."""
         self.has_room_again: Callable[[], object] = lambda: None
 
     @property
@@ -126,7 +128,8 @@ class Inbound:
         """A client has PUBREC: its packet id is free again once that is in the log."""
         packet_id = packet.packet_id
         if packet_id not in self._state.received:
-            self._await(Pubcomp(packet_id, ReasonCode.PACKET_ID_NOT_FOUND), None, 0)
+            code = ReasonCode.SUCCESS if self.is_resumed else ReasonCode.PACKET_ID_NOT_FOUND
+            self._await(Pubcomp(packet_id, code), None, 0)
             return
         self._state.received.discard(packet_id)
         if not self._state.is_durable:
