@@ -196,6 +196,26 @@ async def _released_again(spool: Path) -> None:
         assert (await new.expect(PUBCOMP)).code == 0x92
 
 
+def test_a_packet_id_that_begins_anew_is_another_message(spool: Path) -> None:
+    """A client that forgot what it had in flight, and counts from 1 again, sends it without DUP."""
+    run(_begun_anew(spool))
+
+
+async def _begun_anew(spool: Path) -> None:
+    async with serving(spool) as server:
+        raw = await client(server, "c", SessionExpiryInterval=1000)
+        raw.publish("a", b"1", qos=2, packet_id=1)
+        assert (await raw.expect(PUBREC)).code == 0
+        await raw.cut()
+        again = await client(server, "c", clean=False, SessionExpiryInterval=1000)
+        for dup in (True, False, False, True):
+            again.publish("a", b"1" if dup else b"2", qos=2, packet_id=1, dup=dup)
+            assert (await again.expect(PUBREC)).code == 0
+        again.ack(PUBREL, 1)
+        assert (await again.expect(PUBCOMP)).code == 0
+        assert [message.body async for message in server.broker.stream("mqtt").query()] == [b"1", b"2"]
+
+
 def test_a_slow_client_that_sleeps_and_wakes_misses_nothing(spool: Path) -> None:
     """Cut off in the middle, again and again, with a bound of its own on what it takes."""
     run(_cut_off(spool))

@@ -49,6 +49,8 @@ class Inbound:
         self._machine = line.machine
         self._access = access
         self._hub = hub
+        self._earlier = set(state.received)
+        """Packet ids of earlier connections: without DUP they are those of other messages; their client forgot them."""
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
         self._awaited: asyncio.Future[Any] | None = None
@@ -70,7 +72,7 @@ class Inbound:
         counts = self._hub.counts
         counts.received += 1
         counts.received_bytes += len(packet.payload)
-        if packet.qos == 2 and packet.packet_id in self._state.received:
+        if packet.qos == 2 and packet.packet_id in self._state.received and not self._is_anew(packet):
             self._await(Pubrec(packet.packet_id), self._storing(packet.packet_id), 0)
             return
         refusal = self._refusal(packet)
@@ -97,6 +99,13 @@ class Inbound:
             self._refused(answer, as_mqtt_error(error))
         else:
             self._await(answer, stored, size)
+
+    def _is_anew(self, packet: Publish) -> bool:
+        """Tell whether a packet id that is not released is, from now on, that of another message."""
+        if packet.dup or packet.packet_id not in self._earlier:
+            return False
+        self._earlier.discard(packet.packet_id)
+        return True
 
     def _storing(self, packet_id: int) -> Stored | None:
         """Return what the first PUBLISH with a packet id waits for; None if it is stored."""
@@ -132,6 +141,7 @@ class Inbound:
             self._await(Pubcomp(packet_id, code), None, 0)
             return
         self._state.received.discard(packet_id)
+        self._earlier.discard(packet_id)
         if not self._state.is_durable:
             self._await(Pubcomp(packet_id), None, 0)
             return
