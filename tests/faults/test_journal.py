@@ -706,6 +706,7 @@ def test_a_journal_that_the_disk_does_not_take_is_done_without(
         assert there(broker) == list(range(40))
 
 
+@pytest.mark.usefixtures("never_idle")  # what is late is committed, without the journal
 def test_a_sync_that_fails_is_in_doubt(tmp_path: Path, faults: Faults) -> None:
     with faulty_broker(tmp_path, faults, journal="auto") as broker:
         inside.still(broker)
@@ -720,6 +721,7 @@ def test_a_sync_that_fails_is_in_doubt(tmp_path: Path, faults: Faults) -> None:
         assert broker.check() == []
 
 
+@pytest.mark.usefixtures("never_idle")  # what is late is committed, without the journal
 def test_a_log_that_has_failed_is_told_of_though_nobody_puts(
     tmp_path: Path, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
