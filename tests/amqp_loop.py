@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from pamqp import body, commands, exceptions, frame, header
 
 import qflow.aio
@@ -107,3 +108,28 @@ async def serving(spool: Path, **settings: Any) -> AsyncIterator[Server]:
     async with qflow.aio.open(spool, **settings) as broker, await serve(broker, port=0) as server:
         with ending_clients():
             yield server
+
+
+@asynccontextmanager
+async def turns_noted(owner: type, name: str) -> AsyncIterator[list[int]]:
+    """Note in which turn of the loop each call of a method comes."""
+    turn, noted = 0, list[int]()
+    called = getattr(owner, name)
+
+    def note(*args: Any) -> Any:
+        noted.append(turn)
+        return called(*args)
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, note)
+        counting = asyncio.create_task(count())
+        try:
+            yield noted
+        finally:
+            counting.cancel()

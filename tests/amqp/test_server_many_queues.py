@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
-import pytest
 from pamqp import body, header
 from pamqp.commands import Basic, Channel, Confirm, Connection, Queue
 
-from amqp_loop import Raw, connected, serving
+from amqp_loop import Raw, connected, serving, turns_noted
 from doors.event_loop import run
 from qflow.aio.queue import AsyncQueue
 from qflow.amqp import Server
@@ -102,22 +100,8 @@ def test_a_queue_behind_full_ones_that_never_takes_it_ends_the_channel(tmp_path:
     run(scenario())
 
 
-def test_others_have_their_turn_while_a_message_goes_to_many_queues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_have_their_turn_while_a_message_goes_to_many_queues(tmp_path: Path) -> None:
     """A login waited seconds while a hundred messages, that were read at once, went to a thousand queues each."""
-    turns, puts = 0, list[int]()
-    submit = HostedQueue.submit
-
-    def noted(self: HostedQueue, *args: Any) -> Any:
-        puts.append(turns)
-        return submit(self, *args)
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
 
     async def scenario() -> None:
         async with serving(tmp_path / "spool") as server:
@@ -125,12 +109,10 @@ def test_others_have_their_turn_while_a_message_goes_to_many_queues(
             for index in range(3 * publishing.TURN):
                 await client.ask(Queue.Declare(0, f"q{index}"), Queue.DeclareOk)
                 await client.ask(Queue.Bind(0, f"q{index}", "amq.fanout"), Queue.BindOk)
-            monkeypatch.setattr(HostedQueue, "submit", noted)
-            counting = asyncio.create_task(count())
-            for _ in range(3):
-                publish(client, b"x")
-            found = await client.ask(Queue.Declare(0, "q0", True), Queue.DeclareOk)
-            counting.cancel()
+            async with turns_noted(HostedQueue, "submit") as puts:
+                for _ in range(3):
+                    publish(client, b"x")
+                found = await client.ask(Queue.Declare(0, "q0", True), Queue.DeclareOk)
             assert found.message_count == 3
             assert len(puts) == 9 * publishing.TURN
             assert max(puts.count(turn) for turn in set(puts)) == publishing.TURN

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
-import pytest
 from pamqp import commands
 from pamqp.commands import Basic
 
-from amqp_loop import connected, serving
+from amqp_loop import connected, serving, turns_noted
 from doors.event_loop import run
 from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.consuming import AT_ONCE
 from qflow.amqp.server.turns import MOST, Turns
 
 
-def test_what_consumers_send_in_one_turn_of_the_loop_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_consumers_send_in_one_turn_of_the_loop_is_bounded(tmp_path: Path) -> None:
     """A login waited a second for the messages of 1,500 consumers, as each sent all that it had before its next step."""
-    turns, sent = 0, list[int]()
-    deliver = Channel.deliver
     consumers, each = 4 * MOST // AT_ONCE, 2 * AT_ONCE
-
-    def noted(self: Channel, *args: Any) -> bool:
-        sent.append(turns)
-        return deliver(self, *args)
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
 
     async def scenario() -> None:
         async with serving(tmp_path / "spool") as server:
@@ -43,12 +27,10 @@ def test_what_consumers_send_in_one_turn_of_the_loop_is_bounded(
                 queue = await server.broker.declare_queue(f"q{index}")
                 await queue.put_many(each * [b"x"])
                 await client.ask(Basic.Consume(0, queue.name), Basic.ConsumeOk)
-            monkeypatch.setattr(Channel, "deliver", noted)
-            counting = asyncio.create_task(count())
-            client.send(commands.Channel.Flow(True))
-            for _ in range(consumers * each):
-                await client.expect(Basic.Deliver)
-            counting.cancel()
+            async with turns_noted(Channel, "deliver") as sent:
+                client.send(commands.Channel.Flow(True))
+                for _ in range(consumers * each):
+                    await client.expect(Basic.Deliver)
             assert max(sent.count(turn) for turn in set(sent)) <= MOST + AT_ONCE
 
     run(scenario())
