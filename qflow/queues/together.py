@@ -184,18 +184,22 @@ class Together:
     ) -> None:
         """Reserve room for what has none yet: in passes over the queues that have it now, for the others one by one."""
         deadline = None if timeout is None else self._monotonic() + timeout
-        for fan in assembly.fans if first is not None else ():
-            while first is not None or (first := shelter(partial(reserve_fan, fan))) is not None:
-                left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                self.prepare([first], left, assembly, dead)
-                first = None
+
+        def prepare(receipts: list[Receipt]) -> None:
+            left = None if deadline is None else max(0.0, deadline - self._monotonic())
+            self.prepare(receipts, left, assembly, dead)
+
+        if first is not None:
+            prepare([first])
+            for fan in assembly.fans:
+                while (receipt := shelter(partial(reserve_fan, fan))) is not None:
+                    prepare([receipt])
         while start < len(lanes):
-            if receipts := of_one_party(lanes, start):
-                if receipts[0].insert.queue.reserves_together:
-                    self._prepare_together(receipts, assembly)
-                else:
-                    left = None if deadline is None else max(0.0, deadline - self._monotonic())
-                    self.prepare(receipts, left, assembly, dead)
+            receipts = of_one_party(lanes, start)
+            if receipts[0].insert.queue.reserves_together:
+                self._prepare_together(receipts, assembly)
+            else:
+                prepare(receipts)
             start += len(receipts)
             if not dead:
                 start = shelter(partial(reserve_at_once, lanes, start, assembly))
