@@ -26,10 +26,11 @@ from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Headers, body_bytes, decode_headers, encode_headers
 from qflow.named_tuples import NamedTuple
 from qflow.publishing import Kept
+from qflow.queues.assembly import Insert
 from qflow.queues.overflow import Decision, when_full
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
-from qflow.queues.together import Insert, Together
+from qflow.queues.together import Together
 from qflow.spool import Spool
 
 if TYPE_CHECKING:

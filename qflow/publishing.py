@@ -12,9 +12,10 @@ from qflow import config
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, QueueDeleted, StreamDeleted, again
 from qflow.message import Headers, check_key
+from qflow.queues.assembly import Insert, Receipt
 from qflow.queues.queue import Queue
 from qflow.queues.registry import Queues
-from qflow.queues.together import Insert, Receipt, Rider, Together
+from qflow.queues.together import Rider, Together
 from qflow.routing import Lots, Routing
 from qflow.routing.outgoing import OutgoingMany, OutgoingOne
 from qflow.routing.results import PublishResult, duplicate_result, result_of, target_of

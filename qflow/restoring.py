@@ -11,8 +11,8 @@ import attrs
 from qflow.broker import Broker
 from qflow.errors import InvalidArgument, NotFound, QflowError
 from qflow.message import HeaderValue, Message, Record, check_key, encode_headers
+from qflow.queues.assembly import Insert
 from qflow.queues.queue import parts_of
-from qflow.queues.together import Insert
 from qflow.queues.transaction import gathering_of
 from qflow.streams.topic_filter import check_topic
 

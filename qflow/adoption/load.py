@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from qflow.errors import NotFound
 from qflow.message import Message, body_of, decode_headers, text_bytes
-from qflow.queues.together import Insert, by_lane
+from qflow.queues.assembly import Insert, by_lane
 from qflow.routing import Route, Routing
 from qflow.storage.blocks import KINDS, Block
 from qflow.storage.inbox.stage_files import Piece

@@ -10,9 +10,9 @@ from qflow.aio.transaction import AsyncTogether
 from qflow.config import parse_timeout
 from qflow.durations import Duration
 from qflow.message import Record
+from qflow.queues.assembly import Insert
 from qflow.queues.dedupe import Keys
 from qflow.queues.puts import Puts
-from qflow.queues.together import Insert
 
 
 class AsyncKeys:

@@ -15,23 +15,14 @@ from qflow.memory.waiting import StraightLock, in_place
 from qflow.message import Headers, Message
 from qflow.options import Body, Key, PutOptions
 from qflow.pickling import Unpicklable
-from qflow.queues.assembly import Assembly, Reserving
+from qflow.queues.assembly import Assembly, Insert, Receipt, Reserving, draft_together
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
 from qflow.queues.gathering import Gathering
 from qflow.queues.overflow import Decision
 from qflow.queues.putting import Putting, TurnedAway
 from qflow.queues.queue import Queue, parts_of
-from qflow.queues.together import (
-    Insert,
-    Receipt,
-    Together,
-    by_lane,
-    draft_together,
-    of_one_party,
-    reserve_at_once,
-    reserve_fan,
-)
+from qflow.queues.together import Together
 from qflow.queues.transaction import Transaction, gathering_of
 from qflow.routing.results import PublishResult
 
@@ -63,22 +54,13 @@ class AsyncTogether:
         """
         home = self._homes.here()
         together = self._together
-        receipts, lanes = by_lane(inserts)
-        assembly = Assembly(leavings, puts)
+        assembly = Assembly(inserts, leavings, puts)
         ends = None if timeout is None else home.loop.time() + timeout
         try:
             home.unfinished.add(assembly.withdraw)
-            for fan in assembly.fans:
-                while (receipt := in_place(partial(reserve_fan, fan))) is not None:
-                    left = None if ends is None else max(0.0, ends - home.loop.time())
-                    await self._prepare([receipt], left, assembly)
-            start = 0
-            while start < len(lanes):
-                start = in_place(partial(reserve_at_once, lanes, start, assembly))
-                if ones := of_one_party(lanes, start):
-                    left = None if ends is None else max(0.0, ends - home.loop.time())
-                    await self._prepare(ones, left, assembly)
-                start += len(ones)
+            while blocked := in_place(assembly.reserve):
+                left = None if ends is None else max(0.0, ends - home.loop.time())
+                await self._prepare(blocked, left, assembly)
         except BaseException:
             in_place(assembly.withdraw)
             raise
@@ -92,7 +74,7 @@ class AsyncTogether:
             queue: Any = put.lane.publisher
             if queue.exceeds:
                 self._worker.spill(queue.spiller)
-        return receipts
+        return assembly.receipts
 
     async def put_into_all(self, queues: Iterable[Queue], record: Message) -> None:
         """Put a record that neither expires nor is delayed into durable queues, in one commit."""

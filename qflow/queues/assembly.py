@@ -6,10 +6,13 @@ A queue is not kept from its end by a commit that has room in it and waits for s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice, takewhile
 from typing import Any, Protocol
 
 from qflow.errors import QueueDeleted
 from qflow.memory.line import Wake
+from qflow.message import Record, is_plain
+from qflow.named_tuples import NamedTuple
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
 from qflow.queues.overflow import Depth
@@ -17,10 +20,54 @@ from qflow.queues.puts import NOTHING, Puts
 from qflow.storage.log.transaction_log import Put, Unit
 
 
+class Insert(NamedTuple):
+    """Messages for one lane of one queue."""
+
+    queue: Puts
+    number: int
+    records: list[Record]
+
+
+class Receipt:
+    """What an insert returns: where its messages are in the put of their lane."""
+
+    __slots__ = ("_lane", "count", "first_records", "insert", "offset", "put")
+
+    def __init__(self, insert: Insert, lane: Receipt | None = None, offset: int = 0) -> None:
+        """`lane`: the receipt of the first insert of the same lane, unless this is that."""
+        self.insert = insert
+        self.first_records = insert.records
+        self.count = len(insert.records)
+        self._lane = lane
+        self.offset = offset
+        self.put: Put | None = None
+        """Of the first insert of a lane; None if the queue's policy turned it away."""
+
+    @property
+    def first(self) -> int | None:
+        """The first sequence, once it is committed; None if it was turned away."""
+        put = self.put if self._lane is None else self._lane.put
+        return None if put is None else put.first + self.offset
+
+
 class Assembly:
     """What one commit is made of, while that is put together."""
 
-    def __init__(self, leavings: Iterable[Leaving], puts: Iterable[Put | FanOut] = ()) -> None:
+    def __init__(
+        self,
+        inserts: Iterable[Insert],
+        leavings: Iterable[Leaving],
+        puts: Iterable[Put | FanOut] = (),
+        *,
+        dead: bool = False,
+    ) -> None:
+        """`dead`: they are dead letters: no limit holds them back."""
+        self.receipts, self._lanes = by_lane(inserts)
+        """What each insert returns."""
+        self.dead = dead
+        self._start = 0  # of the lanes from there on no room is reserved yet
+        self.blocked: list[Receipt] = []
+        """Of one queue, or of partitions, where there was no room at once."""
         self.puts: list[Put] = []
         """Each for one lane. They have their room."""
         self.fans: list[FanOut] = []
@@ -31,7 +78,45 @@ class Assembly:
         """(queue, messages, they are dropped) of what limits turned away."""
         self.unit: Unit | None = None
         """All of it, once it is to join a batch."""
+        self.is_done = False
+        """It holds, or what is not logged was done at once."""
         self._leave: dict[object, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
+
+    def reserve(self) -> list[Receipt]:
+        """Reserve room where there is some now, and add the puts; return what is to wait for room next, or nothing.
+
+        That is of one queue, or all of the partitions of streams, and reserved by the caller. What stops this is a
+        queue in which a put would have to wait, or from which something is leaving, or several lanes of one.
+
+        Cost: 3 µs a queue, 0.5 µs where messages fan out.
+        """
+        for fan in self.fans:
+            if (receipt := _reserve_fan(fan)) is not None:
+                return [receipt]
+        if not self.dead:
+            self._reserve_lanes()
+        blocked = _of_one_party(self._lanes, self._start)
+        self._start += len(blocked)
+        return blocked
+
+    def _reserve_lanes(self) -> None:
+        """Reserve room in one queue after the other. What several of them get, the same list, is measured once."""
+        lanes, known = self._lanes, None
+        for index in range(self._start, len(lanes)):
+            receipt = lanes[index]
+            queue, number, records = receipt.insert
+            if queue.reserves_together or self._has_leaving(queue):
+                return
+            if index + 1 < len(lanes) and lanes[index + 1].insert.queue is queue:
+                return
+            if records is not known:
+                known, sizes, plain = records, list(map(len, records)), is_plain(records)
+            put = queue.draft(records, plain, number, sizes=sizes)
+            if not queue.reserve_at_once(put):
+                return
+            self.puts.append(put)
+            receipt.put = put
+            self._start = index + 1
 
     def spreads(self) -> list[Put]:
         """Return what fans out into queues that have room for it."""
@@ -41,7 +126,7 @@ class Assembly:
         """Return what leaves a queue, the first time."""
         return self._leave.pop(queue.context, NOTHING)
 
-    def has_leaving(self, queue: Puts) -> bool:
+    def _has_leaving(self, queue: Puts) -> bool:
         """Tell whether something leaves a queue that `leaving` was not asked for."""
         return bool(self._leave) and queue.context in self._leave
 
@@ -118,3 +203,53 @@ class Reserving:
         """Wait no more; twice is fine."""
         self._table.pop(self._assembly, None)
         self._give_up()
+
+
+def by_lane(inserts: Iterable[Insert]) -> tuple[list[Receipt], list[Receipt]]:
+    """Join inserts for the same lane; return the receipt of each, and of each lane, in the order to reserve in."""
+    receipts: list[Receipt] = []
+    lanes: dict[tuple[Puts, int], Receipt] = {}
+    for insert in inserts:
+        lane = lanes.get(insert[:2])
+        if lane is None:
+            lanes[insert[:2]] = receipt = Receipt(insert)
+        else:
+            if lane.insert.records is lane.first_records:
+                lane.insert = lane.insert._replace(records=list(lane.insert.records))
+            receipt = Receipt(insert, lane, len(lane.insert.records))
+            lane.insert.records.extend(insert.records)
+        receipts.append(receipt)
+    return receipts, sorted(lanes.values(), key=_rank)
+
+
+def _rank(receipt: Receipt) -> tuple[bool, int]:
+    """Rank receipts for who reserves room: partitions last, for who has room there must not wait for anything else."""
+    queue = receipt.insert.queue
+    return queue.reserves_together, queue.owner
+
+
+def _of_one_party(lanes: list[Receipt], start: int) -> list[Receipt]:
+    """Return the receipts from `start` on whose room is reserved together: those of a queue, or all of partitions."""
+    if start == len(lanes):
+        return []
+    first = lanes[start].insert.queue
+    if first.reserves_together:
+        return lanes[start:]
+    return list(takewhile(lambda receipt: receipt.insert.queue is first, islice(lanes, start, None)))
+
+
+def _reserve_fan(fan: FanOut) -> Receipt | None:
+    """Reserve room for what fans out, in all queues that have it now; return the receipt of the first that has not."""
+    queue = fan.reserve()
+    if queue is None:
+        return None
+    receipt = fan.others[queue] = Receipt(Insert(queue, 0, fan.spread.records))
+    return receipt
+
+
+def draft_together(receipts: list[Receipt]) -> list[Put]:
+    """Return puts for partitions of streams, to be reserved all at once."""
+    drafts = [receipt.insert.queue.draft(receipt.insert.records, False, 0) for receipt in receipts]
+    for receipt, put in zip(receipts, drafts, strict=True):
+        receipt.put = put
+    return drafts

@@ -11,11 +11,12 @@ from qflow.errors import BrokerClosed, NotFound, QflowError
 from qflow.events import EventKind, Teller
 from qflow.loggers import get_logger
 from qflow.memory.waiting import sheltered
+from qflow.queues.assembly import Insert
 from qflow.queues.dead_letters import REJECTED, Cause, dead_letters
 from qflow.queues.exits import Leaving, weigh
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue, parts_of
-from qflow.queues.together import Insert, Together
+from qflow.queues.together import Together
 from qflow.spool import Spool
 
 ROOM_S = 2.0

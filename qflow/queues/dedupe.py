@@ -23,8 +23,9 @@ from qflow.durations import Duration
 from qflow.errors import InvalidArgument, ProducerBusy
 from qflow.memory.waiting import StraightLock, sheltered
 from qflow.message import Record, kept_ms
+from qflow.queues.assembly import Insert
 from qflow.queues.puts import Puts
-from qflow.queues.together import Insert, Together
+from qflow.queues.together import Together
 from qflow.storage.log import facts
 from qflow.storage.log.transaction_log import TransactionLog, Unit
 

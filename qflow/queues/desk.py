@@ -9,7 +9,7 @@ from qflow.identity import new_number
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import StraightLock, shelter
 from qflow.message import Record, charge
-from qflow.queues.together import Insert
+from qflow.queues.assembly import Insert
 from qflow.storage.spill.store import Slots, SpillStore
 
 TRANSACTIONS = 2**32 - 1

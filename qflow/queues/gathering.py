@@ -18,11 +18,12 @@ from qflow.held_batch import AnyBatch
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
 from qflow.queues.apart import HeldOne
+from qflow.queues.assembly import Assembly, Insert, Receipt
 from qflow.queues.desk import Desk, SeatedInsert, Tab
 from qflow.queues.envelope import Moment
 from qflow.queues.exits import Leaving
 from qflow.queues.queue import Queue, parts_of
-from qflow.queues.together import Insert, Receipt, Together
+from qflow.queues.together import Together
 
 RUN_BYTES = 64 * 1024
 """Charged at once for puts that follow each other."""
@@ -77,6 +78,8 @@ class Gathering:
         self._seen: set[tuple[int, int]] = set()
         self._leavings: list[Leaving] = []
         """What leaves its queue in the commit that has begun."""
+        self._assembly: Assembly | None = None
+        """That commit, of a thread."""
         self._result: list[Any] | None = None
         self.run_queue: Queue | str | None = None  # where plain puts go, one after the other
         self.run: list[Record] = []
@@ -236,12 +239,26 @@ class Gathering:
         """See `Transaction.commit`."""
         self.check_open()
         try:
-            inserts, leavings = shelter(self._begin_commit)
-            receipts = self.together.commit(inserts, leavings, timeout=self.timeout_s)
-            return shelter(lambda: self.committed(receipts))
+            assembly = shelter(self._commit_at_once)
+            self.together.go_on(assembly, self.timeout_s)
+            if self._result is None:
+                shelter(lambda: self.committed(assembly.receipts))
+            return self.result
         except BaseException as error:
-            self.undo(self._leavings, "rolled back" if isinstance(error, Exception) else "interrupted")
+            state = "rolled back" if isinstance(error, Exception) else "interrupted"
+            try:
+                self.undo(self._leavings, state)
+            finally:  # see `attend`
+                self.undo(self._leavings, state)
             raise
+
+    def _commit_at_once(self) -> Assembly:
+        """Begin to commit, and come to its end if nothing has to be waited for. Where nothing strikes."""
+        self._assembly = assembly = Assembly(*self._begin_commit())
+        self.together.begin(assembly, alone=True)
+        if assembly.is_done:
+            self.committed(assembly.receipts)
+        return assembly
 
     def begin_commit(self) -> tuple[list[Insert], list[Leaving]]:
         """Return what is to be committed together: all bodies in memory, and charged until it has ended.
@@ -305,6 +322,8 @@ class Gathering:
         """End it when its commit has begun and did not come to its end: what was leaving stays."""
         if self.state == "committed":
             return  # an interrupt came at the very end
+        if self._assembly is not None:
+            self.together.clear_up(self._assembly)
         for leaving in leavings:
             leaving.give_up()
         self.end(state)
@@ -328,7 +347,7 @@ class Gathering:
         self.state = state
         self.run_queue, self.run, self.credit = None, [], 0
         self._desk.close(self._tab)
-        self._calls, self._held, self._leavings = [], [], []
+        self._calls, self._held, self._leavings, self._assembly = [], [], [], None
 
     def check_open(self) -> None:
         if threading.get_ident() != self.thread:

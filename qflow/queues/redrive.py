@@ -13,12 +13,12 @@ from qflow.durations import Duration
 from qflow.errors import InDoubt, InvalidArgument, NotFound, QueueFull, TransactionTooLarge
 from qflow.memory.waiting import attend, shelter
 from qflow.message import DELAYED, Message, Record, body_of, expires_of, lane_of
+from qflow.queues.assembly import Insert
 from qflow.queues.dead_letters import headers_of, revived
 from qflow.queues.deleting import Deleting, InLog
 from qflow.queues.exits import Leaving
 from qflow.queues.looking import not_due
 from qflow.queues.queue import Queue, parts_of
-from qflow.queues.together import Insert
 from qflow.queues.transaction import Transaction, gathering_of
 from qflow.storage.log.transaction_log import Unit
 

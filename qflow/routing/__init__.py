@@ -21,11 +21,11 @@ from qflow.message import (
     with_prefix,
 )
 from qflow.named_tuples import NamedTuple
+from qflow.queues.assembly import Insert
 from qflow.queues.envelope import Envelope
 from qflow.queues.fan_out import put_into_all
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue, parts_of
-from qflow.queues.together import Insert
 from qflow.routing.outgoing import OutgoingMany, OutgoingOne, Part, Placed
 from qflow.routing.results import InOneStream, PublishResult, result_in_partitions
 from qflow.streams.partition import Partition

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from qflow.message import Record
+from qflow.queues.assembly import Insert, Receipt
 from qflow.queues.fan_out import FanOut
 from qflow.queues.puts import Puts
-from qflow.queues.together import Insert, Receipt
 from qflow.routing.results import PublishResult, PublishResults, result_of, target_of
 
 Part = tuple[Any, int, Record]

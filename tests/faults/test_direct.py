@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import struct
 import threading
@@ -22,6 +23,7 @@ from qflow import inspect
 from qflow.aio.broker import AsyncBroker
 from qflow.identity import new_uuid
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
 from qflow.storage.files import Files
 from qflow.storage.log import batch, confirming, direct, journal, recovery, writer
@@ -64,6 +66,15 @@ def rest(broker: qflow.Broker) -> None:
     """Return when the writer rests, and threads may confirm by themselves."""
     broker.engine.log.drain()
     until(lambda: broker.engine.log.turn.open)
+
+
+def put_together(broker: qflow.Broker, *bodies: bytes, acked: qflow.Delivery | None = None) -> None:
+    """Put messages into the queue by a transaction."""
+    with broker.transaction() as tx:
+        for body in bodies:
+            tx.put("q", body)
+        if acked is not None:
+            tx.ack(acked)
 
 
 def confirmed(broker: qflow.Broker) -> int:
@@ -131,17 +142,19 @@ def test_what_is_put_together_is_one_note(broker: qflow.Broker, tmp_path: Path) 
     assert len(queue) == 303
 
 
-def test_a_transaction_that_stands_alone_is_one_note_of_the_writer(broker: qflow.Broker, tmp_path: Path) -> None:
+def test_a_transaction_that_stands_alone_is_one_note_of_its_own_thread(broker: qflow.Broker, tmp_path: Path) -> None:
     """All of it or nothing of it is there after a kill. Not where a queue gives and takes, nor what is stored once."""
     queue, other = broker.queue("q"), broker.declare_queue("other")
     other.put(b"0")
     rest(broker)
-    before = confirmed(broker)
+    before, alone = confirmed(broker), list[int]()
+    at_sync(broker, lambda: alone.append(1))
     with broker.transaction() as tx:
         tx.ack(queue.get())
         tx.put("other", b"1", headers={"n": 1})
         tx.put("other", b"2")
-    assert confirmed(broker) == before + 1
+    assert (confirmed(broker), alone) == (before + 1, [1])
+    assert (len(queue), len(other)) == (2, 3)
     with qflow.open(inside.copy_as_killed(broker, tmp_path / "note")) as again:
         assert again.check() == []
         assert again.queue("q").get_many(9).bodies == [b"b", b"c"]
@@ -168,12 +181,15 @@ def test_a_publish_to_a_few_queues_that_stands_alone_is_one_note(broker: qflow.B
     """Of more queues than notes may be of, and of what is stored once for them, a batch has it."""
     few, many = [f"few{number}" for number in range(3)], [f"many{number}" for number in range(20)]
     for name in [*few, *many]:
-        broker.declare_queue(name).put(b"0")
+        broker.declare_queue(name)
         broker.bind(name, "few" if name in few else "many")
+    broker.publish("few", b"0")
+    broker.publish("many", b"0")
     rest(broker)
-    before = confirmed(broker)
+    before, alone = confirmed(broker), list[int]()
+    at_sync(broker, lambda: alone.append(1))
     broker.publish("few", b"1")
-    assert confirmed(broker) == before + 1
+    assert (confirmed(broker), alone) == (before + 1, [1])
     rest(broker)
     broker.publish("few", b"x" * 5_000)
     rest(broker)
@@ -462,7 +478,7 @@ def test_a_message_that_is_not_logged_takes_its_sequence_while_an_ack_has_the_tu
     assert [(one.sequence, one.body) for one in queue.get_many(9)] == [(4, b"4"), (5, b"5"), (6, b"6")]
 
 
-@pytest.mark.parametrize("call", ["put", "put_many", "ack"])
+@pytest.mark.parametrize("call", ["put", "put_many", "transaction", "ack"])
 def test_an_interrupt_at_any_place_leaves_it_done_or_not_done(call: str, tmp_path: Path) -> None:
     """A handler that raises; then others go on, and a reopened spool has what this one has."""
     with qflow.open(tmp_path / "spool") as broker:
@@ -479,13 +495,16 @@ def test_an_interrupt_at_any_place_leaves_it_done_or_not_done(call: str, tmp_pat
             work: Callable[[], Any] = {
                 "put": lambda: queue.put(b"new"),
                 "put_many": lambda: queue.put_many([b"new", b"er"]),
+                "transaction": lambda: put_together(broker, b"new", b"er"),
                 "ack": lambda one=held: one.ack(wait=True),
             }[call]
             struck = strike.run(work)
             alone += confirmed(broker) > before
             queue.put(b"after")  # which asks for the turn, if the writer has to go on
             done = len(queue) - count - 1
-            assert done in {"put": {0, 1}, "put_many": {0, 2}, "ack": {-1, 0} if struck else {-1}}[call]
+            several = {0, 2}
+            acked = {-1, 0} if struck else {-1}
+            assert done in {"put": {0, 1}, "put_many": several, "transaction": several, "ack": acked}[call]
             assert broker.engine.log.turn.request is None
             if held is not None and struck:
                 try:
@@ -518,12 +537,17 @@ def test_a_handler_may_put_in_the_middle_and_both_are_done(tmp_path: Path) -> No
         assert broker.check() == []
 
 
+@pytest.mark.parametrize("call", ["put", "transaction"])
 def test_a_thread_that_does_not_come_back_holds_nobody_up(
-    broker: qflow.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """The writer goes on; nothing is written over what may come late; that changes nothing, and all is as before."""
     monkeypatch.setattr(direct, "PATIENCE_S", 0.01)
-    queue, goes_on, stuck = broker.queue("q"), threading.Event(), threading.Event()
+    queue, other, goes_on, stuck = broker.queue("q"), broker.declare_queue("o"), threading.Event(), threading.Event()
+    other.put_many([b"1", b"2"])
+    other.get().ack(wait=True)
+    acked = other.get()
+    rest(broker)
     one: Any = broker.engine.log._writer._confirming.journal
     write = one.write_alone
 
@@ -534,7 +558,8 @@ def test_a_thread_that_does_not_come_back_holds_nobody_up(
         write(record)
 
     one.write_alone = late
-    thread = threading.Thread(target=lambda: queue.put(b"late"))
+    late_call = (lambda: queue.put(b"late")) if call == "put" else (lambda: put_together(broker, b"late", acked=acked))
+    thread = threading.Thread(target=late_call)
     thread.start()
     assert stuck.wait(60)
     assert queue.put(b"next") == 4
@@ -550,6 +575,7 @@ def test_a_thread_that_does_not_come_back_holds_nobody_up(
     before = confirmed(broker)
     queue.put(b"last")
     assert confirmed(broker) == before + 1
+    assert len(other) == (1 if call == "put" else 0)
     found = queue.get_many(10_000).bodies
     assert found[3:5] == [b"late", b"next"]
     assert found[-1] == b"last"
@@ -611,9 +637,15 @@ def test_a_disk_that_fails_once_is_tried_again_by_the_writer(tmp_path: Path) -> 
         rest(broker)
         faults.fail("pwrite", OSError(5, "Input/output error"), times=1)
         assert queue.put(b"e") == 4
+        rest(broker)
+        faults.fail("sync_data", OSError(5, "Input/output error"), times=1)
+        put_together(broker, b"f", b"g")
+        rest(broker)
+        faults.fail("pwrite", OSError(5, "Input/output error"), times=1)
+        put_together(broker, b"h", b"i")
         assert broker.check() == []
     with qflow.open(tmp_path) as broker:
-        assert broker.queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d", b"e"]
+        assert b"".join(broker.queue("q").get_many(9).bodies) == b"abcdefghi"
 
 
 def test_an_error_of_a_sync_is_told_to_the_writer_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -754,3 +786,52 @@ def test_a_record_is_written_twice_as_once(tmp_path: Path) -> None:
     one.write_alone(record._replace(data=b"x" * 64))  # a thread that comes late
     assert b"x" * 64 not in (tmp_path / JOURNAL).read_bytes()
     assert issubclass(Struck, BaseException)
+
+
+def test_the_thread_of_a_transaction_has_the_turn_until_all_of_it_is_visible(
+    broker: qflow.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes meanwhile is behind it, however little patience the writer has."""
+    monkeypatch.setattr(direct, "PATIENCE_S", 0)
+    queue, publish, later, turn = broker.queue("q"), Puts.publish, list[Any](), broker.engine.log.turn
+
+    def meanwhile(*given: Any) -> None:
+        monkeypatch.setattr(Puts, "publish", publish)
+        later.append(in_thread(lambda: queue.submit(b"later")))
+        until(lambda: not turn.open)  # the writer is about to take it
+        publish(*given)
+
+    monkeypatch.setattr(Puts, "publish", meanwhile)
+    put_together(broker, b"d", b"e")
+    assert later[0].result(60) == 5
+    assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d", b"e", b"later"]
+    assert queue.get_many(9).sequences == range(6)
+
+
+def test_a_transaction_that_cannot_be_made_visible_is_in_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is promised after that; a handler of logging that is told of it does not wait for its own thread."""
+    publish, refused = Puts.publish, list[BaseException]()
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                queue.put(b"told")
+            except qflow.QflowError as error:
+                refused.append(error)
+
+    handler = Handler()
+    with qflow.open(tmp_path) as broker:
+        queue = begin(broker)
+        monkeypatch.setattr(Puts, "publish", lambda *_: 1 / 0)
+        logging.getLogger("qflow").addHandler(handler)
+        try:
+            with pytest.raises(qflow.InDoubt):
+                put_together(broker, b"d", b"e")
+        finally:
+            logging.getLogger("qflow").removeHandler(handler)
+            monkeypatch.setattr(Puts, "publish", publish)
+        with pytest.raises(qflow.BrokerFailed):
+            queue.put(b"f")
+    assert [type(error) for error in refused] == [qflow.Reentered]
+    with qflow.open(tmp_path) as broker:
+        assert broker.queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d", b"e"]

@@ -231,20 +231,20 @@ def test_a_failure_in_the_midst_keeps_the_rest(open_spool: Open) -> None:
     """What was committed before is moved, all else is where it was."""
     broker = open_spool()
     queue = kill(broker, "q", *[b"%03d" % number for number in range(150)])
-    real = broker.engine.together.commit
+    real = broker.engine.together.begin
     calls: list[int] = []
 
-    def commit(*arguments: Any, **options: Any) -> Any:
+    def begin(*arguments: Any, **options: Any) -> None:
         calls.append(1)
         if len(calls) == 2:
             raise qflow.DiskFull("no space left")
-        return real(*arguments, **options)
+        real(*arguments, **options)
 
-    broker.engine.together.commit = commit  # type: ignore[method-assign]
+    broker.engine.together.begin = begin  # type: ignore[method-assign]
     moving = Redrive(broker, "dead")
     with pytest.raises(qflow.DiskFull):
         moving.run()
-    broker.engine.together.commit = real  # type: ignore[method-assign]
+    broker.engine.together.begin = real  # type: ignore[method-assign]
     assert moving.moved == {"q": 100}
     assert (len(queue), len(broker.queue("dead"))) == (100, 50)
     assert broker.queue("dead").stats().acquired_messages == 0

@@ -335,9 +335,9 @@ def test_a_commit_that_came_too_late_settles_nothing(broker: qflow.Broker) -> No
     tx.ack(held)
     real = broker.engine.together.enter
 
-    def close_first(*arguments: Any) -> Any:
+    def close_first(*arguments: Any, **options: Any) -> Any:
         one.close()
-        return real(*arguments)
+        return real(*arguments, **options)
 
     broker.engine.together.enter = close_first  # type: ignore[method-assign]
     with pytest.raises(qflow.AlreadySettled):

@@ -409,17 +409,17 @@ def test_a_purge_or_delete_meets_a_commit_on_its_way(open_spool: Open, durable: 
     source, queue = (broker.declare_queue(name, durable=durable) for name in ("source", "q"))
     source.put_many([b"1", b"2", b"3"])
     held = source.get_many(2)
-    real = broker.engine.together.commit
+    real = broker.engine.together.begin
 
-    def commit(*arguments: Any, **options: Any) -> Any:
-        source.purge() if how == "purge" else broker.delete_queue("source")
-        return real(*arguments, **options)
+    def begin(*arguments: Any, **options: Any) -> None:
+        in_thread(lambda: source.purge() if how == "purge" else broker.delete_queue("source"))
+        real(*arguments, **options)
 
-    broker.engine.together.commit = commit  # type: ignore[method-assign]
+    broker.engine.together.begin = begin  # type: ignore[method-assign]
     with broker.transaction() as tx:
         tx.put(queue, b"x")
         tx.ack_many(held)
-    broker.engine.together.commit = real  # type: ignore[method-assign]
+    broker.engine.together.begin = real  # type: ignore[method-assign]
     assert bodies_of(queue) == [b"x"]
     broker.engine.log.drain()
     assert broker.check() == []
@@ -699,10 +699,10 @@ def test_an_interrupt_at_each_step_is_all_or_nothing(spool: Path, step: str, lat
         held = source.get()
         real = getattr(broker.engine.log, step)
 
-        def interrupted(*given: Any) -> Any:
+        def interrupted(*given: Any, **named: Any) -> Any:
             setattr(broker.engine.log, step, real)
             if late:
-                real(*given)
+                real(*given, **named)
             raise KeyboardInterrupt
 
         tx = broker.transaction()

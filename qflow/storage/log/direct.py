@@ -15,7 +15,9 @@ if the thread says that it was interrupted, else when it needs the turn and has 
 same bytes to the same place, so it does not matter how far the thread came. Because that may be in the middle of a call
 of the system still, the journal is not begun anew before it is out of it: `Journal.inside`.
 
-What stands alone among all that was handed over, as the put of a task, the writer confirms by a note of its own.
+A unit, as a transaction is, takes more than straight lines. Its thread confirms it where no handler strikes, publishes
+it as the writer would, and keeps the turn until it has. What stands alone among all that was handed over, as the put of
+a task, the writer confirms by a note of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from typing import Any
 from qflow.handlers import is_of_handler
 from qflow.message import OVERHEAD_BYTES
 from qflow.named_tuples import NamedTuple
-from qflow.storage.log.batch import Batch, Put, Request
+from qflow.storage.log.batch import Batch, Put, Request, Unit
 from qflow.storage.log.confirming import NOTED_BYTES, Confirming
 from qflow.storage.log.journal import Journal, Record
 from qflow.storage.log.lane import Lane, Step
@@ -76,6 +78,10 @@ class Direct:
         self._stood: Request | None = None
         self._wanted = False
         """The writer waits for the turn."""
+        self._concluding = threading.Lock()
+        """Held by a thread that publishes a unit, and to take the turn from it."""
+        self.concludes = 0
+        """That thread."""
         self._lanes: set[Lane] = set()
         """Of the notes that are in no transaction, and perhaps some more."""
         self._has_room = False
@@ -103,6 +109,44 @@ class Direct:
             return
         self.count(noted, monotonic())
         if is_first or self._wanted:  # from now on there is something to be applied; or it waits for the turn
+            with suppress(RuntimeError):
+                self._wake()
+
+    def confirm_whole(self, unit: Unit, conclude: Callable[[Batch], object]) -> None:
+        """`confirm` of a unit that has the turn: nothing strikes its thread here, so it does what the writer would.
+
+        `conclude` publishes a batch, and tells what became of it.
+        """
+        self.thread = threading.get_ident()
+        try:
+            noted = self._note(unit)
+            began_s = perf_counter()
+            is_synced = noted is not None and self._write(noted)
+        except BaseException:
+            self.leave(unit)
+            raise
+        if noted is None or not is_synced:
+            self.leave(unit)
+            return
+        confirming = self._confirming
+        with self._concluding:
+            if self.request is not unit:
+                return
+            is_first = not confirming.pending
+            self.concludes = self.thread
+            try:
+                confirming.timers.note_alone(perf_counter() - began_s)
+                batch = Batch()
+                batch.requests.append(unit)
+                self._count_in(batch, noted)
+                conclude(batch)
+                self.confirmed += 1
+            except BaseException as error:
+                confirming.failed(error)
+                raise
+            finally:
+                self.concludes, self.request, self.abandoned = 0, None, False
+        if is_first or self._wanted:
             with suppress(RuntimeError):
                 self._wake()
 
@@ -211,8 +255,9 @@ class Direct:
             while self.request is not None and not self.abandoned and (left_s := until_s - monotonic()) > 0:
                 wait(timeout=left_s)
             self._wanted = False
-        request, self.request = self.request, None  # from here on its thread waits
-        self.abandoned = False
+        with self._concluding:
+            request, self.request = self.request, None  # from here on its thread waits
+            self.abandoned = False
         return request
 
     def go_on(self, batch: Batch, request: Request) -> bool:
@@ -223,7 +268,7 @@ class Direct:
         noted, confirming = self._noted, self._confirming
         if noted is None or noted.request is not request:
             return False
-        _, notes, record, size, journal = noted
+        record, journal = noted.record, noted.journal
         if self._synced is not request:
             try:
                 journal.write_record(record)
@@ -233,11 +278,18 @@ class Direct:
                 return False
             batch.committing = True
             journal.sync()
-        journal.position, journal.following = record.end, record.number + 1
-        confirming.note(notes, size)
-        batch.plan = [_step(note, request) for note in notes]
-        batch.committed = True
+        self._count_in(batch, noted)
         return True
+
+    def _count_in(self, batch: Batch, noted: Noted) -> None:
+        """Count what is confirmed, and have a batch publish it."""
+        request, notes, record, size, journal = noted
+        journal.position, journal.following = record.end, record.number + 1
+        self._confirming.note(notes, size)
+        batch.plan = [_step(note, request) for note in notes]
+        if isinstance(request, Unit):
+            batch.units = [request]
+        batch.committed = True
 
     def confirm_alone(self, batch: Batch) -> bool:
         """Confirm a batch by a note, if all it has is a request that stands alone; False where that is not so.

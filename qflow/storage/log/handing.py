@@ -55,6 +55,20 @@ class Handing:
                 pass
         self._check_ended(request)
 
+    def has_turn(self, request: Request) -> bool:
+        """Have a request take the turn, if it stands alone; tell whether it has. Its thread confirms it next.
+
+        Raises as `hand_over`.
+        """
+        self.check_usable()
+        turn = self.turn
+        # Nothing is called from here on: no other thread comes in between.
+        if turn.open and turn.request is None and not self.requests:
+            request.joined = True
+            turn.request = request
+            return True
+        return False
+
     def handed_over(self, request: Request, *, urgent: bool | None) -> None:
         """After a caller has appended a request by itself, under a lock: have it written. Raises as `hand_over`.
 

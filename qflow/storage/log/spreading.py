@@ -81,7 +81,7 @@ class SpreadOut(NamedTuple):
         count = len(records)
         env.messages += count * len(lanes)
         for lane, state in zip(lanes, states, strict=True):
-            lane.row, lane.next, lane.tail = state.row, state.next, state.tail
+            lane.row, lane.next, lane.tail, lane.written = state.row, state.next, state.tail, True
         begun = [state.next - count for state in states]
         firsts = begun
         for spread in spreads:

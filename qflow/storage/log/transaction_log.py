@@ -60,9 +60,15 @@ class TransactionLog:
         self._handing.hand_over(put, soon)
         return put
 
-    def join(self, unit: Unit, soon: bool = True) -> Unit:
-        """Hand a unit over; look at its `error` when it is done. Without `soon`, call `now` next."""
-        self._handing.hand_over(unit, soon)
+    def join(self, unit: Unit, soon: bool = True, *, alone: bool = False) -> Unit:
+        """Hand a unit over; look at its `error` when it is done. Without `soon`, call `now` next.
+
+        `alone`: nothing strikes the calling thread here, which waits for it next: it may confirm it by itself.
+        """
+        if alone and self._handing.has_turn(unit):
+            self._writer.confirm(unit)
+        else:
+            self._handing.hand_over(unit, soon)
         return unit
 
     def settle(self, lane: Lane, ranges: list[Settled]) -> Request:

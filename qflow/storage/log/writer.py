@@ -28,7 +28,7 @@ from qflow.loggers import get_logger
 from qflow.starting import start
 from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log.ahead import Ahead
-from qflow.storage.log.batch import Batch, Order, Request, Work
+from qflow.storage.log.batch import Batch, Order, Request, Unit, Work
 from qflow.storage.log.batch_writing import BatchWriting
 from qflow.storage.log.committing import Committing, conclude
 from qflow.storage.log.confirming import SOON_S, Confirming
@@ -116,10 +116,19 @@ class Writer:
         """Something was handed over and is not done."""
         return self._has_more or self._working or self._again is not None or self.handing.turn.request is not None
 
+    def confirm(self, unit: Unit) -> None:
+        """Have the calling thread, which nothing strikes, confirm a unit that has the turn; else the writer does."""
+
+        def conclude(batch: Batch) -> None:
+            self._conclude(batch)
+            mark_done(batch)
+
+        self.handing.turn.confirm_whole(unit, conclude)
+
     @property
     def is_me(self) -> bool:
-        """The calling thread is the writer: it cannot wait for itself."""
-        return threading.get_ident() == self._thread.ident
+        """The calling thread writes, or publishes what it has written: it cannot wait for itself."""
+        return threading.get_ident() in (self._thread.ident, self.handing.turn.concludes)
 
     def end(self) -> None:
         """Write what was handed over, and stop; what comes later is refused. The thread has ended, whatever is raised.
@@ -363,6 +372,17 @@ class Writer:
     def _finish(self, batch: Batch) -> None:
         """Publish what was committed, refuse what was not, and tell everybody whose request it held."""
         try:
+            self._conclude(batch)
+        finally:
+            self._waiting += mark_done(batch)
+            self._done.append(batch.gate)
+            self._working = False
+            self._teller.tell(batch)
+            batch.let_go()
+
+    def _conclude(self, batch: Batch) -> None:
+        """Publish what was committed, refuse what was not; what is wrong then is noted."""
+        try:
             conclude(batch, self._env)
         except BaseException as error:  # a fault of ours: what is in memory is not what is in the log
             _logger.exception("%s: what became of a batch could not be told", self._env.path)
@@ -372,12 +392,6 @@ class Writer:
                     f"a commit could not be published ({error}): what it holds is there when {self._env.path} is "
                     "opened again"
                 )
-        finally:
-            self._waiting += mark_done(batch)
-            self._done.append(batch.gate)
-            self._working = False
-            self._teller.tell(batch)
-            batch.let_go()
 
     def _refuse_rest(self) -> None:
         """Refuse what was handed over too late."""
