@@ -38,7 +38,7 @@ from qflow.queues.lanes import NOWHERE, TIMED, Lanes
 from qflow.queues.overflow import Decision, Depth, check_can_ever_fit
 from qflow.queues.putting import Putting, TurnedAway, depth_of
 from qflow.queues.ring import Ring
-from qflow.queues.showing import show_alone
+from qflow.queues.showing import put_at_once, show_alone
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.transaction_log import Put
 
@@ -192,28 +192,7 @@ class Puts:
 
     # Put -------------------------------------------------------------------------------------------------------------
 
-    @straight
-    def put_at_once(self, one: tuple[bytes], wakes: bool = True) -> int | None:
-        """`Queue.put` of a plain message where that takes no commit, no waiting and no work on the disk; else None."""
-        cost = len(one[0]) + OVERHEAD_BYTES
-        with self.context.lock:
-            gate = self.gate
-            used = gate.used + cost
-            is_limited = used > gate.ceiling
-            if is_limited and (used > gate.limited or not gate.places):
-                return None
-            if cost > gate.largest or collecting or (gate.getters and not wakes):
-                return None
-            gate.places -= is_limited
-            runs = self.lanes.runs
-            tail = runs.tail
-            sequence = runs.next
-            gate.used = used
-            runs.next = sequence + 1
-            tail += one
-            if gate.getters:
-                gate.arrived.notify()
-            return sequence
+    put_at_once = put_at_once
 
     def put(self, records: list[Record], plain: bool, number: int, timeout_s: Duration | None) -> int | None:
         """Put messages; return the first sequence, None if a limit turned them away."""

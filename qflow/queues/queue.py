@@ -136,18 +136,19 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
                     runs.next = sequence + 1
                     tail += one
                     return sequence
-            if gate.places and not priority:
-                at_once = self._parts.puts.put_at_once(one, wakes=False)
-                if at_once is not None:
-                    return at_once
             if not priority and self._parts.context.settings.ttl_s is None:
-                return self._parts.puts.put([body], True, 0, timeout_s)  # type: ignore[return-value]
+                puts = self._parts.puts
+                at_once = puts.put_at_once(one, wakes=False) if gate.places else None
+                return puts.put([body], True, 0, timeout_s) if at_once is None else at_once  # type: ignore[return-value]
         puts = self._parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
         if dedupe_key is not None:
             keys = self._parts.context.shared.keys
             return keys.put(puts, dedupe_key, envelope.number, record, timeout_s)  # type: ignore[no-any-return]
+        at_once = puts.put_at_once((record,), envelope.number, wakes=False)
+        if at_once is not None:
+            return at_once
         return puts.put([record], type(record) is bytes, envelope.number, timeout_s)  # type: ignore[return-value]
 
     def put_nowait(self, body: bytes | bytearray | memoryview, **options: Unpack[PutOnceOptions]) -> int | Placed:
