@@ -23,7 +23,7 @@ from qflow.queues.consumer import Consumer, begin_consumer
 from qflow.queues.context import Tick
 from qflow.queues.deleting import delete, delete_many
 from qflow.queues.entries import Entries
-from qflow.queues.envelope import Moment
+from qflow.queues.envelope import Moment, check_priority
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Placed
 from qflow.queues.parts import Parts
@@ -136,10 +136,12 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
                     runs.next = sequence + 1
                     tail += one
                     return sequence
-            if not priority and self._parts.context.settings.ttl_s is None:
-                puts = self._parts.puts
-                at_once = puts.put_at_once(one, wakes=False) if gate.places else None
-                return puts.put([body], True, 0, timeout_s) if at_once is None else at_once  # type: ignore[return-value]
+            puts, settings, number = self._parts.puts, self.settings, priority or 0
+            if settings.ttl_s is None:
+                if number:
+                    check_priority(number, settings, self.name)
+                at_once = puts.put_at_once(one, number, wakes=False) if number or gate.places else None
+                return puts.put([body], True, number, timeout_s) if at_once is None else at_once  # type: ignore[return-value]
         puts = self._parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
@@ -422,8 +424,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
         Each time there is one, the event `SLOW_CONSUMER` tells of it, and the policy is applied. Looked at once a
         second. While it is on, gets take 1 µs more: the time of each is kept. Raises as `pause`, and InvalidArgument.
         """
-        if after_s is not None:
-            after_s = config.parse_span(after_s, "after_s")
+        after_s = None if after_s is None else config.parse_span(after_s, "after_s")
         policy = config.parse_policy(SlowConsumer, policy, "policy")
         with self._lock:
             self._parts.context.check_open()
