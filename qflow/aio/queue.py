@@ -135,6 +135,9 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         record = envelope.record(body)
         if dedupe_key is not None:
             return await self._put_once(puts, dedupe_key, envelope.number, record, timeout_s)  # type: ignore[no-any-return]
+        sequence = puts.put_at_once((record,), envelope.number)
+        if sequence is not None:
+            return sequence
         return await self._put([record], type(record) is bytes, envelope, timeout_s)  # type: ignore[return-value]
 
     async def put_nowait(self, body: Body, **options: Unpack[PutOnceOptions]) -> int | Placed:
