@@ -1,17 +1,18 @@
-"""The paths with no disk: a transient queue against `queue.Queue` of the standard library, in one thread.
+"""The paths with no disk: a transient queue against `queue.Queue` of the standard library, in one thread and in two.
 
-Seconds here are the thread's time on the processor: nothing waits, and a neighbour on the same core is not counted.
+In one, seconds are the thread's time on the processor: nothing waits, and a neighbour on the same core is not counted.
 """
 
 from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from threading import Thread
 from time import thread_time
 
 import qflow
 from bench.measure import Row, Setup, Workload, at_least, at_most, by_side, interleave, micros, rates, ratio
-from bench.timing import thread_timed
+from bench.timing import thread_timed, timed
 
 BODY_BYTES = 100
 BATCH = 1000
@@ -96,6 +97,40 @@ def batches(setup: Setup) -> Iterator[Row]:
     )
 
 
+def threads(setup: Setup) -> Iterator[Row]:
+    """One thread puts, here the main one, and another takes what there is, and waits for more."""
+    count, chunks = setup.size(20_000, 500), setup.size(11, 3)
+    body = bytes(BODY_BYTES)
+    peer: queue.Queue[bytes] = queue.Queue()
+    with setup.scratch() as path, qflow.open(path) as broker:
+        mine = broker.declare_queue("bench", durable=False)
+
+        def beside(put: Callable[[bytes], object], take: Callable[[], object]) -> Callable[[], float]:
+            def take_all() -> None:
+                for _ in range(count):
+                    take()
+
+            @timed
+            def side() -> None:
+                taker = Thread(target=take_all)
+                taker.start()
+                for _ in range(count):
+                    put(body)
+                taker.join()
+
+            return side
+
+        sides = beside(mine.put, lambda: mine.get().ack()), beside(peer.put, peer.get)
+        measured = interleave(setup.rounds, chunks, *sides)
+    ours, theirs = by_side(rates, ("qflow put; get+ack", "queue.Queue put; get"), count, measured)
+    yield Row(
+        name="transient, one thread puts and another takes, 100 B, one by one: rate over queue.Queue",
+        figure=ratio(ours, theirs),
+        bound=at_least(0.25),
+        details=[ours, theirs],
+    )
+
+
 def _sum_of_bodies(batch: qflow.Deliveries) -> int:
     return sum(map(len, batch.bodies))
 
@@ -111,5 +146,6 @@ WORKLOADS = [
     Workload(
         "transient-single", "one message at a time through an empty transient queue, and through queue.Queue", single
     ),
+    Workload("transient-threads", "one message at a time from the main thread to another", threads),
     Workload("transient-batch", "1,000 messages in and out at once; queue.Queue takes them one by one", batches),
 ]

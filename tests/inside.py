@@ -89,7 +89,7 @@ def left_behind(queue: qflow.Queue) -> dict[str, object]:
     found = {
         "pending": (admission.pending, admission.pending_messages, admission.pending_bytes),
         "charged": (gate.incoming, gate.restoring),
-        "waiting": (gate.getters, gate.starved, gate.arrived.watching, gate.room.watching),
+        "waiting": (gate.getters, gate.starved, gate.arrived.watching, gate.room.watching, gate.arrived.rung),
         "line": (*admission.line, *admission.admitted, *admission.ready),
         "leaving": tuple(parts.held.leaving),
         "sought": (*parts.restorer.waiting, *(one for each in parts.lanes.schedules.values() for one in each.sought)),

@@ -93,19 +93,15 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         settings = (puts := self._puts).context.settings
         if (
             type(body) is bytes
+            and not priority
             and headers is None
             and durable is None
-            and ttl_s is None
-            and delay_s is None
-            and not_before is None
             and dedupe_key is None
-            and not priority
-            and settings.ttl_s is None
+            and ttl_s is delay_s is not_before is settings.ttl_s is None
         ):
-            if not settings.durable:
-                sequence = puts.put_at_once((body,))
-                if sequence is not None:
-                    return sequence
+            at_once = None if settings.durable else puts.put_at_once((body,), len(body), in_loop=True)
+            if at_once is not None:
+                return at_once
             put, home = puts.draft_one(body), self._homes.here()
             if not puts.admission.line and puts.enter_at_once(put):
                 if put.lane.is_logged:
@@ -135,9 +131,9 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         record = envelope.record(body)
         if dedupe_key is not None:
             return await self._put_once(puts, dedupe_key, envelope.number, record, timeout_s)  # type: ignore[no-any-return]
-        sequence = puts.put_at_once((record,), envelope.number)
-        if sequence is not None:
-            return sequence
+        at_once = puts.put_at_once((record,), len(record), envelope.number, plain=False, in_loop=True)
+        if at_once is not None:
+            return at_once
         return await self._put([record], type(record) is bytes, envelope, timeout_s)  # type: ignore[return-value]
 
     async def put_nowait(self, body: Body, **options: Unpack[PutOnceOptions]) -> int | Placed:

@@ -38,7 +38,7 @@ class Alarm:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def ring(self) -> None:
+    def __call__(self) -> None:
         """End the wait of now, or the next one."""
         with suppress(RuntimeError):  # it has rung before
             self._lock.release()
@@ -68,20 +68,28 @@ class Line:
     """Watchers of what a lock guards, first come first served; all of it under that lock.
 
     To watch, to end that, to wake one: 1 µs. A broker has two for each queue, so one in which nobody waits is small.
+
+    Who may call nothing under the lock, as in a straight line, adds to `rung` instead; if that was 0, it rings the bell
+    next. Whoever that wakes has the others woken (`notify(-1)`), unless another notification comes before.
     """
 
-    __slots__ = ("_back", "_fresh", "_order", "_turns")
+    __slots__ = ("_back", "_turns", "bell", "fresh", "order", "rung")
 
     def __init__(self) -> None:
         self._turns = 0
-        self._fresh = _NOBODY
+        self.fresh = _NOBODY
         self._back: dict[int, Watcher] = {}  # were here before, and found nothing
-        self._order = _NO_ORDER  # their numbers below 0, the first of them at the end
+        self.order = _NO_ORDER
+        """The numbers of those, below 0, the first one at the end. Nobody waits where this and `fresh` are empty."""
+        self.bell: Alarm | None = None
+        """Of who waits first, if that is a thread: it looks soon, where a loop may be busy."""
+        self.rung = 0
+        """How many notifications that have to be made up for."""
 
     @property
     def watching(self) -> int:
         """How many watchers there are. Counted, for a signal handler may end whoever takes one out."""
-        return len(self._fresh) + len(self._order)
+        return len(self.fresh) + len(self.order)
 
     def watch(self, wake: Wake, number: int | None = None) -> Watcher:
         """Have `wake()` called when it is its turn at a notification.
@@ -89,30 +97,33 @@ class Line:
         Args:
             number: that of an earlier watcher, to have its place.
         """
-        if self._fresh is _NOBODY:
-            self._order, self._fresh = [], OrderedDict()
+        if self.fresh is _NOBODY:
+            self.order, self.fresh = [], OrderedDict()
         if number is None:
             self._turns = turn = self._turns + 1
-            watcher = self._fresh[turn] = Watcher(wake, turn)
+            watcher = self.fresh[turn] = Watcher(wake, turn)
         else:
             watcher = self._back[number] = Watcher(wake, number)
-            insort(self._order, -number)
+            insort(self.order, -number)
+        self._find_bell()
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
         """Call it no more."""
         if not watcher.called:
-            number, order = watcher.number, self._order
-            if self._fresh.pop(number, None) is None:
+            number, order = watcher.number, self.order
+            if self.fresh.pop(number, None) is None:
                 at = bisect_left(order, -number)
                 if order[at : at + 1] == [-number]:
                     del order[at]
                 self._back.pop(number, None)
+            self._find_bell()
             watcher.called = True  # behind all that a handler may strike, for it is tried again
 
     def notify(self, n: int = 1) -> None:
-        """Wake the first `n` of those who wait."""
-        fresh, order = self._fresh, self._order
+        """Wake the first `n` of those who wait, and as many more as were to be by `rung`."""
+        fresh, order = self.fresh, self.order
+        n, self.rung = n + self.rung, 0
         while n > 0 and (fresh or order):
             n -= 1
             if order and (not fresh or -order[-1] < next(iter(fresh))):
@@ -121,6 +132,16 @@ class Line:
                 watcher = fresh.popitem(last=False)[1]
             watcher.called = True
             watcher.wake()
+        self._find_bell()
+
+    def _find_bell(self) -> None:
+        fresh, order = self.fresh, self.order
+        first = None
+        if order and (not fresh or -order[-1] < next(iter(fresh))):
+            first = self._back[-order[-1]].wake
+        elif fresh:
+            first = next(iter(fresh.values())).wake
+        self.bell = first if isinstance(first, Alarm) else None
 
     def notify_all(self) -> None:
         """Wake everybody."""

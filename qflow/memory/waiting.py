@@ -285,7 +285,7 @@ def attend(step: Step, give_up: Callable[[], object]) -> None:
     try:
         while True:
             alarm = Alarm()  # one each round: what rang in the last one is over
-            wait_s = shelter(partial(attempt, alarm.ring))
+            wait_s = shelter(partial(attempt, alarm))
             if wait_s is None:
                 return
             alarm.wait(wait_s)

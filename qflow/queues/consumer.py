@@ -120,13 +120,13 @@ class Consuming:
     def stop(self) -> None:
         """See `Consumer.stop`."""
         self._stopped = True
-        self._alarm.ring()
+        self._alarm()
         self._queue.wake()
 
     def end(self) -> None:
         """Take no more messages, and give up at once what was not handed out. Under the lock of the queue."""
         self._stopped = True
-        self._alarm.ring()
+        self._alarm()
         if self._batch is not None:
             self._queue.give_up_batch(self._batch)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from qflow.memory.gate import ALWAYS
 from qflow.memory.run_list import OWN_RUN
-from qflow.memory.waiting import collecting, shelter, straight
+from qflow.memory.waiting import shelter
 from qflow.message import OVERHEAD_BYTES, Message, Record, is_plain
 from qflow.queues.puts import Puts
 from qflow.storage.log.calls import Calls
@@ -19,7 +19,6 @@ MOST_AT_ONCE = 64
 """Queues that a message is put into at once: their locks are held together."""
 
 
-@straight
 def put_into_all(queues: Sequence[Puts], record: Message) -> dict[str, int | None] | None:
     """Put a record that neither expires nor is delayed into queues that all take it at once, without a commit.
 
@@ -31,20 +30,10 @@ def put_into_all(queues: Sequence[Puts], record: Message) -> dict[str, int | Non
 
     Cost: 0.4 µs a queue; of several, 15 µs more for the main thread.
     """
-    cost = len(record) + OVERHEAD_BYTES
     if len(queues) == 1:
-        queue, one, sequence = queues[0], (record,), None
-        context, gate, runs = queue.context, queue.gate, queue.lanes.runs
-        with context.lock:  # a straight line; see `waiting`
-            used = gate.used + cost
-            if used <= gate.ceiling and cost <= gate.largest and not (gate.getters or collecting):
-                tail = runs.tail
-                sequence = runs.next
-                gate.used = used
-                runs.next = sequence + 1
-                tail += one
+        sequence = queues[0].put_at_once((record,), len(record))
         if sequence is not None:
-            return {context.name: sequence}
+            return {queues[0].name: sequence}
     if len(queues) > MOST_AT_ONCE:
         return None
     sequences: dict[str, int | None] = {}

@@ -220,6 +220,8 @@ class Getting:
         gate.arrived.unwatch(watcher)
         self._watcher = None  # and no call until that is counted
         gate.getters -= 1
+        if gate.arrived.rung:
+            gate.arrived.notify(-1)
         if self._starved:
             gate.starved -= 1
             self._queue.lanes.refresh()

@@ -285,13 +285,13 @@ class Puts:
         records, size, charged, lane = put.records, put.size, put.charged, put.lane
         messages = len(records)
         number = lane.lane
-        context, gate, lanes, admission = self.context, self.gate, self.lanes, self.admission
+        context, gate, admission = self.context, self.gate, self.admission
         if lane.is_logged:
             log = context.log
             assert log is not None
             log.check_usable()
             requests, one, turn = log.requests, (put,), log.turn
-            alone = waits and messages < OWN_RUN and not number
+            alone, arrived = waits and messages < OWN_RUN and not number, gate.arrived
             entered = False
             try:
                 with context.lock:  # a straight line; see `waiting`
@@ -304,7 +304,8 @@ class Puts:
                     admission.pending_bytes += size
                     admission.pending += 1
                     entered = put.joined = True
-                    if alone and turn.open and turn.request is None and not (requests or gate.getters):
+                    is_told = arrived.bell is not None or not (arrived.fresh or arrived.order)
+                    if alone and turn.open and turn.request is None and not requests and is_told:
                         turn.request = put
                     else:
                         requests += one
@@ -315,26 +316,10 @@ class Puts:
                     shelter(partial(self.refused, put))
                 raise
             return True
-        if number >= DELAYED:
-            return False
-        with context.lock:  # a straight line; see `waiting`
-            runs = lanes.lists[number]
-            used = gate.used + charged
-            if used > gate.passing or gate.getters:
-                return False
-            tail = runs.tail
-            if tail and messages >= OWN_RUN:  # it would be a run of its own
-                return False
-            first = runs.next
-            if lanes.front_number < number and lanes.looked is not NOWHERE:
-                lanes.front = runs if lanes.front is lanes.looked else NOWHERE
-                lanes.looked, lanes.front_number = runs, number
-            gate.used = used
-            lanes.message_bytes += size
-            runs.next = first + messages
-            tail += records
+        first = self.put_at_once(records, size, number, plain=False)
+        if first is not None:
             put.first = first
-        return True
+        return first is not None
 
     # Published -------------------------------------------------------------------------------------------------------
 

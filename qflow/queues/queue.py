@@ -140,7 +140,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
             if settings.ttl_s is None:
                 if number:
                     check_priority(number, settings, self.name)
-                at_once = puts.put_at_once(one, number, wakes=False) if number or gate.places else None
+                at_once = puts.put_at_once(one, len(body), number) if number or gate.places or gate.getters else None
                 return puts.put([body], True, number, timeout_s) if at_once is None else at_once  # type: ignore[return-value]
         puts = self._parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
@@ -148,7 +148,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
         if dedupe_key is not None:
             keys = self._parts.context.shared.keys
             return keys.put(puts, dedupe_key, envelope.number, record, timeout_s)  # type: ignore[no-any-return]
-        at_once = puts.put_at_once((record,), envelope.number, wakes=False)
+        at_once = puts.put_at_once((record,), len(record), envelope.number, plain=False)
         if at_once is not None:
             return at_once
         return puts.put([record], type(record) is bytes, envelope.number, timeout_s)  # type: ignore[return-value]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from qflow.memory.gate import Gate
-from qflow.memory.waiting import collecting, shelter, straight
+from qflow.memory.line import Alarm
+from qflow.memory.run_list import OWN_RUN
+from qflow.memory.waiting import collecting, in_place, shelter, straight
 from qflow.message import DELAYED, OVERHEAD_BYTES, Record
 from qflow.queues.lanes import NOWHERE
 from qflow.queues.putting import Reserved
@@ -14,35 +17,63 @@ from qflow.storage.log.lane import Turn
 
 
 @straight
-def put_at_once(queue: Reserved, one: tuple[Record], number: int = 0, *, wakes: bool = True) -> int | None:
-    """`Queue.put` of a message where that takes no commit, no waiting and no work on the disk; else None.
+def put_at_once(
+    queue: Reserved,
+    records: Sequence[Record],
+    size: int,
+    number: int = 0,
+    *,
+    plain: bool = True,
+    in_loop: bool = False,
+) -> int | None:
+    """Put messages of `size` bytes, not logged, where that takes no waiting and no work on the disk; return the first.
 
-    A straight line, but where it `wakes` who waits in a get: else that is left to the long way.
+    None where it would, or where somebody has to be asked: nothing was done then.
+
+    Args:
+        plain: they are bodies and nothing else.
+        in_loop: the caller is a task, and wakes others that wait in a get; a thread leaves that to the long way.
     """
-    cost = len(one[0]) + OVERHEAD_BYTES
+    messages = len(records)
+    charged = size + OVERHEAD_BYTES * messages
     context, gate, lanes = queue.context, queue.gate, queue.lanes
     if number >= DELAYED or context.log is not None:
         return None
-    with context.lock:
-        used = gate.used + cost
-        is_limited = used > gate.ceiling
-        if is_limited and (used > gate.limited or not gate.places):
-            return None
-        if cost > gate.largest or collecting or (gate.getters and not wakes):
-            return None
-        runs = lanes.lists[number]
-        gate.places -= is_limited
-        if lanes.front_number < number and lanes.looked is not NOWHERE:
-            lanes.front = runs if lanes.front is lanes.looked else NOWHERE
-            lanes.looked, lanes.front_number = runs, number
-        tail = runs.tail
-        sequence = runs.next
-        gate.used = used
-        runs.next = sequence + 1
-        tail += one
-        if gate.getters:
-            gate.arrived.notify()
-        return sequence
+    arrived, rings = gate.arrived, False
+    try:
+        with context.lock:  # a straight line; see `waiting`
+            used = gate.used + charged
+            is_limited = used > (gate.ceiling if plain else gate.passing)
+            if is_limited and (used > gate.limited or gate.places < messages):
+                return None
+            if collecting or (messages == 1 and charged > gate.largest):
+                return None
+            bell, waits = arrived.bell, arrived.fresh or arrived.order
+            if waits and bell is None and not in_loop:
+                return None
+            runs = lanes.lists[number]
+            tail = runs.tail
+            if tail and messages >= OWN_RUN:  # it would be a run of its own
+                return None
+            if is_limited:
+                gate.places -= messages
+            if lanes.front_number < number and lanes.looked is not NOWHERE:
+                lanes.front = runs if lanes.front is lanes.looked else NOWHERE
+                lanes.looked, lanes.front_number = runs, number
+            first = runs.next
+            gate.used = used
+            runs.next = first + messages
+            tail += records
+            if waits:
+                rings = arrived.rung == 0
+                arrived.rung += messages
+        if rings:
+            _ring(queue, bell)
+    except BaseException:
+        if rings:
+            (in_place if in_loop else shelter)(partial(_notify, queue))
+        raise
+    return first
 
 
 @straight
@@ -54,23 +85,49 @@ def show_alone(queue: Reserved, put: Put, turn: Turn, first: int) -> bool:
     records, charged, size = put.records, put.charged, put.size
     messages = len(records)
     context, gate, lanes, admission = queue.context, queue.gate, queue.lanes, queue.admission
-    with context.lock:  # a straight line; see `waiting`
-        runs = lanes.runs
-        if turn.request is not put or gate.getters or gate.passing < 0 or runs.next != first:
-            return False
-        tail = runs.tail
-        runs.next = first + messages
-        tail += records
-        lanes.message_bytes += size
-        gate.incoming -= charged
-        admission.pending -= 1
-        admission.pending_messages -= messages
-        admission.pending_bytes -= size
-        put.first, put.visible = first, True
-        is_short = gate.used + charged > gate.account.borrowed
+    arrived, rings = gate.arrived, False
+    try:
+        with context.lock:  # a straight line; see `waiting`
+            bell, waits = arrived.bell, arrived.fresh or arrived.order
+            runs = lanes.runs
+            if turn.request is not put or gate.passing < 0 or runs.next != first or (waits and bell is None):
+                return False
+            tail = runs.tail
+            runs.next = first + messages
+            tail += records
+            lanes.message_bytes += size
+            gate.incoming -= charged
+            admission.pending -= 1
+            admission.pending_messages -= messages
+            admission.pending_bytes -= size
+            put.first, put.visible = first, True
+            is_short = gate.used + charged > gate.account.borrowed
+            if waits:
+                rings = arrived.rung == 0
+                arrived.rung += messages
+        if rings:
+            _ring(queue, bell)
+    except BaseException:
+        if rings:
+            shelter(partial(_notify, queue))
+        raise
     if is_short:
         shelter(partial(_borrow_ahead, gate, context.lock, charged))
     return True
+
+
+def _ring(queue: Reserved, bell: Alarm | None) -> None:
+    """Wake who waits first: a thread, or else by a task."""
+    if bell is None:
+        in_place(partial(_notify, queue))
+    else:
+        bell()
+
+
+def _notify(queue: Reserved) -> None:
+    """Have those woken whom a straight line has only counted."""
+    with queue.context.lock:
+        queue.gate.arrived.notify(0)
 
 
 def _borrow_ahead(gate: Gate, lock: object, charged: int) -> None:

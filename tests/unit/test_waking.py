@@ -14,6 +14,7 @@ import pytest
 import inside
 import qflow
 from calls import count
+from faults.strikes import Strike
 from qflow.memory import waiting
 from qflow.memory.line import FOREVER, Alarm, Line
 from qflow.memory.waiting import shelter
@@ -31,7 +32,7 @@ Open = Callable[..., qflow.Broker]
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often threads were woken, looked, and had another thread work for them."""
     counts: Counter[str] = Counter()
-    count(monkeypatch, counts, Alarm, "ring", "woken")
+    count(monkeypatch, counts, Alarm, "__call__", "woken")
     count(monkeypatch, counts, Putting, "step", "tried")
     count(monkeypatch, counts, Getting, "step", "tried")
     count(monkeypatch, counts, Admission, "rebalance", "looked")
@@ -313,7 +314,7 @@ def put_until_it_waits(queue: qflow.Queue, timeout_s: float | None = None) -> in
     """Put as one thread would, until it has to wait; return how many messages that were."""
     puts = 1
     while True:
-        if parts_of(queue).puts.put_at_once((b"t",)) is None:
+        if parts_of(queue).puts.put_at_once((b"t",), 1, in_loop=True) is None:
             if Blocked(queue, b"t", waits=False, timeout_s=timeout_s).waits:
                 return puts
             assert puts < 1_000, "its turn does not end"
@@ -378,6 +379,95 @@ def test_a_message_that_comes_wakes_one_getter(
     queue.put_many([b"x"] * 156)
     until(lambda: len(received) == 256)
     assert counted["woken"] == 256
+
+
+class Getter:
+    """A get that waits as a thread does, without one."""
+
+    def __init__(self, queue: qflow.Queue) -> None:
+        self._getting = parts_of(queue).gets.begin(1, None, "getter", single=True)
+        self.alarm = Alarm()
+        assert not self.goes_on()
+
+    def goes_on(self) -> bool:
+        """Tell whether it has what it waits for, after another step."""
+        return shelter(partial(self._getting.step, self.alarm, may_work=True)) is None
+
+    @property
+    def is_woken(self) -> bool:
+        """It was, since this was asked for last."""
+        return self.alarm._lock.acquire(blocking=False)
+
+    @property
+    def body(self) -> bytes | None:
+        return None if self._getting.delivery is None else self._getting.delivery.body
+
+    def give_up(self) -> None:
+        shelter(self._getting.give_up)
+
+
+def with_room(broker: qflow.Broker) -> qflow.Queue:
+    """Return a queue that need not borrow memory for a small message."""
+    queue = broker.declare_queue("q", durable=False)
+    queue.put(b"warm")
+    queue.get().ack()
+    return queue
+
+
+def test_puts_wake_the_first_getter_without_a_hop_and_it_wakes_the_others(
+    open_spool: Open, counted: Counter[str]
+) -> None:
+    """As many as there are messages, in the order they came; those that come as it wakes up wake nobody."""
+    queue = with_room(open_spool())
+    getters = [Getter(queue) for _ in range(4)]
+    counted.clear()
+    for number in range(3):
+        queue.put(b"%d" % number, headers={"n": number} if number == 1 else None)
+    assert (counted["woken"], counted["hops"]) == (1, 0)
+    assert [one.is_woken for one in getters] == [True, False, False, False]
+    assert getters[0].goes_on()
+    assert [one.is_woken for one in getters] == [False, True, True, False]
+    assert [one.goes_on() for one in getters[1:]] == [True, True, False]
+    assert [one.body for one in getters] == [b"0", b"1", b"2", None]
+    queue.put(b"3")
+    assert getters[3].is_woken
+    assert getters[3].goes_on()
+    assert not inside.left_behind(queue)
+
+
+@pytest.mark.parametrize("how", ["gives up", "another notification"])
+def test_a_getter_that_was_woken_for_others_hands_that_on(open_spool: Open, how: str) -> None:
+    """It gives up before it has looked; or is woken once more, by what tells all who have something."""
+    queue = with_room(open_spool())
+    queue.put(b"held")
+    held = queue.get()
+    getters = [Getter(queue) for _ in range(3)]
+    queue.put(b"0")
+    queue.put(b"1")
+    if how == "gives up":
+        getters[0].give_up()
+        assert [one.is_woken for one in getters] == [True, True, True]
+    else:
+        held.nack()
+        assert [one.is_woken for one in getters] == [True, True, True]
+        assert getters[0].goes_on()
+    assert [one.goes_on() for one in getters[1:]] == [True, True]
+    assert not inside.left_behind(queue)
+
+
+def test_an_interrupt_between_a_message_and_its_wake_up_loses_neither(open_spool: Open) -> None:
+    """Wherever a handler raises in a put: what is visible has woken who waits for it."""
+    queue = with_room(open_spool())
+    at, struck, visible = 0, True, 0
+    while struck:
+        getter = Getter(queue)
+        struck = Strike(at).run(lambda: queue.put(b"x"))
+        visible += struck and len(queue)
+        assert getter.is_woken is (len(queue) == 1)
+        getter.give_up()
+        queue.purge()
+        at += 1
+    assert visible > 0
 
 
 def test_getters_without_room_are_woken_one_by_one(open_spool: Open) -> None:
