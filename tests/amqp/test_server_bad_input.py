@@ -109,7 +109,7 @@ HARD = {
     "a method of the server": (method(1, Basic.QosOk()), 503),
     "a channel that is not open": (method(5, Basic.Qos(0, 1, False)), 504),
     "a channel that is open already": (method(1, Channels.Open()), 504),
-    "a channel above the most": (method(2048, Channels.Open()), 530),
+    "a channel above the most": (b"".join(method(number, Channels.Open()) for number in range(2, 2049)), 530),
     "connection.open a second time": (method(0, Connections.Open("/")), 503),
     "connection.start-ok a second time": (method(0, Connections.StartOk({}, "PLAIN", "\0a\0b")), 503),
     "a heartbeat on a channel": (raw(8, 1, b""), 505),

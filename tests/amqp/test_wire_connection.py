@@ -225,7 +225,6 @@ def test_each_side_closes_a_channel() -> None:
     [
         (method(2, Basic.Qos()), 504),
         (method(1, Channels.Open()), 504),
-        (method(9, Channels.Open()), 530),
         (raw(1, 1, struct.pack(">HH", 60, 200)), 540),
         (raw(1, 1, struct.pack(">HH", 999, 1)), 540),
         (method(1, Basic.Deliver("t", 1, False, "x", "k")), 503),
@@ -258,12 +257,23 @@ def test_each_side_closes_a_channel() -> None:
 )
 def test_what_a_client_does_wrong_has_the_documented_code(data: bytes, code: int) -> None:
     """The connection is closed by it, and a publish after it is none."""
-    connection = opened(Limits(channel_max=8))
+    connection = opened()
     came = events(connection, data + message(1, b"late"))
     assert [type(event) for event in came] == [Failed]
     assert close_code(connection) == code
     assert connection.state in (State.CLOSING, State.OVER)
     assert events(connection, message(1, b"late")) == []
+
+
+def test_channels_are_counted_and_may_have_any_number() -> None:
+    """A client numbers them on, as aiormq does while another one is open."""
+    connection = opened(Limits(channel_max=2), channels=(65_534,))
+    for _ in range(2):
+        came = events(connection, method(65_535, Channels.Open()) + method(65_535, Channels.Close(0, "", 0, 0)))
+        assert [type(event) for event in came] == [ChannelOpened, ChannelClosed]
+    [_, failed] = events(connection, method(1, Channels.Open()) + method(2, Channels.Open()))
+    assert isinstance(failed, Failed)
+    assert failed.code == 530
 
 
 def test_a_channel_before_the_connection_is_open_is_an_error() -> None:

@@ -19,7 +19,7 @@ _CLOSE_OK = commands.Channel.CloseOk.index.to_bytes(4)
 
 
 class Channels:
-    """Channels by their numbers, at most `channel_max`, and how many bytes of unfinished bodies they hold."""
+    """Channels by their numbers, `channel_max` at most, and how many bytes of unfinished bodies they hold."""
 
     __slots__ = ("_limits", "_output", "assembling_bytes", "by_number", "channel_max")
 
@@ -72,8 +72,8 @@ class Channels:
                 return None
             raise AmqpError(ReplyCode.CHANNEL_ERROR, f"channel {number} was used before it was opened")
         method = decode_method(payload, self._limits)
-        if number > self.channel_max:
-            text = f"channel {number} is above the negotiated channel_max ({self.channel_max})"
+        if len(self.by_number) >= self.channel_max:
+            text = f"{len(self.by_number)} channels are open, the most that was negotiated (channel_max)"
             raise AmqpError(ReplyCode.NOT_ALLOWED, text).about(method)
         self.by_number[number] = Channel(number, self._limits)
         self._output.method(number, unchecked(commands.Channel.OpenOk, ""))
