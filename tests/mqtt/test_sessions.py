@@ -216,6 +216,27 @@ async def _begun_anew(spool: Path) -> None:
         assert [message.body async for message in server.broker.stream("mqtt").query()] == [b"1", b"2"]
 
 
+def test_a_packet_id_that_begins_anew_is_another_message_also_when_it_is_sent_again(spool: Path) -> None:
+    """What came first of the new one is lost on the way, or with a server that was killed: it comes with DUP alone."""
+    run(_sent_again(spool))
+
+
+async def _sent_again(spool: Path) -> None:
+    for first, again in (("a", b"1"), ("a", b"2")), (("a", b"2"), ("b", b"2")), (("b", b"2"), ("b", b"")):
+        for topic, payload, dup in (*first, False), (*first, True), (*again, True), (*again, True):
+            async with serving(spool) as server:
+                raw = await client(server, "c", clean=False, SessionExpiryInterval=1000)
+                raw.publish(topic, payload, qos=2, packet_id=1, dup=dup)
+                assert (await raw.expect(PUBREC)).code == 0
+                await raw.cut()
+    async with serving(spool) as server:
+        stored = [(message.topic, message.body) async for message in server.broker.stream("mqtt").query()]
+        raw = await client(server, "c", clean=False, SessionExpiryInterval=1000)
+        raw.ack(PUBREL, 1)
+        assert (await raw.expect(PUBCOMP)).code == 0
+    assert stored == [("a", b"1"), ("a", b"2"), ("a", b"2"), ("b", b"2"), ("b", b"2"), ("b", b"")]
+
+
 def test_a_slow_client_that_sleeps_and_wakes_misses_nothing(spool: Path) -> None:
     """Cut off in the middle, again and again, with a bound of its own on what it takes."""
     run(_cut_off(spool))

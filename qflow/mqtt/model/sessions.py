@@ -127,8 +127,8 @@ class SessionState:
         """By name."""
         self.flights: dict[int, Flight] = {}
         """By packet id, in the order in which they were sent first."""
-        self.received: set[int] = set()
-        """Packet ids of messages with QoS 2 that came from the client and are not released."""
+        self.received: dict[int, bytes] = {}
+        """Digests of messages with QoS 2 that came from the client and are not released, by packet id."""
         self.is_kept = False
         """The log may have something of it."""
         self._last_id = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 from qflow.errors import InDoubt, QflowError
@@ -50,7 +51,7 @@ class Inbound:
         self._access = access
         self._hub = hub
         self._earlier = set(state.received)
-        """Packet ids of earlier connections: without DUP they are those of other messages; their client forgot them."""
+        """Packet ids of earlier connections, which their client may have forgotten: see `_is_anew`."""
         self._waiting: deque[_Waiting] = deque()
         self._bytes = 0
         self._awaited: asyncio.Future[Any] | None = None
@@ -88,9 +89,9 @@ class Inbound:
             return
         rooms: Rooms = {}
         if packet.qos == 2:
-            self._state.received.add(packet.packet_id)
+            digest = self._state.received[packet.packet_id] = _digest(packet)
             if self._state.is_durable:
-                rooms[RECEIVED] = {received_key(self._state.client_id, packet.packet_id): b""}
+                rooms[RECEIVED] = {received_key(self._state.client_id, packet.packet_id): digest}
         answer = Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id)
         size = len(packet.payload) + len(packet.topic)
         try:
@@ -101,8 +102,13 @@ class Inbound:
             self._await(answer, stored, size)
 
     def _is_anew(self, packet: Publish) -> bool:
-        """Tell whether a packet id that is not released is, from now on, that of another message."""
-        if packet.dup or packet.packet_id not in self._earlier:
+        """Tell whether a packet id that is not released is, from now on, that of another message.
+
+        Without DUP it is; with DUP, where what the client sent first of it has not come.
+        """
+        if packet.packet_id not in self._earlier:
+            return False
+        if packet.dup and self._state.received[packet.packet_id] in (b"", _digest(packet)):
             return False
         self._earlier.discard(packet.packet_id)
         return True
@@ -140,7 +146,7 @@ class Inbound:
             code = ReasonCode.SUCCESS if self.is_resumed else ReasonCode.PACKET_ID_NOT_FOUND
             self._await(Pubcomp(packet_id, code), None, 0)
             return
-        self._state.received.discard(packet_id)
+        del self._state.received[packet_id]
         self._earlier.discard(packet_id)
         if not self._state.is_durable:
             self._await(Pubcomp(packet_id), None, 0)
@@ -194,7 +200,7 @@ class Inbound:
         if error.code != ReasonCode.SERVER_SHUTTING_DOWN:
             self._hub.tell("a message of client %r is not taken: %s", self._state.client_id, error)
         if isinstance(answer, Pubrec):
-            self._state.received.discard(answer.packet_id)
+            self._state.received.pop(answer.packet_id, None)
         if self._machine.version < MQTT_5 or isinstance(answer, Pubcomp):
             self._machine.fail(error)
         else:
@@ -223,3 +229,8 @@ class Inbound:
             if one.stored is not None:
                 one.stored.withdraw()
         self._waiting.clear()
+
+
+def _digest(packet: Publish) -> bytes:
+    """Return 8 bytes that tell a message from another one under the same packet id."""
+    return blake2b(packet.topic.encode() + b"\0" + packet.payload, digest_size=8).digest()

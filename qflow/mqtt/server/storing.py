@@ -1,7 +1,8 @@
 """What the log has of sessions, wills and retained messages: rooms of facts, each with its keys.
 
 mqtt.sessions   client id                   see `SessionState.record`
-mqtt.received   client id, NUL, packet id   a message with QoS 2 that is stored and not released by its publisher
+mqtt.received   client id, NUL, packet id   the digest of a message with QoS 2 that is stored and not released by its
+                                            publisher; earlier versions kept none
 mqtt.retained   topic                       see `Message.pack`
 mqtt.wills      client id                   see `Will.pack`
 mqtt.groups     group, NUL, filter          see `Group.as_fact`
@@ -36,7 +37,7 @@ class Kept(NamedTuple):
     state: SessionState | None
     """None: there is no session, or it has expired."""
     has_record: bool
-    received: list[int]
+    received: dict[int, bytes]
     will: Will | None
     shared: list[tuple[str, str]]
     """Group and filter of its shared subscriptions."""
@@ -124,13 +125,13 @@ class Records:
                 next_ms = ends_ms if next_ms is None else min(next_ms, ends_ms)
         return Looked(found, next_ms, page.position)
 
-    def received(self, client_id: str) -> list[int]:
-        """Return the packet ids that a client has not released; there are 65,535 at most."""
+    def received(self, client_id: str) -> dict[int, bytes]:
+        """Return the digests of what a client has not released, by packet id; there are 65,535 at most."""
         prefix, position = f"{client_id}\0", b""
-        found: list[int] = []
+        found: dict[int, bytes] = {}
         while True:
             page = self._log.facts_page(RECEIVED, prefix, position)
-            found += [int(key.removeprefix(prefix)) for key, _ in page.facts]
+            found |= {int(key.removeprefix(prefix)): digest for key, digest in page.facts}
             if not (position := page.position):
                 return found
 
