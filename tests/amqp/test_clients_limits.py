@@ -86,6 +86,60 @@ def test_no_time_to_live_means_at_once_or_never(channel: BlockingChannel, declar
     assert taken == [b"somebody waits"]
 
 
+@pytest.mark.parametrize("of_the_queue", [False, True])
+def test_what_lives_no_time_is_never_for_a_get(channel: BlockingChannel, declare: Declare, of_the_queue: bool) -> None:
+    """Not even right behind the publish: it has expired by then."""
+    queue = declare(x_message_ttl=0) if of_the_queue else declare()
+    for _ in range(50):
+        publish(channel, queue, b"nobody waits", **{} if of_the_queue else {"expiration": "0"})
+        assert channel.basic_get(queue)[0] is None
+
+
+def in_a_transaction(channel: BlockingChannel, declare: Declare, queue: str) -> None:
+    transaction = channel.connection.channel()
+    transaction.tx_select()
+    publish(transaction, queue, b"body")
+    transaction.tx_commit()
+    transaction.close()
+
+
+def with_many_others(channel: BlockingChannel, declare: Declare, queue: str) -> None:
+    exchange, others = unique("exchange"), [unique("queue") for _ in range(20)]
+    channel.exchange_declare(exchange, "fanout")
+    for other in others:
+        channel.queue_declare(other, durable=True)
+    for other in (*others, queue):
+        channel.queue_bind(other, exchange)
+    channel.basic_publish(exchange, "", b"body", pika.BasicProperties(delivery_mode=2))
+    channel.exchange_delete(exchange)
+    for other in others:
+        channel.queue_delete(other)
+
+
+def as_a_dead_letter(channel: BlockingChannel, declare: Declare, queue: str) -> None:
+    rejecting = declare(x_dead_letter_exchange="", x_dead_letter_routing_key=queue)
+    publish(channel, rejecting, b"body")
+    channel.basic_reject(channel.basic_get(rejecting)[0].delivery_tag, requeue=False)
+
+
+@pytest.mark.parametrize("comes", [in_a_transaction, with_many_others, as_a_dead_letter])
+def test_no_time_to_live_holds_however_a_message_comes(
+    channel: BlockingChannel, declare: Declare, comes: Callable[..., None]
+) -> None:
+    """A consumer that waits has it; else it is a dead letter."""
+    dead, queue = declare(), unique("queue")
+    arguments = {"x-message-ttl": 0, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead}
+    channel.queue_declare(queue, durable=True, arguments=arguments)
+    comes(channel, declare, queue)
+    assert bodies(channel, dead, 1) == [b"body"]
+    taken: list[bytes] = []
+    channel.basic_consume(queue, lambda *arguments: taken.append(arguments[3]), auto_ack=True)
+    comes(channel, declare, queue)
+    wait_until(channel.connection, lambda: taken)
+    assert (taken, count(channel, dead)) == ([b"body"], 0)
+    channel.queue_delete(queue)
+
+
 @pytest.mark.parametrize("expiration", ["soon", "-1", "1.5", ""])
 def test_an_expiration_is_a_number(channel: BlockingChannel, queue: str, expiration: str) -> None:
     """406 for anything else."""

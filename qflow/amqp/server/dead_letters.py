@@ -233,7 +233,7 @@ class DeadLetters:
                         elif not hosted.refuses:
                             hosted.comes(parcel)
                             coming.append((hosted, parcel))
-                            await hosted.store.put_in(transaction, parcel)
+                            await hosted.put_in(transaction, parcel)
         finally:
             for hosted, parcel in coming:
                 hosted.came(parcel)

@@ -75,4 +75,4 @@ def expiring_of(arguments: QueueArguments, store: QueueStore | StreamStore, task
     if arguments.dead_letter_exchange is None or not isinstance(store, QueueStore):
         return None
     ttl_ms = arguments.message_ttl_ms
-    return Expiring(store.queue, ttl_ms / 1000 if ttl_ms else None, tasks)
+    return Expiring(store.queue, ttl_ms / 1000 if ttl_ms is not None else None, tasks)

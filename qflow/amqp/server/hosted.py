@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from qflow.aio.transaction import AsyncTransaction
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import DROP_HEAD, QUORUM, QueueArguments
 from qflow.amqp.model.queues import Queue
@@ -214,15 +215,27 @@ class HostedQueue:
 
     def store_of_runs(self, parcel: Parcel) -> QueueStore | None:
         """Return where messages like this one may be put many at once; None: a limit may turn some of them away."""
-        if self.has_limit or parcel.ttl_s == 0 or self.arguments.message_ttl_ms == 0:
+        if self.has_limit or self.lives_no_time(parcel):
             return None
         return self.store.store_of_runs(parcel)
 
     def submit(self, parcel: Parcel) -> asyncio.Future[Any]:
         """Put a message; the future is a task if it has to wait for room."""
-        if parcel.ttl_s == 0 or self.arguments.message_ttl_ms == 0:
-            parcel = parcel.at_once(any(consumer.may_have_more for consumer in self.consumers))
+        parcel = self._as_put(parcel)
         return self._submitted(self.store.submit(parcel), parcel)
+
+    async def put_in(self, transaction: AsyncTransaction, parcel: Parcel) -> None:
+        """Put a message when a transaction commits."""
+        await self.store.put_in(transaction, self._as_put(parcel))
+
+    def lives_no_time(self, parcel: Parcel) -> bool:
+        """Tell whether a message expires unless a consumer waits for it."""
+        return parcel.ttl_s == 0 or self.arguments.message_ttl_ms == 0
+
+    def _as_put(self, parcel: Parcel) -> Parcel:
+        if not self.lives_no_time(parcel):
+            return parcel
+        return parcel.at_once(any(consumer.may_have_more for consumer in self.consumers))
 
     def submit_run(self, store: QueueStore, parcel: Parcel, bodies: Sequence[bytes]) -> asyncio.Future[Any]:
         """Put messages that differ in their bodies alone into its store, all or none."""

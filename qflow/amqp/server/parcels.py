@@ -9,7 +9,6 @@ from qflow.message import HeaderValue
 from qflow.named_tuples import NamedTuple
 from qflow.options import PutOptions
 
-SHORTEST_TTL_S = 0.001
 HANDED_OVER_S = 1.0
 """A message that lives no time is in its consumer's hands within this."""
 
@@ -27,8 +26,11 @@ class Parcel(NamedTuple):
     """What consumers of a stream can filter by."""
 
     def at_once(self, somebody_waits: bool) -> Parcel:
-        """Return the same for a queue whose messages live no time: a consumer that waits has it, or nobody."""
-        return self._replace(ttl_s=HANDED_OVER_S if somebody_waits else SHORTEST_TTL_S)
+        """Return the same for a queue whose messages live no time: a consumer that waits has it, or nobody.
+
+        Who waits when a delay is over is not known yet.
+        """
+        return self._replace(ttl_s=HANDED_OVER_S if somebody_waits or self.delay_s else 0.0)
 
     def options(self, settings: QueueSettings) -> PutOptions:
         """Return how it is put into a queue with these settings."""
@@ -38,7 +40,7 @@ class Parcel(NamedTuple):
         if self.priority and settings.priorities > 1:
             options["priority"] = min(self.priority, settings.priorities - 1)
         if self.ttl_s is not None:
-            options["ttl_s"] = max(self.ttl_s, SHORTEST_TTL_S)
+            options["ttl_s"] = self.ttl_s
         if self.delay_s:
             options["delay_s"] = self.delay_s
         return options

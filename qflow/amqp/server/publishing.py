@@ -367,7 +367,7 @@ def _sharing(queues: list[HostedQueue], parcel: Parcel) -> tuple[list[QueueStore
     others: list[HostedQueue] = []
     for hosted in queues:
         store = hosted.store
-        if isinstance(store, QueueStore) and not hosted.has_limit:
+        if isinstance(store, QueueStore) and not hosted.has_limit and not hosted.lives_no_time(parcel):
             settings = store.queue.settings
             if settings.durable and settings.ttl_s is parcel.ttl_s is None and settings.priorities == 1:
                 sharing.append(store)

@@ -152,7 +152,7 @@ class Unit:
                 async with self._channel.host.broker.transaction() as transaction:
                     for hosted, parcel in puts:
                         if hosted in there:
-                            await hosted.store.put_in(transaction, parcel)
+                            await hosted.put_in(transaction, parcel)
                     for held in acked.values():
                         if held.hosted in there:
                             await transaction.ack(held.delivery)
