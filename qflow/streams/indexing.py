@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from qflow.errors import CorruptionError, DiskFull, again
 from qflow.memory.waiting import sheltered
@@ -27,7 +28,7 @@ class Indexing:
         self._log = shared.log
         self._lock = threading.Lock()
         self._index = TopicIndex(history.owner)
-        self._is_loaded = self._is_broken = False
+        self._is_checked = self._is_broken = False
         self._forgotten_to: dict[int, int] = {}
 
     @sheltered
@@ -48,10 +49,10 @@ class Indexing:
         if self._is_broken:
             return self._remove()
         try:
-            if not self._is_loaded:
+            if not self._is_checked:
                 with self._log.read() as txn:
-                    self._index.load(txn)
-                self._is_loaded = True
+                    self._index.check(txn)
+                self._is_checked = True
             return any([self._index_partition(partition, least) for partition in self._partitions])  # noqa: C419
         except CorruptionError as error:
             self._report(str(error))
@@ -66,16 +67,12 @@ class Indexing:
         if segment is not None:
             for problem in segment.problems:
                 self._report(problem)
-            planned, wrote = segment, []
-            write = [lambda txn: wrote.append(index.write(txn, planned))]
-            unit = Unit(writes=write, size=segment.value_bytes, values=segment.values)
+            unit = Unit(writes=[partial(index.write, segment=segment)], size=segment.value_bytes, values=segment.values)
             self._log.wait(self._log.join(unit))
             if isinstance(unit.error, DiskFull):
                 segment = None  # later: removing what is below the floor gives room back
             elif unit.error is not None:
                 raise again(unit.error)
-            elif wrote[-1]:
-                index.written(segment)
         if row.floor <= self._forgotten_to.get(number, number << LANE_SHIFT):
             return segment is not None
         removed: list[int] = []
@@ -89,5 +86,5 @@ class Indexing:
         left: list[bool] = []
         self._log.commit(self._log.write(lambda txn: left.append(delete_index(txn, self._owner))))
         if not left[-1]:
-            self._is_broken = self._is_loaded = False
+            self._is_broken = self._is_checked = False
         return True

@@ -10,6 +10,7 @@ from qflow.storage.blocks import NO_PREVIOUS, BlockKey
 from qflow.storage.log.keys import BLOCKS, key_of
 from qflow.storage.log.rows import Row, write_row
 from qflow.storage.topics.index import TopicIndex
+from qflow.storage.topics.records import read_progress
 from qflow.storage.topics.selection import Selection
 from qflow.streams.topic_filter import matches
 
@@ -24,7 +25,7 @@ class Indexed:
     def __init__(self, txn: Any) -> None:
         self.txn = txn
         self.index = TopicIndex(OWNER)
-        self.index.load(txn)
+        self.index.check(txn)
         self.lanes: dict[int, list[Block]] = {}
         self.floors: dict[int, int] = {}
 
@@ -45,13 +46,16 @@ class Indexed:
             return Row(lane << LANE_SHIFT, lane << LANE_SHIFT, tail=NO_PREVIOUS)
         return Row(next=known[-1][1], floor=self.floors[lane], tail=known[-1][0])
 
+    def indexed_to(self, lane: int) -> int:
+        """Return below which sequence segments speak for a lane."""
+        return read_progress(self.txn, OWNER, lane).indexed_to
+
     def index_all(self, least: int = 1) -> list[str]:
         """Index what can be; return what was wrong with it."""
         problems: list[str] = []
         for lane in self.lanes:
             while segment := self.index.plan(self.txn, lane, self.row(lane), least):
                 assert self.index.write(self.txn, segment)
-                self.index.written(segment)
                 problems += segment.problems
         return problems
 
@@ -70,7 +74,7 @@ class Indexed:
 
         Those that begin at `end` or after it are left out.
         """
-        end = self.index.indexed_to(lane) if end is None else end
+        end = self.indexed_to(lane) if end is None else end
         position = max(position, self.floors.get(lane, 0))
         return [
             first

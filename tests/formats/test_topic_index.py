@@ -142,7 +142,7 @@ def test_names_of_any_length_have_keys_of_their_own(one, other):
 def test_damage_hides_no_message(stream, table):
     """Any byte of any record: no block is missed, and an answer that is not the right one comes with a report."""
     right = {one: stream.found(Selection(OWNER, one), 0, 0) for one in FILTERS}
-    end = stream.index.indexed_to(0)
+    end = stream.indexed_to(0)
     assert all(found == stream.expected(one, 0, 0, end) for one, (found, _, _) in right.items())
     reported = 0
     for key, value in stream.records(table).items():
@@ -172,15 +172,14 @@ def test_a_block_beside_a_gap_is_named_once(stream):
 
 def test_a_lane_whose_row_vanished_is_indexed_again(stream):
     """Over segments that are still there, cut elsewhere; what lies above is left to the reader until then."""
-    end = stream.index.indexed_to(0)
+    end = stream.indexed_to(0)
     stream.txn.delete(lane_key(OWNER, 0))
-    stream.index.load(stream.txn)
-    assert stream.index.indexed_to(0) == 0
+    stream.index.check(stream.txn)
+    assert stream.indexed_to(0) == 0
     for tail, reached in ((2, 6), (7, 18), (13, 30), (13, end)):
         segment = stream.index.plan(stream.txn, 0, stream.row(0)._replace(tail=stream.lanes[0][tail][0]), 1)
         assert segment is not None
         assert stream.index.write(stream.txn, segment)
-        stream.index.written(segment)
         assert segment.end == reached
         for one in FILTERS:
             for position in (0, 5, reached - 4):  # there is an old segment that reaches further
@@ -195,13 +194,13 @@ def test_a_damaged_index_can_be_made_anew(stream, table):
         stream.txn.put(key, value[:-1] + bytes((value[-1] ^ 1,)))
     if table == INDEX:
         with pytest.raises(CorruptionError, match="row"):
-            stream.index.load(stream.txn)
+            stream.index.check(stream.txn)
         with pytest.raises(CorruptionError, match="row"):
             stream.index.plan(stream.txn, 0, stream.row(0), 1)
         assert stream.index.forget_below(stream.txn, 0, stream.row(0).next) == 0
     while delete_index(stream.txn, OWNER, 3):
         pass
-    stream.index.load(stream.txn)
+    stream.index.check(stream.txn)
     stream.index_all()
     for one in FILTERS:
         found, end, problems = stream.found(Selection(OWNER, one), 0, 0)

@@ -89,14 +89,14 @@ def test_a_selection_names_the_blocks_that_a_scan_finds(history, wanted, buffers
                 while delete_index(txn, OWNER, detail):
                     for one in lasting:
                         assert one.blocks(txn, 0, 0, 5) == ([], 0, [])
-                stream.index.load(txn)
+                stream.index.check(txn)
             elif kind == "look":
                 position = start + detail
                 for one, known in zip(wanted, lasting, strict=True):
                     for selection, limit in ((known, 1000), (Selection(OWNER, one), 1000), (Selection(OWNER, one), 1)):
                         found, end, problems = stream.found(selection, lane, position, limit)
                         assert problems == []
-                        assert end == max(position, stream.index.indexed_to(lane))
+                        assert end == max(position, stream.indexed_to(lane))
                         assert found == stream.expected("#" if selection.broad else one, lane, position) or (
                             selection.broad and set(found) >= set(stream.expected(one, lane, position))
                         )
@@ -119,7 +119,7 @@ def test_the_last_block_of_a_lane_is_not_indexed(stream):
     assert stream.index.plan(stream.txn, 0, stream.row(0), 1) is None
     second = stream.publish(0, ["b", "c"])
     stream.index_all()
-    assert stream.index.indexed_to(0) == second
+    assert stream.indexed_to(0) == second
     assert stream.found(Selection(OWNER, "#"), 0, 0) == ([0], second, [])
 
 
@@ -163,7 +163,6 @@ def test_a_commit_that_failed_is_run_again(env):
             failing.abort()
         assert not any_left(txn, OWNER)
         assert stream.index.write(txn, segment)
-        stream.index.written(segment)
         assert stream.found(Selection(OWNER, "+"), 0, 0) == ([0, 1], 2, [])
         txn.abort()
 
@@ -250,14 +249,14 @@ def test_an_index_half_removed_is_not_gone_on_with(stream):
         stream.publish(0, [name])
     stream.index_all()
     assert delete_index(stream.txn, OWNER, 2)
-    for ask in (stream.index.load, lambda txn: stream.index.plan(txn, 0, stream.row(0), 1)):
+    for ask in (stream.index.check, lambda txn: stream.index.plan(txn, 0, stream.row(0), 1)):
         with pytest.raises(CorruptionError, match="remove its index"):
             ask(stream.txn)
-    assert stream.index.indexed_to(0) == 0
+    assert stream.indexed_to(0) == 0
     while delete_index(stream.txn, OWNER, 1):
         pass
     assert not any_left(stream.txn, OWNER)
-    stream.index.load(stream.txn)
+    stream.index.check(stream.txn)
     stream.index_all()
     assert stream.found(Selection(OWNER, "+"), 0, 0) == ([0, 1], 2, [])
 
@@ -314,7 +313,7 @@ def test_topics_that_retention_dropped_are_forgotten(stream, small):
         current = [piece for key, piece in pieces.items() if row is not None and key >= piece_key(OWNER, row.border)]
         assert sum(piece.count(b"\0always\0") for piece in current) <= 1
     assert most < 45
-    end = stream.index.indexed_to(0)
+    end = stream.indexed_to(0)
     for topic_filter in ("always", "+", "run/+", "run/295"):
         found, _, problems = stream.found(Selection(OWNER, topic_filter), 0, 0)
         assert (found, problems) == (stream.expected(topic_filter, 0, 0, end), [])
