@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -17,7 +17,6 @@ from qflow.durations import EXPECTED, Duration, seconds_of
 from qflow.errors import InvalidArgument
 from qflow.settings import Settings, setting
 
-T = TypeVar("T")
 Policy = TypeVar("Policy", bound=enum.Enum)
 
 _UNITS = {"": 1, "b": 1}
@@ -117,9 +116,11 @@ def parse_moment(value: Any, what: str) -> float:
     return float(value)
 
 
-def parse_count(value: Any, what: str, *, least: int = 1) -> int:
+def parse_count(value: Any, what: str, *, least: int = 1, most: int | None = None) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidArgument(f"{what} must be an int of at least {least}, got {value!r}")
+    if most is not None and value > most:
+        raise InvalidArgument(f"{what} must be at most {most}, got {value!r}")
     return value
 
 
@@ -178,27 +179,21 @@ def _flag(value: Any, what: str) -> bool:
     return value
 
 
-def _priorities(value: Any, what: str) -> int:
-    if parse_count(value, what) > MAX_PRIORITIES:
-        raise InvalidArgument(f"{what} must be at most {MAX_PRIORITIES}, got {value!r}")
-    return int(value)
+def _positive(value: Any, what: str, parse: Callable[[Any, str], Any], words: str) -> Any:
+    found = parse(value, what)
+    if not found > 0:
+        raise InvalidArgument(f"{what} must be more than {words}")
+    return found
 
 
-def _timeout(value: Any, what: str) -> float:
-    seconds = parse_span(value, what)
-    if not seconds > 0:
-        raise InvalidArgument(f"{what} must be more than 0 seconds; None is no time-out")
-    return seconds
+_timeout = partial(_positive, parse=parse_span, words="0 seconds; None is no time-out")
+_KEEPS_NOTHING = "a stream that keeps nothing is none; None keeps all"
 
 
 def _ratio(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise InvalidArgument(f"{what} must be a number from 0 to 1, got {value!r}")
     return float(value)
-
-
-def _name(value: Any, _what: str) -> str:
-    return check_name(value)
 
 
 def _one_of(value: Any, what: str, choices: tuple[str, ...]) -> str:
@@ -227,10 +222,10 @@ class QueueSettings(Settings):
     on_overflow: Overflow = setting(partial(parse_policy, Overflow), default=Overflow.BLOCK)
     ttl_s: float | None = setting(parse_span, default=None)
     max_deliveries: int | None = setting(parse_count, default=None)
-    dead_letter: str | None = setting(_name, default=None)
+    dead_letter: str | None = setting(lambda value, _what: check_name(value), default=None)
     ack_timeout_s: float | None = setting(_timeout, default=None)
     dedupe_window_s: float | None = setting(_timeout, default=None)
-    priorities: int = setting(_priorities, default=1)
+    priorities: int = setting(partial(parse_count, most=MAX_PRIORITIES), default=1)
     capacity_bytes: int | None = setting(parse_size, default=None, performance=True)
     resume_ratio: float = setting(_ratio, default=0.8, performance=True)
 
@@ -258,34 +253,17 @@ def _topics(value: Any, what: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(topics))
 
 
-def _partitions(value: Any, what: str) -> int:
-    if parse_count(value, what) > MAX_PARTITIONS:
-        raise InvalidArgument(f"{what} must be at most {MAX_PARTITIONS}, got {value!r}")
-    return int(value)
-
-
-def _retained_bytes(value: Any, what: str) -> int:
-    if not parse_size(value, what) > 0:
-        raise InvalidArgument(f"{what} must be more than 0: a stream that keeps nothing is none; None keeps all")
-    return parse_size(value, what)
-
-
-def _retained_s(value: Any, what: str) -> float:
-    seconds = parse_span(value, what)
-    if not seconds > 0:
-        raise InvalidArgument(
-            f"{what} must be more than 0 seconds: a stream that keeps nothing is none; None keeps all"
-        )
-    return seconds
-
-
 class StreamSettings(Settings):
     """Settings of a stream, parsed; `options.StreamOptions` says what each is."""
 
     topics: tuple[str, ...] = setting(_topics, default=None)
-    partitions: int = setting(_partitions, default=1)
-    retention_s: float | None = setting(_retained_s, default=None)
-    retention_bytes: int | None = setting(_retained_bytes, default=None)
+    partitions: int = setting(partial(parse_count, most=MAX_PARTITIONS), default=1)
+    retention_s: float | None = setting(
+        partial(_positive, parse=parse_span, words=f"0 seconds: {_KEEPS_NOTHING}"), default=None
+    )
+    retention_bytes: int | None = setting(
+        partial(_positive, parse=parse_size, words=f"0: {_KEEPS_NOTHING}"), default=None
+    )
     retention_messages: int | None = setting(parse_count, default=None)
     retain_until_consumed: bool = setting(_flag, default=False)
     max_message_bytes: int = setting(parse_size, default="64MiB")

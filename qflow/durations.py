@@ -25,16 +25,12 @@ def seconds_of(value: Any) -> float | None:
     """Return the seconds of a duration, which may be negative or NaN; None if it is no duration."""
     if isinstance(value, int | float):
         return None if isinstance(value, bool) else value
-    if isinstance(value, str):
-        return _seconds_of_text(value)
-    return value.total_seconds() if isinstance(value, timedelta) else None
-
-
-def _seconds_of_text(text: str) -> float | None:
-    plain = re.fullmatch(_PLAIN, text, re.ASCII)
+    if not isinstance(value, str):
+        return value.total_seconds() if isinstance(value, timedelta) else None
+    plain = re.fullmatch(_PLAIN, value, re.ASCII)
     if plain is not None:
         return float(plain[1])
-    found = re.fullmatch(_TEXT, text, re.ASCII)
+    found = re.fullmatch(_TEXT, value, re.ASCII)
     if found is None or not any(found.groups()):
         return None
     return round(sum(float(one) * unit for one, unit in zip(found.groups(), _UNITS.values(), strict=True) if one), 9)

@@ -83,10 +83,7 @@ class Schedule(NamedTuple):
 
     def means(self, other: Schedule) -> bool:
         """Tell whether both have the same terms."""
-        return self._terms() == other._terms()
-
-    def _terms(self) -> Schedule:
-        return self._replace(next_s=0, last_s=None, trouble="")
+        return self == other._replace(next_s=self.next_s, last_s=self.last_s, trouble=self.trouble)
 
 
 class Periodic:
@@ -150,8 +147,10 @@ class Periodic:
         if not self._schedules or self._spool.log.failed:
             return False
         now_s = self._spool.clock()
-        if now_s < self._latest_s - SET_BACK_S:
-            self._bring_forward(now_s)
+        if now_s < self._latest_s - SET_BACK_S:  # it was set back: nothing is to wait longer than its terms say
+            with self._changing:
+                for name, one in self._schedules.items():
+                    self._schedules[name] = one._replace(next_s=min(one.next_s, _soonest(one, now_s)))
         self._latest_s = now_s
         some = self._some_of_turn(now_s)
         together: list[Schedule] = []
@@ -175,12 +174,6 @@ class Periodic:
                     some.append(one)
                     size += len(one.body) + len(encode_headers(one.headers))
         return some
-
-    def _bring_forward(self, now_s: float) -> None:
-        """The clock was set back: have nothing wait longer than its terms say."""
-        with self._changing:
-            for name, one in self._schedules.items():
-                self._schedules[name] = one._replace(next_s=min(one.next_s, _soonest(one, now_s)))
 
     def _is_put_alone(self, one: Schedule) -> bool:
         """Tell whether a message may be refused, or turned away at a limit: then so would be all that go with it."""
