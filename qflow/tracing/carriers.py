@@ -7,7 +7,7 @@ fill the log of a consumer: so those of W3C are looked at first, and left out if
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote_plus, unquote_plus
 
@@ -92,10 +92,6 @@ def _told(headers: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, value in found if isinstance(value, str)} | given
 
 
-def _is_parent(value: str) -> bool:
-    return len(value) <= _MOST_PARENT_BYTES
-
-
 def _is_state(value: str) -> bool:
     if len(value) > _MOST_BYTES:
         return False
@@ -117,4 +113,8 @@ def _members(value: str) -> list[str]:
     return [member for member in (one.strip(" \t") for one in value.split(",")) if member]
 
 
-_READABLE = {"traceparent": _is_parent, "tracestate": _is_state, _BAGGAGE: _is_baggage}
+_READABLE: dict[str, Callable[[str], bool]] = {
+    "traceparent": lambda value: len(value) <= _MOST_PARENT_BYTES,
+    "tracestate": _is_state,
+    _BAGGAGE: _is_baggage,
+}

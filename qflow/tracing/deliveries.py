@@ -35,10 +35,6 @@ def _leave(kind: Any, error: Any, trace: Any) -> None:
             raise
 
 
-def _alone(one: Any) -> list[Any]:
-    return [one]
-
-
 def _settling_by_threads(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -> Mapping[str, Any]:
     """Return methods that settle a delivery, or a batch."""
 
@@ -79,7 +75,7 @@ def one_of_threads(kind: Any) -> Mapping[str, Any]:
         _leave(of, error, trace)
         return kind.__exit__(self, of, error, trace)
 
-    return {**_settling_by_threads(kind, _alone), "__enter__": enter, "__exit__": leave}
+    return {**_settling_by_threads(kind, lambda one: [one]), "__enter__": enter, "__exit__": leave}
 
 
 def one_of_tasks(kind: Any) -> Mapping[str, Any]:
@@ -98,7 +94,7 @@ def one_of_tasks(kind: Any) -> Mapping[str, Any]:
             await self.ack()
         return None
 
-    return {**_settling_by_tasks(kind, _alone), "__aenter__": enter, "__aexit__": leave}
+    return {**_settling_by_tasks(kind, lambda one: [one]), "__aenter__": enter, "__aexit__": leave}
 
 
 def delivery(one: Any) -> Any:

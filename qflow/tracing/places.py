@@ -127,13 +127,10 @@ def queue_of_tasks(kind: Any) -> Mapping[str, Any]:
 def transaction(kind: Any) -> Mapping[str, Any]:
     """Return methods of a transaction, of threads or of tasks: its messages carry the context that is current."""
 
-    def put(self: Any, queue: Any, body: Any, *, headers: Any = None, **options: Any) -> Any:
-        return kind.put(self, queue, body, headers=with_context(headers), **options)
+    def carrying(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *arguments: Any, headers: Any = None, **options: Any) -> Any:
+            return method(self, *arguments, headers=with_context(headers), **options)
 
-    def put_many(self: Any, queue: Any, bodies: Any, *, headers: Any = None, **options: Any) -> Any:
-        return kind.put_many(self, queue, bodies, headers=with_context(headers), **options)
+        return call
 
-    def publish(self: Any, topic: str, body: Any, *, headers: Any = None, **options: Any) -> Any:
-        return kind.publish(self, topic, body, headers=with_context(headers), **options)
-
-    return {"put": put, "put_many": put_many, "publish": publish}
+    return {name: carrying(getattr(kind, name)) for name in ("put", "put_many", "publish")}

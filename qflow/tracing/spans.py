@@ -57,13 +57,10 @@ def links_to(deliveries: Iterable[Any]) -> list[Link]:
 def fail(span: Span, error: BaseException) -> None:
     """Note why something failed."""
     kind = type(error)
-    span.set_attribute("error.type", kind.__qualname__ if kind.__module__ == "builtins" else _name(kind))
+    where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    span.set_attribute("error.type", f"{where}{kind.__qualname__}")
     span.record_exception(error)
     span.set_status(Status(StatusCode.ERROR, str(error)))
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @contextmanager
@@ -76,9 +73,8 @@ def _current(span: Span) -> Iterator[Span]:
             raise
 
 
-def begin_sending(operation: str, destination: str, *, of_topic: bool, **more: int | None) -> Span:
-    """Return a span for messages on their way in; topics are too many to be in its name."""
-    name = operation if of_topic else f"{operation} {destination}"
+def _begin_sending(operation: str, destination: str, *, of_topic: bool, **more: int | None) -> Span:
+    name = operation if of_topic else f"{operation} {destination}"  # topics are too many to be in it
     attributes = _attributes(operation, "send", destination, **more)
     return _tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
 
@@ -86,7 +82,7 @@ def begin_sending(operation: str, destination: str, *, of_topic: bool, **more: i
 @contextmanager
 def sending(operation: str, destination: str, *, of_topic: bool = False, **more: int | None) -> Iterator[Span]:
     """Make a span, which the messages carry."""
-    span = begin_sending(operation, destination, of_topic=of_topic, **more)
+    span = _begin_sending(operation, destination, of_topic=of_topic, **more)
     try:
         with _current(span):
             yield span
@@ -96,22 +92,22 @@ def sending(operation: str, destination: str, *, of_topic: bool = False, **more:
 
 def sending_later(operation: str, destination: str, submit: Callable[[], Any], *, of_topic: bool = False) -> Any:
     """Return the future that `submit` returns; the span ends when that is done."""
-    span = begin_sending(operation, destination, of_topic=of_topic)
+    span = _begin_sending(operation, destination, of_topic=of_topic)
+
+    def end(done: Any) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            fail(span, error)
+        span.end()
+
     try:
         with _current(span):
             future = submit()
     except BaseException:
         span.end()
         raise
-    future.add_done_callback(lambda done: _end_with(span, done))
+    future.add_done_callback(end)
     return future
-
-
-def _end_with(span: Span, done: Any) -> None:
-    error = None if done.cancelled() else done.exception()
-    if error is not None:
-        fail(span, error)
-    span.end()
 
 
 def received(operation: str, source: Any, began_ns: int, deliveries: list[Any]) -> None:

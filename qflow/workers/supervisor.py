@@ -148,15 +148,13 @@ def supervise(
     `alone`: nothing else in this process starts others, so as process 1 it buries orphans.
     """
     occupy_standard()
-    with _Signals() as signals, _broker(job, options) as broker:
+    with _Wishes(stop) as wishes, _broker(job, options) as broker:
         descriptor = make_descriptor(job.processes)
         try:
-            _run_crew(
-                job, descriptor, _Wishes(signals, stop), _Voice(tell, ready), broker, buries=alone and os.getpid() == 1
-            )
+            _run_crew(job, descriptor, wishes, tell, ready, broker, buries=alone and os.getpid() == 1)
         finally:
             os.close(descriptor)
-    return signals.first
+    return wishes.first
 
 
 @contextmanager
@@ -180,11 +178,16 @@ def _broker(job: Job, options: BrokerOptions) -> Iterator[Broker | None]:
         yield broker
 
 
-class _Signals:
-    """In its context, in the main thread, SIGINT, SIGTERM and SIGHUP are counted; one that is ignored stays so."""
+class _Wishes:
+    """Who asks for the end: `stop`, or a signal.
 
-    def __init__(self) -> None:
+    In its context, in the main thread, SIGINT, SIGTERM and SIGHUP are counted; one that is ignored stays so.
+    """
+
+    def __init__(self, stop: Stop | None) -> None:
+        self._stop = stop
         self.count = 0
+        """Of signals."""
         self.first = 0
         """The number of the first; 0 = there was none."""
         self._former: list[tuple[signal.Signals, signal._HANDLER]] = []
@@ -193,7 +196,7 @@ class _Signals:
         self.count += 1
         self.first = self.first or number
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> _Wishes:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 former = signal.getsignal(number)
@@ -206,67 +209,50 @@ class _Signals:
         for number, former in self._former:
             signal.signal(number, former)
 
-
-class _Wishes:
-    """Who asks for the end."""
-
-    def __init__(self, signals: _Signals, stop: Stop | None) -> None:
-        self._signals = signals
-        self._stop = stop
-
     @property
     def end(self) -> bool:
-        return self._signals.count > 0 or (self._stop is not None and self._stop.is_set())
-
-    @property
-    def told(self) -> str:
-        """What is said about the end."""
-        more = "; another signal kills them" if self._signals.count else ""
-        return f"the workers finish what they have at hand, and end{more}"
-
-    @property
-    def end_now(self) -> bool:
-        return self._signals.count > 1
+        return self.count > 0 or (self._stop is not None and self._stop.is_set())
 
 
-class _Voice:
-    """Who is told what."""
-
-    def __init__(self, tell: Callable[[str], None], ready: Callable[[str], None]) -> None:
-        self.tell = tell
-        self._ready = ready
-        self._is_ready = False
-
-    def complete(self, job: Job, *, owned: bool) -> None:
-        """All of them work, for the first time."""
-        if not self._is_ready:
-            self._is_ready = True
-            many = "1 process works" if job.processes == 1 else f"{job.processes} processes work"
-            other = f"the broker is {job.spool}" if is_url(job.spool) else "another process owns the spool"
-            whose = "this process owns the spool" if owned else other
-            self._ready(f"{many} on queue {job.queue!r}; {whose}")
-            notify(READY)
+def _complete(job: Job, *, owned: bool) -> str:
+    """Return what is said once all of them work."""
+    many = "1 process works" if job.processes == 1 else f"{job.processes} processes work"
+    other = f"the broker is {job.spool}" if is_url(job.spool) else "another process owns the spool"
+    return f"{many} on queue {job.queue!r}; {'this process owns the spool' if owned else other}"
 
 
-def _run_crew(job: Job, desk: int, wishes: _Wishes, voice: _Voice, broker: Broker | None, *, buries: bool) -> None:
+def _run_crew(
+    job: Job,
+    desk: int,
+    wishes: _Wishes,
+    tell: Callable[[str], None],
+    ready: Callable[[str], None],
+    broker: Broker | None,
+    *,
+    buries: bool,
+) -> None:
     """Have processes work until they are to end, and have ended."""
     children: list[Process] = []
+    is_complete = False
 
     def start(seat: int) -> Process:
         children.append(Process(job, seat, desk))
         return children[-1]
 
-    crew = Crew(job.queue, Desk(desk, job.processes).slots, start=start, tell=voice.tell, clock=time.monotonic)
+    crew = Crew(job.queue, Desk(desk, job.processes).slots, start=start, tell=tell, clock=time.monotonic)
     try:
         while not crew.ended:
             due = crew.step()
-            if crew.complete:
-                voice.complete(job, owned=broker is not None)
+            if crew.complete and not is_complete:
+                is_complete = True
+                ready(_complete(job, owned=broker is not None))
+                notify(READY)
             if wishes.end and not crew.draining:
                 notify(STOPPING)
                 crew.drain()
-                voice.tell(wishes.told)
-            if wishes.end_now:
+                more = "; another signal kills them" if wishes.count else ""
+                tell(f"the workers finish what they have at hand, and end{more}")
+            if wishes.count > 1:
                 return
             if broker is not None:
                 broker.engine.log.check_usable()
