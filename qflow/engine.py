@@ -99,7 +99,6 @@ class Engine:
         return Streams(shared, spool.records, new_owner=spool.new_owner, reroute=self.routing.forget)
 
     def _recover(self) -> None:
-        """Take over what the log held when it was opened."""
         spool, found = self.spool, self.spool.found
         spool.note(self.queues.recover(found.queues, clean=found.clean))
         spool.note(self.streams.recover(found.streams, found.cursors, found.unread, clean=found.clean))

@@ -91,7 +91,6 @@ class _Shown:
 
 
 def _summed(shown: list[dict[str, Any]]) -> dict[str, int]:
-    """Return the sums over the figures of queues."""
     return {name: sum(facts[name] for facts in shown) for name in _SUMS}
 
 

@@ -263,7 +263,6 @@ class HeldBatch(AnyBatch):
         return delivery
 
     def _settled(self, what: str) -> AlreadySettled:
-        """Return what whoever settles a message again is told."""
         return AlreadySettled(self.late or f"{what} of queue {self.name!r} was settled before")
 
     def _what(self, position: int) -> str:

@@ -203,7 +203,6 @@ class Periodic:
         return True
 
     def _commit(self, due: list[Schedule], now_s: float) -> None:
-        """Put messages, and keep when the next ones are due."""
         if not due:
             return
         inserts: list[Insert] = []
@@ -219,7 +218,6 @@ class Periodic:
         self._schedules.update(after)
 
     def _note(self, one: Schedule, trouble: str) -> None:
-        """Keep why a message comes later."""
         if trouble != one.trouble:
             _logger.warning("%s: schedule %r puts its message later: %s", self._spool.path, one.name, trouble)
         self._schedules[one.name] = one._replace(trouble=trouble)

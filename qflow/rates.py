@@ -31,7 +31,6 @@ class Meter:
         self._moments = self._totals = _NOTHING_YET
 
     def _begin(self) -> None:
-        """Make the lists, once something has happened."""
         if self._moments is _NOTHING_YET:
             self._totals = array("d", (0,) * _WIDTH)  # as many as `_WIDTH` for each moment
             self._moments = array("d", (self._began_s,))

@@ -183,7 +183,6 @@ class Spool:
         return os.path.join(self.path, "log")
 
     def _create_log(self) -> None:
-        """Make a log where there is none."""
         try:
             snapshots.bring_back(self.path, self.files)
             if not check_log_directory(self._log_path):

@@ -157,7 +157,6 @@ class Upkeep:
         return busy
 
     def _rest_after(self, busy: bool, took: float) -> float:
-        """Return how long maintenance may rest."""
         if busy:
             return min(max(0.01, REST * took), LONGEST_REST_S)
         soon = self._adoption.rest_s

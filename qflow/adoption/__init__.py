@@ -153,7 +153,6 @@ class Adoption:
                 self._inbox.sweep(time.time())
 
     def _adopt_all(self, stages: list[Waiting]) -> None:
-        """Adopt stages, as far as that can be done now."""
         problem = None
         left = len(stages)
         failed: set[str] = set()

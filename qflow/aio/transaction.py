@@ -110,7 +110,6 @@ class AsyncTogether:
                 return
 
     async def _reserve(self, putting: Putting, assembly: Assembly) -> None:
-        """Reserve room for puts, all at once, and add them."""
         await self._attend(self._together.waiting(assembly, putting.step, putting.give_up))
         assembly.puts += putting.puts
 

@@ -31,7 +31,6 @@ Chunk = bytes | memoryview
 
 
 def _part(column: memoryview, piece: ColumnPiece) -> memoryview:
-    """Return a column of a block, for the messages of the piece."""
     if piece.high - piece.low == piece.columns.header.count:
         return column
     return column[4 * piece.low : 4 * piece.high]
@@ -151,7 +150,6 @@ def headers_of(header_bytes: bytes) -> HeadersOf:
 
 
 def _binary(bodies: _Bodies) -> pa.Array:
-    """Return an array of the bodies."""
     count = sum(map(len, bodies.lengths))
     offsets: Array = np.zeros(count + 1, np.int32)
     np.cumsum(np.concatenate(bodies.lengths), out=offsets[1:])
@@ -249,7 +247,6 @@ def _topics(pieces: list[ColumnPiece]) -> pa.Array:
 
 
 def _texts(joined_by_nul: bytes) -> pa.Array:
-    """Return an array of texts, from their bytes joined by NUL."""
     text = np.frombuffer(joined_by_nul, np.uint8)
     ends: Array = np.append(np.flatnonzero(text == 0), len(text))
     offsets: Array = np.zeros(len(ends) + 1, np.int32)

@@ -42,7 +42,6 @@ class _Line(deque[asyncio.Future[None]]):
                 raise
 
     def wake_one(self) -> None:
-        """Let the first one look again."""
         while self:
             turn = self.popleft()
             if not turn.done():
@@ -50,7 +49,6 @@ class _Line(deque[asyncio.Future[None]]):
                 return
 
     def wake_all(self) -> None:
-        """Let each one look again."""
         while self:
             self.wake_one()
 

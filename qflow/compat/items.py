@@ -145,14 +145,12 @@ class _Remover:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start it, unless it runs in this process."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="qflow-compat", daemon=True)
                 start(self._thread)
 
     def end(self) -> None:
-        """Remove what is left, as the program ends."""
         self.has_ended = True
         if self._thread is not None and self._thread.is_alive():
             self.garbage.put(None)

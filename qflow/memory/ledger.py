@@ -231,7 +231,6 @@ class Ledger:
             self._rank(account)
 
     def _rank(self, account: Account) -> None:
-        """Rank an account by what it has now."""
         if account.rank:
             self._ranks.remove(account.rank)
         else:

@@ -220,7 +220,6 @@ class Shelves:
                 self._split(at)
 
     def _split(self, at: int) -> None:
-        """Make several shelves of one that is too long."""
         shelf = self._shelves[at]
         shelf.looked = 0
         shelf.sort()
@@ -232,7 +231,6 @@ class Shelves:
         self._lows[at + 1 : at + 1] = lows
 
     def _head(self) -> list[Group]:
-        """Return the first group, if there is one."""
         shelf = self._shelves[0]
         self._put_in_order(shelf)
         return shelf[:1]
@@ -246,7 +244,6 @@ class Shelves:
             shelf.in_order = True
 
     def _shelved(self) -> Iterator[Group]:
-        """Yield all groups in order."""
         for shelf in self._shelves:
             self._put_in_order(shelf)
             yield from shelf

@@ -201,7 +201,6 @@ def read_names(data: bytes | memoryview, *, where: str) -> list[str]:
 
 
 def _names(data: bytes | memoryview, position: int, where: str) -> list[str]:
-    """Return the names at some place of a block."""
     start = position + NAMES.size
     if len(data) < start:
         raise CorruptionError(f"{where}: its topics are cut off")

@@ -76,7 +76,6 @@ class _Bringing:
             raise
 
     def join(self) -> None:
-        """Return when all is brought."""
         if self._thread.ident is not None:
             self._thread.join()
 

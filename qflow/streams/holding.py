@@ -64,7 +64,6 @@ class Holding:
         self.delivered_total += batch.total
 
     def _lease(self, batch: StreamBatch, now: float) -> None:
-        """Let a batch be held for as long as its member asked for."""
         timeout_s = batch.member.ack_timeout_s
         self._hold_until(batch, None if timeout_s is None else now + timeout_s)
 
@@ -199,7 +198,6 @@ class Holding:
             self.line.notify_all()
 
     def _return(self, batch: StreamBatch, delay_s: float, *, repeated: bool) -> None:
-        """Put all that is left of a batch back in its place."""
         shown = batch.left_shares(0, batch.shown) if repeated or batch.shown is not None else []
         ahead = batch.left_shares(batch.shown or 0) if not repeated or batch.shown is not None else []
         self._put_back(batch, shown, delay_s, repeated=True)

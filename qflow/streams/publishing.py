@@ -118,7 +118,6 @@ class Sending:
             partition.end_joining(self)
 
     def _clear_up(self, log: TransactionLog) -> None:
-        """Undo what was done before an error or an interrupt."""
         self._end_joining()
         self.withdraw()
         log.now()  # if it was handed over, the caller does not ask for its commit any more

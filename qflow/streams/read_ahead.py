@@ -136,7 +136,6 @@ class ReadAhead:
             self._line.notify()
 
     def _found_in(self, slab: Slab) -> Found:
-        """Return the matching messages of a commit in the live tail."""
         records, topics = slab.records, list(slab.topics)
         times = [slab.time_ms] * len(records)
         sequences: Any = range(slab.first, slab.end)

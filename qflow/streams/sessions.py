@@ -69,7 +69,6 @@ class _Facts:
 
     @property
     def record(self) -> bytes:
-        """The cursor's record."""
         cursor = self.cursor
         facts = {
             "stream": self.stream.owner,
@@ -245,7 +244,6 @@ class Sessions:
 
     @sheltered
     def _left(self, member: Member) -> None:
-        """A subscription was closed."""
         with self._lock:
             cursor = member.cursor
             last = cursor.leave(member)

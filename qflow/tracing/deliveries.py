@@ -36,8 +36,6 @@ def _leave(kind: Any, error: Any, trace: Any) -> None:
 
 
 def _settling_by_threads(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -> Mapping[str, Any]:
-    """Return methods that settle a delivery, or a batch."""
-
     def ack(self: Any, wait: bool = False) -> None:
         with spans.settling("ack", deliveries_of(self)):
             kind.ack(self, wait)
@@ -50,8 +48,6 @@ def _settling_by_threads(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -
 
 
 def _settling_by_tasks(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -> Mapping[str, Any]:
-    """Return methods that settle a delivery to a task, or a batch for one."""
-
     async def ack(self: Any, wait: bool = False) -> None:
         with spans.settling("ack", deliveries_of(self)):
             await kind.ack(self, wait)
@@ -103,8 +99,6 @@ def delivery(one: Any) -> Any:
 
 
 def _items(kind: Any) -> Mapping[str, Any]:
-    """Return methods of a batch that give its deliveries."""
-
     def item(self: Any, index: Any) -> Any:
         found = kind.__getitem__(self, index)
         return [delivery(one) for one in found] if isinstance(index, slice) else delivery(found)

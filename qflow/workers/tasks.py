@@ -22,15 +22,12 @@ class _InPlace:
     """Settles for tasks by a request to the owner, for whose answer the loop waits."""
 
     async def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> None:
-        """Ack."""
         held.ack(wait)
 
     async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None:
-        """Nack."""
         held.nack(*how)
 
     async def extend(self, held: Delivery | AnyDeliveries, seconds: float) -> None:
-        """Hold it longer."""
         held.extend(seconds)
 
 

@@ -169,7 +169,6 @@ class Worker:
             self._runner.close()
 
     def _serve(self) -> int:
-        """Work for one owner after the other."""
         pause_s = FIRST_PAUSE_S
         while not self._stops:
             broker: Any = None
@@ -279,7 +278,6 @@ class Worker:
         return is_settled
 
     def _tell(self, what: str, trace: str, reason: str) -> None:
-        """Write a traceback to stderr."""
         try:
             sys.stderr.write(f"qflow: {what}:\n{trace}")
             sys.stderr.flush()

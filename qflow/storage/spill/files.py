@@ -158,7 +158,6 @@ class FilesArea:
             return _WriteCall(kept, fresh, self._longest)
 
     def _overwrite(self, call: _WriteCall, first: int, records: list[Record]) -> None:
-        """Write each record over a kept file."""
         files, prefix, encode = self._files, self._directory.prefix, self._blocks.encode
         os_open, lseek, pwrite, close = files.open, files.lseek, files.pwrite, files.close
         longest = call.longest
@@ -194,7 +193,6 @@ class FilesArea:
                     call.moved[slot] = self._create_elsewhere(call, sequence, record)
 
     def _create(self, call: _WriteCall, first: int, records: list[Record]) -> None:
-        """Write each record to a fresh file."""
         for sequence, slot, record in zip(count(first), call.fresh, records):
             if not self._create_at(call, slot, sequence, record):
                 call.moved[slot] = self._create_elsewhere(call, sequence, record)
@@ -395,7 +393,6 @@ class FilesArea:
         return count * size
 
     def _unlink(self, slots: Iterable[int]) -> None:
-        """Unlink files and count; one that is gone already is fine."""
         unlinked = failures = 0
         for slot in slots:
             try:

@@ -146,7 +146,6 @@ class WriteCall:
         self._pending, self._position = [], self.used
 
     def _next_segment(self) -> None:
-        """Go on in a segment that is kept, or in a new one."""
         self.flush()
         self.close()
         self.segment = None

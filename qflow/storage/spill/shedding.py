@@ -23,7 +23,6 @@ class Sheds(Protocol):
 
         Takes the locks of the area, none of which is held while files are unlinked.
         """
-        ...
 
 
 class Shedding:

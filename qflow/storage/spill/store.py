@@ -87,7 +87,6 @@ class SpillArea(Protocol):
             DiskFull: ENOSPC, EDQUOT or EFBIG. Nothing is left behind, and the records are still the caller's.
             StorageError: another error of the file system, or the area was removed; likewise.
         """
-        ...
 
     def read(
         self, first: int, slots: Slots, max_bytes: int, largest: int
@@ -109,26 +108,21 @@ class SpillArea(Protocol):
             StorageError: this process cannot open files at the moment (EMFILE, ENFILE, ENOMEM) and nothing was read.
                 The messages are unharmed: try again later.
         """
-        ...
 
     def free(self, slots: Slots) -> None:
         """Give back slots whose messages are settled or in memory again. Never raises OSError."""
-        ...
 
     def remove(self) -> None:
         """Free everything, now that the queue is deleted; the area is of no use afterwards. Never raises OSError."""
-        ...
 
     def problems(self, used: Ranges) -> list[str]:
         """Compare the slots in use with what is on disk, both ways, and say in words what does not agree.
 
         What is on its way to the queue, or is freed meanwhile, shows: it does not when the caller asks again later.
         """
-        ...
 
     def counters(self) -> SpillCounters:
         """Return what was done so far. Cost: O(1)."""
-        ...
 
 
 class SpillStore(Protocol):
@@ -144,11 +138,9 @@ class SpillStore(Protocol):
 
         Cost: no disk; an area is created on disk with its first write.
         """
-        ...
 
     def close(self) -> None:
         """Give up descriptors and maps. What is on disk is left to the wipe at the next start."""
-        ...
 
 
 def directory_name(name: str, owner: int, incarnation: int) -> str:
@@ -216,7 +208,6 @@ class AreaDirectory:
         self._found(number, self._files.unlink)
 
     def _found(self, number: int, use: Callable[[str], T]) -> T:
-        """Use a file where it lies now."""
         prefix = self.prefix
         try:
             return use(f"{prefix}{number:x}")
@@ -240,7 +231,6 @@ class AreaDirectory:
             set_aside(self._files, self._spool.path, self._name)
 
     def _numbers(self) -> Iterator[int]:
-        """Yield the numbers of the files that are there."""
         with suppress(OSError):
             for entry in self._files.scan(self.prefix[:-1]):
                 if FILE.fullmatch(entry.name):

@@ -113,7 +113,6 @@ class IndexCheck:
         return self._position < indexed_to
 
     def _compare(self, txn: Any, lane: int, segment: Postings, position: int) -> None:
-        """Compare a segment with the topics of its blocks from a position on."""
         assert self._listed is not None
         holding: dict[str, list[int]] = {}
         present = blocks_between(txn, self._owner, lane, position, segment.end, _ALL)
