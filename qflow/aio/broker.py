@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
 
-from qflow.aio.dedupe import AsyncKeys
 from qflow.aio.loops import Home, Worker, homes_of, running_loop
 from qflow.aio.opening import Opening
 from qflow.aio.publishing import AsyncPublishing
-from qflow.aio.queue import AsyncQueue, queue_of
+from qflow.aio.queue import AsyncQueue, plain_queue, queue_of
 from qflow.aio.stream import AsyncStream, stream_of
 from qflow.aio.subscription import AsyncSubscription, subscription_of
 from qflow.aio.transaction import AsyncTogether, AsyncTransaction, transaction_of
@@ -66,8 +65,7 @@ class AsyncBroker(Unpicklable):
         self._homes = homes_of(broker.engine)
         self._together = AsyncTogether(broker.engine.together, self._homes, self._worker)
         self._publishing = AsyncPublishing(broker.engine.publisher, self._together, self._homes, self._worker)
-        keys = broker.engine.queues.keys
-        self._put_once = AsyncKeys(keys, self._together, self._homes, self._worker).put
+        self._put_once = partial(self._together.put_once, broker.engine.queues.keys)
         self._queues: dict[Queue, AsyncQueue] = {}
         self._streams: dict[Stream, AsyncStream] = {}
 
@@ -127,7 +125,7 @@ class AsyncBroker(Unpicklable):
 
     async def alter_queue(self, name: AsyncQueue | Queue | str, **changes: Unpack[QueueChanges]) -> AsyncQueue:
         """Change settings of a queue while it is used; see `Broker.alter_queue`."""
-        return self._around(await self._run(partial(self.broker.alter_queue, _plain(name), **changes)))
+        return self._around(await self._run(partial(self.broker.alter_queue, plain_queue(name), **changes)))
 
     async def delete_queue(self, name: str) -> None:
         """Delete a queue with all its messages; waiting tasks get `QueueDeleted`. See `Broker.delete_queue`."""
@@ -145,7 +143,7 @@ class AsyncBroker(Unpicklable):
         self, name: str, queue: AsyncQueue | Queue | str, body: Body, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
         """Have a message put into a queue again and again; see `Broker.schedule`."""
-        return await self._run(partial(self.broker.schedule, name, _plain(queue), body, **options))
+        return await self._run(partial(self.broker.schedule, name, plain_queue(queue), body, **options))
 
     def schedules(self) -> list[Schedule]:
         """Return what is put again and again, by name."""
@@ -167,11 +165,11 @@ class AsyncBroker(Unpicklable):
 
     async def bind(self, queue: AsyncQueue | Queue | str, topic_filter: str) -> None:
         """Send what is published to matching topics to a queue, too; see `Broker.bind`."""
-        await self._run(partial(self.broker.bind, _plain(queue), topic_filter))
+        await self._run(partial(self.broker.bind, plain_queue(queue), topic_filter))
 
     async def unbind(self, queue: AsyncQueue | Queue | str, topic_filter: str) -> None:
         """Undo `bind`; see `Broker.unbind`."""
-        await self._run(partial(self.broker.unbind, _plain(queue), topic_filter))
+        await self._run(partial(self.broker.unbind, plain_queue(queue), topic_filter))
 
     async def publish(
         self,
@@ -415,10 +413,6 @@ async def _open(path: str | os.PathLike[str], options: BrokerOptions) -> AsyncBr
     finally:
         worker.end()
     return AsyncBroker(broker)
-
-
-def _plain(queue: AsyncQueue | Queue | str) -> Queue | str:
-    return queue.queue if isinstance(queue, AsyncQueue) else queue
 
 
 def _plain_stream(stream: AsyncStream | Stream | str) -> Stream | str:

@@ -11,9 +11,8 @@ from typing import Any, Generic, Unpack
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
-from qflow.aio.entering import enter, put_if_room
 from qflow.aio.loops import Home, Homes, Log, Promise, Waiter, Worker, attend
-from qflow.aio.queue_work import QueueWork
+from qflow.aio.queue_work import QueueWork, enter, put_if_room
 from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback
@@ -385,6 +384,11 @@ def queue_of(
     made._work = QueueWork(queue, homes, worker)
     made._puts, made._gets, made._claims = parts_of(queue).puts, parts_of(queue).gets, parts_of(queue).claims
     return made
+
+
+def plain_queue(queue: AsyncQueue | Queue | str) -> Queue | str:
+    """Return the queue for threads, of what names one."""
+    return queue.queue if isinstance(queue, AsyncQueue) else queue
 
 
 def work_of(queue: AsyncQueue) -> QueueWork:

@@ -10,16 +10,20 @@ from typing import Any, TypeAlias, TypeVar, Unpack
 
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.loops import Homes, Worker, attend
-from qflow.aio.queue import AsyncQueue
+from qflow.aio.queue import AsyncQueue, plain_queue
+from qflow.config import parse_timeout
+from qflow.durations import Duration
 from qflow.memory.waiting import StraightLock, in_place
-from qflow.message import Headers, Message
+from qflow.message import Headers, Message, Record
 from qflow.options import Body, Key, PutOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.assembly import Assembly, Insert, Receipt, Reserving, draft_together
+from qflow.queues.dedupe import Keys
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
 from qflow.queues.gathering import Gathering
 from qflow.queues.overflow import Decision
+from qflow.queues.puts import Puts
 from qflow.queues.putting import Putting, TurnedAway
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Together
@@ -81,6 +85,35 @@ class AsyncTogether:
         puts = sorted((parts_of(queue).puts for queue in queues), key=attrgetter("context.owner"))
         await self.commit([], [], puts=[FanOut(puts, [record])])
 
+    async def put_once(
+        self, keys: Keys, puts: Puts, key: object, number: int, record: Record, timeout_s: Duration | None
+    ) -> int | None:
+        """Put a message unless its key is stored; see `qflow.queues.dedupe.Keys.put`."""
+        home, timeout = self._homes.here(), parse_timeout(timeout_s)
+        ends = None if timeout is None else home.loop.time() + timeout
+        claim = keys.claim(puts, key, record)
+        ask = partial(keys.ask, claim)
+        try:
+            home.unfinished.add(claim.give_up)
+            while (answer := ask() if keys.is_quick(claim) else await self._worker.run(home, ask)) is not None:
+                if isinstance(answer, int):
+                    return answer
+                left = None if ends is None else max(0.0, ends - home.loop.time())
+                try:
+                    stored = await asyncio.wait_for(asyncio.wrap_future(answer), left)
+                except TimeoutError:
+                    raise keys.busy(claim) from None
+                if stored is not None:
+                    return stored
+            left = None if ends is None else max(0.0, ends - home.loop.time())
+            receipts = await self.commit([Insert(puts, number, [record])], [claim], left)  # type: ignore[list-item]
+        except BaseException:
+            claim.give_up()
+            raise
+        finally:
+            home.unfinished.discard(claim.give_up)
+        return receipts[0].first
+
     async def _prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or those of their dead letters."""
         queue = receipts[0].insert.queue
@@ -141,7 +174,7 @@ class AsyncTransaction(Unpicklable):
 
     async def put(self, queue: AsyncQueue | Queue | str, body: Body, **options: Unpack[PutOptions]) -> None:
         """Put a message when the transaction commits; options as `Transaction.put`."""
-        await self._add(partial(self._transaction.put, _plain(queue), body, **options), _size(body))
+        await self._add(partial(self._transaction.put, plain_queue(queue), body, **options), _size(body))
 
     async def put_many(
         self, queue: AsyncQueue | Queue | str, bodies: Iterable[Body], **options: Unpack[PutOptions]
@@ -149,7 +182,7 @@ class AsyncTransaction(Unpicklable):
         """Put messages when the transaction commits; options as `Transaction.put_many`."""
         all_bodies = list(bodies)
         size = sum(map(_size, all_bodies))
-        await self._add(partial(self._transaction.put_many, _plain(queue), all_bodies, **options), size)
+        await self._add(partial(self._transaction.put_many, plain_queue(queue), all_bodies, **options), size)
 
     async def publish(self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None) -> None:
         """Publish when the transaction commits; see `Transaction.publish`."""
@@ -241,10 +274,6 @@ def transaction_of(transaction: Transaction, together: AsyncTogether, homes: Hom
     made._gathering, made._lock = gathering_of(transaction), StraightLock()
     made._in_thread = False
     return made
-
-
-def _plain(queue: AsyncQueue | Queue | str) -> Queue | str:
-    return queue.queue if isinstance(queue, AsyncQueue) else queue
 
 
 def _size(body: object) -> int:

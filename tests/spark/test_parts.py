@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow", reason="PyArrow is not installed: pip install .[s
 
 def test_parts_are_those_of_the_messages() -> None:
     """Whatever stands before the key, beside messages that are bodies only."""
-    from qflow.arrow.parts import take_apart
+    from qflow.arrow.record_batches import take_apart
 
     header_bytes = encode_headers({"a": "ä", "n": 1})
     records: list[Any] = [b"", b"plain"]

@@ -10,7 +10,7 @@ import pytest
 
 import inside
 import qflow
-from qflow.streams.leaving import Leaving
+from qflow.streams.claims import Leaving
 from unit.clocks import Clock
 
 LEASE_S = 10
