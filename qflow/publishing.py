@@ -177,8 +177,8 @@ class Publisher:
                 continue  # it was deleted since, and is not reached any more
             if sent is not None and done is None:
                 log.wait(sent.request)
-                if sent.error is not None:
-                    raise again(sent.error)
+                if sent.request.error is not None:
+                    raise again(sent.request.error)
             elif sent is None and done is not None:
                 done.set_result(None)
             return partial(lots.results, sent)

@@ -379,7 +379,7 @@ class Spool:
 
     def disown(self, stub: Forked) -> None:
         """In a forked child: refuse everything, and let go of the lock's descriptors, never of the log's."""
-        self._lock.close_in_child()
+        self._lock.close()
         self.log.disown(stub.__enter__)
         self.changing = stub  # type: ignore[assignment]
         self.used = Used(stub)  # type: ignore[arg-type]

@@ -150,6 +150,12 @@ class Home:
         while calls:
             calls.popleft()()
 
+    def resolved(self, result: T) -> asyncio.Future[T]:
+        """Return a future that has a result."""
+        future: asyncio.Future[T] = self.loop.create_future()
+        future.set_result(result)
+        return future
+
     def confirmed(self, request: Request, outcome: Callable[[], Any] | None = None) -> asyncio.Future[Any]:
         """Return a future of a request just handed to the log: resolved when it is done, with its outcome or another.
 

@@ -88,11 +88,8 @@ class AsyncPublishing:
         """`submit` of a message with facts that are kept in its commit, also where nobody wants the message."""
         kept = Kept(rooms)
         home = self._homes.here()
-        lots = self._publisher.lots_of([message], headers)
-        sent = None if lots is None else self._send_at_once(lots, kept)
-        if lots is not None and sent is not None:
-            return home.confirmed(sent.request, lambda: lots.results(sent)[0])
-        return home.loop.create_task(self._publish_and_keep(message, headers, kept))
+        begun = self._begin(home, message, headers, kept)
+        return home.loop.create_task(self._publish_and_keep(message, headers, kept)) if begun is None else begun
 
     async def _publish_and_keep(self, message: tuple[Any, ...], headers: Headers | None, kept: Kept) -> PublishResult:
         return (await self._publish([message], headers, None, kept))[0]
@@ -128,17 +125,21 @@ class AsyncPublishing:
     ) -> asyncio.Future[PublishResult]:
         """`publish_one` that returns a future; without a task if the message can join a batch at once."""
         home, timeout = self._homes.here(), parse_timeout(timeout_s)
-        if producer is None and number is None:
-            lots = self._publisher.lots_of([message], headers)
-            if lots is not None:
-                if not lots.lots:
-                    future: asyncio.Future[PublishResult] = home.loop.create_future()
-                    future.set_result(lots.results(None)[0])
-                    return future
-                sent = self._send_at_once(lots)
-                if sent is not None:
-                    return home.confirmed(sent.request, lambda: lots.results(sent)[0])
+        if producer is None and number is None and (begun := self._begin(home, message, headers)) is not None:
+            return begun
         return home.loop.create_task(self.publish_one(message, headers, producer, number, timeout))
+
+    def _begin(
+        self, home: Home, message: tuple[Any, ...], headers: Headers | None, kept: Kept | None = None
+    ) -> asyncio.Future[PublishResult] | None:
+        """Hand a message to the log that goes to streams alone, or nowhere; None if there is no room at once."""
+        lots = self._publisher.lots_of([message], headers)
+        if lots is None:
+            return None
+        if kept is None and not lots.lots:
+            return home.resolved(lots.results(None)[0])
+        sent = self._send_at_once(lots, kept)
+        return None if sent is None else home.confirmed(sent.request, lambda: lots.results(sent)[0])
 
     def _send_at_once(self, lots: Lots, kept: Kept | None = None) -> Sent | None:
         """Join lots to a batch if there is room; None if not."""

@@ -11,7 +11,7 @@ from typing import Any, Generic, Unpack
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
-from qflow.aio.loops import Home, Homes, Log, Promise, Waiter, Worker, attend
+from qflow.aio.loops import Homes, Log, Promise, Waiter, Worker, attend
 from qflow.aio.queue_work import QueueWork, enter, put_if_room
 from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
@@ -188,7 +188,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         put = put_if_room(self._puts, self._log, records, plain, envelope.number)
         if put is None:
             return home.loop.create_task(self._put(records, plain, envelope, timeout_s))
-        return _resolved(home, put) if isinstance(put, int) else home.confirmed(put)
+        return home.resolved(put) if isinstance(put, int) else home.confirmed(put)
 
     async def _put(
         self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
@@ -439,9 +439,3 @@ def _envelope_of(queue: AsyncQueue, options: PutOptions) -> Envelope:
     times = options.get("ttl_s"), options.get("delay_s"), options.get("not_before")
     said = options.get("headers"), options.get("durable"), options.get("priority", 0)
     return queue._puts.envelope(*said, *times)
-
-
-def _resolved(home: Home, result: int) -> asyncio.Future[Any]:
-    future: asyncio.Future[Any] = home.loop.create_future()
-    future.set_result(result)
-    return future

@@ -47,7 +47,7 @@ class Handing(ABC):
         Cost: four syncs, and the commit.
         """
         self._rename()
-        if self._adopted_in_line().batch >= self._batch.batch:
+        if self.check().batch >= self._batch.batch:
             self._sweep()
             return
         try:
@@ -56,22 +56,25 @@ class Handing(ABC):
             raise storage_error(error, "hand a batch in", stages.handed_in(self._spool, self._batch)) from error
         self._sweep()
         self._wait()
-        self._adopted_in_line()  # an earlier attempt may have been adopted
+        self.check()  # an earlier attempt may have been adopted
 
-    def check(self) -> None:
-        """See that the batch would not be refused for its number or its plan. Cost: 10 µs.
+    def check(self) -> Adopted:
+        """See that the batch would not be refused for its number or its plan; return what is adopted. Cost: 10 µs.
 
         Raises:
             StorageError: it does not follow the log's last batch of its query.
         """
-        self._adopted_in_line()
+        known = self._adopted()
+        if self._manifest.every:
+            sink_batches.check_follows(known, *self._batch, self._manifest.plan, self._spool)
+        return known
 
     def _rename(self) -> None:
         token = self._manifest.token
         directory = stages.staged(self._spool, self._staged, token)
         if self._staged != self._batch and self._files.exists(directory):
             try:
-                stages.rename_staged(self._files, self._spool, self._staged, token, self._batch)
+                self._files.rename(directory, stages.staged(self._spool, self._batch, token))
             except OSError as error:
                 raise storage_error(error, "write a batch", directory) from error
 
@@ -93,12 +96,6 @@ class Handing(ABC):
     def _adopted(self) -> Adopted:
         with self._reading() as txn:
             return sink_batches.adopted(txn, *self._batch, self._manifest.targets)
-
-    def _adopted_in_line(self) -> Adopted:
-        known = self._adopted()
-        if self._manifest.every:
-            sink_batches.check_follows(known, *self._batch, self._manifest.plan, self._spool)
-        return known
 
     def _wait(self) -> None:
         deadline = time.monotonic() + self._timeout_s

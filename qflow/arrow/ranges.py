@@ -81,7 +81,8 @@ def _cuts(ranges: Sequence[tuple[StreamState, int, int, int]], cutting: Cutting)
     elif cutting.least is not None:
         tasks = [min(count, max(1, -(-cutting.least * count // sum(counts)))) for count in counts]
     else:
-        sizes = [_bytes_in(*one) for one in ranges]
+        rows = [stream.rows[number] for stream, number, _, _ in ranges]
+        sizes = [row.bytes * count // max(1, row.messages) for row, count in zip(rows, counts, strict=True)]
         task_bytes = min(MOST_TASK_BYTES, max(LEAST_TASK_BYTES, sum(sizes) // cutting.parallelism + 1))
         tasks = [min(count, max(1, round(size / task_bytes))) for count, size in zip(counts, sizes, strict=True)]
     if sum(tasks) > MOST_SPANS:
@@ -94,12 +95,6 @@ def _cuts(ranges: Sequence[tuple[StreamState, int, int, int]], cutting: Cutting)
         [start + (count * task // many if step is None else step * task) for task in range(1, many)]
         for (_, _, start, _), count, many in zip(ranges, counts, tasks, strict=True)
     ]
-
-
-def _bytes_in(stream: StreamState, number: int, start: int, end: int) -> int:
-    """Return about how many bytes are in a range."""
-    row = stream.rows[number]
-    return row.bytes * (end - start) // max(1, row.messages)
 
 
 def _at_blocks(txn: Any, stream: StreamState, number: int, cuts: list[int], start: int) -> Iterator[int]:

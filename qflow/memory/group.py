@@ -48,7 +48,7 @@ def groups_of(due_ms: int, first: int, records: list[Record], marks: int) -> lis
     if is_plain(records):
         return _groups_of_kind(due_ms, first, records, tag_of(marks, messages=False))
     groups: list[Group] = []
-    for is_bytes, kind in groupby(records, _is_bytes):
+    for is_bytes, kind in groupby(records, lambda record: type(record) is bytes):
         members = list(kind)
         packed = members if is_bytes else pack_all(members)
         groups += _groups_of_kind(due_ms, first, packed, tag_of(marks, messages=not is_bytes))
@@ -63,10 +63,6 @@ def _groups_of_kind(due_ms: int, first: int, packed: list[bytes], tag: int) -> l
         (due_ms, first + start, tag, *packed[start : start + GROUP_MESSAGES])
         for start in range(0, len(packed), GROUP_MESSAGES)
     ]
-
-
-def _is_bytes(record: Record) -> bool:
-    return type(record) is bytes
 
 
 def holds(group: Group, sequence: int) -> bool:

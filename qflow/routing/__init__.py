@@ -106,7 +106,8 @@ class Routing:
         known = routes.get(topic) if type(topic) is str else None
         if known is not None:
             return known
-        queues = tuple(sorted((parts_of(queue).puts for queue in self._trie.match(check_topic(topic))), key=_number))
+        found = (parts_of(queue).puts for queue in self._trie.match(check_topic(topic)))
+        queues = tuple(sorted(found, key=lambda puts: puts.owner))
         fans_out = len(queues) > 1 and all(queue.context.log is not None for queue in queues)
         route = Route(queues, self.streams.match(topic), topic_prefix(topic), fans_out)
         if len(topic) <= CACHED_CHARACTERS:
@@ -288,7 +289,3 @@ def _parts(message: Any) -> tuple[Any, Any, Any]:
 def _checked(message: Any) -> tuple[str, bytes, bytes | None]:
     topic, body, key = _parts(message)
     return topic, body_bytes(body), check_key(key)
-
-
-def _number(queue: Puts) -> int:
-    return queue.owner

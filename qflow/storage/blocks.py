@@ -264,11 +264,6 @@ def columns(data: bytes | memoryview, header: Header, *, where: str) -> Columns:
     )
 
 
-def topic_numbers(found: Columns) -> Sequence[int]:
-    """Return the topic of each message of a block, as a number of its names; nothing if they have none."""
-    return () if found.topics is None else values(found.topics)
-
-
 def decode(data: bytes | memoryview, key: BlockKey | None, *, where: str, header: Header | None = None) -> Block:
     """Decode a whole block and check every byte of it.
 

@@ -196,7 +196,8 @@ def _compare(last: _Roots, now: _Roots, log: str) -> tuple[list[int], str]:
     if now.written == last.written:
         return [], ""
     data = os.path.join(log, DATA)
-    bits = [_bits(one, two) for one, two in zip(last.written, now.written, strict=True)]
+    pairs = [(int.from_bytes(one), int.from_bytes(two)) for one, two in zip(last.written, now.written, strict=True)]
+    bits = [(one ^ two).bit_count() for one, two in pairs]
     if max(bits) == 1:
         return [place for place in (0, 1) if bits[place]], f"a bit of {data} had flipped, of what was committed last"
     number, newest = max(last.numbers), max(now.numbers)
@@ -211,8 +212,3 @@ def _compare(last: _Roots, now: _Roots, log: str) -> tuple[list[int], str]:
     if now.numbers == last.numbers and bits[now.numbers.index(newest)] == 0:
         return [], ""  # LMDB leaves the page of the commit before so where it cannot write one
     return [], f"the first pages of {data} are not as commit {number} left them: they are damaged, or of another log"
-
-
-def _bits(one: bytes, two: bytes) -> int:
-    """Return how many bits differ."""
-    return (int.from_bytes(one, "big") ^ int.from_bytes(two, "big")).bit_count()

@@ -86,13 +86,10 @@ class SpoolLock:
         """Give the spool up; a second call does nothing. Unlocks first: a forked child may share the descriptors."""
         for fd in self._fds:
             fcntl.flock(fd, fcntl.LOCK_UN)
-        self._close()
+        self.close()
 
-    def close_in_child(self) -> None:
-        """Close a forked child's copies of the descriptors; the parent goes on owning the spool."""
-        self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the descriptors: those of a forked child are copies, and the parent goes on owning the spool."""
         self.place.forget()
         fds, self._fds = self._fds, []
         for fd in fds:

@@ -136,7 +136,8 @@ def _unsettled(
 
 def _count(txn: Any, value: bytes, header: Header, asked: Asked) -> tuple[_Counted, Hole | None]:
     """Count the matching messages of a block, after checking every byte of it."""
-    topics = blocks.topic_numbers(blocks.columns(value, header, where=asked.where))
+    numbers = blocks.columns(value, header, where=asked.where).topics
+    topics = () if numbers is None else blocks.values(numbers)
     low, high = asked.position - header.key.first, asked.stop - header.key.first
     chosen = asked.chosen
     wanted = high - low if chosen is None else sum(map(chosen.__getitem__, topics[low:high]))

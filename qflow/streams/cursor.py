@@ -250,7 +250,7 @@ class Cursor:
                 self._waiting -= 1
                 if not (self._waiting or self._line.watching):
                     waiting.pop(self, None)
-            if self._line.watching and self._is_worth_a_look():
+            if self._line.watching and (self.claims.returned or self._ahead.is_worth_a_look):
                 self._line.notify()
             return None
 
@@ -275,10 +275,6 @@ class Cursor:
         if getting.watcher is not None:
             self._line.unwatch(getting.watcher)
             getting.watcher = None
-
-    def _is_worth_a_look(self) -> bool:
-        """Tell whether the next waiting get may find something, or a time to wait for. Under the lock."""
-        return bool(self.claims.returned) or self._ahead.is_worth_a_look
 
     def _step(self, getting: Getting, *, may_work: bool) -> StreamBatch | float | None:
         """Return a batch; None at the end; or the most seconds to wait. Under the lock, which a read lets go."""

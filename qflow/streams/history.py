@@ -14,7 +14,7 @@ from qflow.memory.waiting import shelter, sheltered
 from qflow.message import offset_of, sequence_of
 from qflow.storage.log.rows import Row, read_row
 from qflow.storage.streams import partitions
-from qflow.storage.streams.partitions import Found, Hole, Piece
+from qflow.storage.streams.partitions import Found, Hole
 from qflow.streams.deliveries import StreamMessage, message_of
 from qflow.streams.interest import Interest
 from qflow.streams.partition import Home, Partition
@@ -126,12 +126,9 @@ class History:
             self.home.check_open()
             found = shelter(partial(self.read, number, position, end, QUERY_BYTES, interest, most))
             for piece in found.pieces:
-                yield from self._of_piece(piece)
+                for sequence, record, topic, time_ms in zip(*piece[2:], strict=True):
+                    yield message_of(self.name, sequence, record, topic, time_ms)
             position = found.position
-
-    def _of_piece(self, piece: Piece) -> Iterator[StreamMessage]:
-        for sequence, record, topic, time_ms in zip(*piece[2:], strict=True):
-            yield message_of(self.name, sequence, record, topic, time_ms)
 
     def newest(self, interest: Interest, bounds: list[tuple[int, int, int]], count: int) -> Iterator[StreamMessage]:
         """Yield the newest `count` of what `messages` yields."""

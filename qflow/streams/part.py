@@ -229,10 +229,6 @@ class Part:
         """Return how many messages in [start, end) were settled when the cursor was opened."""
         return sum(min(end, high) - max(start, low) for low, high in touching(self.skips, start, end))
 
-    def first_ready(self) -> int | None:
-        """Return the sequence of the first message in the buffer; None if it is empty."""
-        return self.buffer[0].piece.sequences[self.head] if self.buffer else None
-
 
 def touching(skips: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """Return the ranges of which some is in [start, end)."""

@@ -41,9 +41,8 @@ class Positions:
         if not self._claims.members and part.lane is not None:
             return part.lane.row.floor
         waiting = [share.piece.sequences[0] for share in self._claims.not_shown() if share.part is part]
-        ready = part.first_ready()
-        if ready is not None:
-            waiting.append(ready)
+        if part.buffer:
+            waiting.append(part.buffer[0].piece.sequences[part.head])
         return min(waiting, default=part.unread())
 
     @sheltered

@@ -10,6 +10,7 @@ from typing import Any
 
 from qflow.memory.waiting import shelter
 from qflow.message import Headers, Message, Record, encode_headers
+from qflow.named_tuples import NamedTuple
 from qflow.storage.log.facts import Facts
 from qflow.storage.log.transaction_log import Put, Request, TransactionLog, Unit
 from qflow.streams.partition import Partition, put_charge
@@ -39,18 +40,11 @@ def prefix_of(headers: Headers | None, key: bytes | None) -> bytes:
     return bytes(Message(b"", header_bytes, key=key or b"")) if header_bytes or key else b""
 
 
-class Sent:
+class Sent(NamedTuple):
     """Messages handed to the log; when the request is done, its `error` tells the outcome."""
 
-    __slots__ = ("puts", "request")
-
-    def __init__(self, request: Request, puts: list[Put]) -> None:
-        self.request = request
-        self.puts = puts
-
-    @property
-    def error(self) -> BaseException | None:
-        return self.request.error
+    request: Request
+    puts: list[Put]
 
 
 class Sending:

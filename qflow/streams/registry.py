@@ -110,7 +110,7 @@ class Streams:
                 self._broken[record.name] = record
             else:
                 try:
-                    settings = _settings_of(record)
+                    settings = _checked(StreamSettings.from_dict(record.settings))
                 except InvalidArgument as error:  # a setting of a later version
                     self._broken[record.name] = record
                     problems.append(f"stream {record.name!r} cannot be served: {error}")
@@ -141,8 +141,7 @@ class Streams:
     def declare(self, name: str, settings: StreamSettings) -> StreamLog:
         """Return the stream of this name, making it if there is none."""
         check_name(name, "stream")
-        for topic_filter in settings.topics:
-            check_filter(topic_filter)
+        _checked(settings)
         self._records.make_sure()
         known = self._streams.get(name)
         if known is not None and known.ended is StreamDeleted:
@@ -383,15 +382,11 @@ def altered(settings: StreamSettings, changes: dict[str, Any]) -> StreamSettings
     StreamSettings.check_names(changes, "stream")
     if "partitions" in changes:
         raise InvalidArgument("partitions of a stream cannot be changed: its keys would lose their order")
-    found = settings.changed(**changes)
-    for topic_filter in found.topics:
-        check_filter(topic_filter)
-    return found
+    return _checked(settings.changed(**changes))
 
 
-def _settings_of(record: QueueRecord) -> StreamSettings:
-    """Return the settings in a stream's record. Raises InvalidArgument: only a later version can serve them."""
-    settings = StreamSettings.from_dict(record.settings)
+def _checked(settings: StreamSettings) -> StreamSettings:
+    """Return settings whose topics are filters. Raises InvalidArgument."""
     for topic_filter in settings.topics:
         check_filter(topic_filter)
     return settings

@@ -212,7 +212,7 @@ def test_a_forked_child_closes_its_copies_and_the_parent_still_owns(spool):
     lock = acquire_lock(spool)
 
     def child() -> bool:
-        lock.close_in_child()
+        lock.close()
         return refused(spool)
 
     assert in_child(child) == 0

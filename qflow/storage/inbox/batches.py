@@ -96,8 +96,9 @@ def adopted(txn: Any, query: str, number: int, targets: Collection[Target]) -> A
     if all(known.values()):
         return found._replace(batch=number)
     has, lacks = (min(target.name for target in targets if known[target] is which) for which in (True, False))
+    application = min(targets).record.partition("@")[0].removeprefix("app-")
     raise InvalidArgument(
-        f"version {number} of txnAppId {_application(targets)!r} is in {has}, and not in {lacks}, to which this data "
+        f"version {number} of txnAppId {application!r} is in {has}, and not in {lacks}, to which this data "
         "frame goes, too. If two data frames were written under that name and version, give each a txnAppId of its "
         f"own. If {lacks} takes these rows only since then, as a stream or binding that was added or made anew, the "
         f"version is stored: leave it out, and go on with the next one. Another txnAppId would store it in {has} again"
@@ -134,10 +135,6 @@ def check_follows(found: Adopted, query: str, number: int, plan: str, spool: str
 def _of_application(txn: Any, target: Target) -> int:
     """Return the highest batch of a target; also of logs in which all targets of an application had one record."""
     return max(read(txn, target.record).batch, read(txn, target.record.partition("@")[0]).batch)
-
-
-def _application(targets: Collection[Target]) -> str:
-    return min(targets).record.partition("@")[0].removeprefix("app-")
 
 
 def write(txn: Any, query: str, adopted: Adopted) -> None:

@@ -169,11 +169,6 @@ def _check_whole(files: Files, directory: str, wanted: set[str]) -> set[str]:
     return there
 
 
-def rename_staged(files: Files, spool: str, batch: Batch, token: str, renamed: Batch) -> None:
-    """Give a stage that is not handed in the name of another batch."""
-    files.rename(staged(spool, batch, token), staged(spool, renamed, token))
-
-
 def withdraw(files: Files, spool: str, batch: Batch, token: str) -> bool:
     """Take back what was handed in and is not being adopted; False: somebody has it, or had it.
 

@@ -69,8 +69,6 @@ class SegmentPool:
 
     def take_dropped(self) -> list[Segment]:
         """Return the segments that are not kept; the caller unlinks them."""
-        if not self._dropped:
-            return []
         dropped, self._dropped = self._dropped, []
         return dropped
 

@@ -32,9 +32,8 @@ def note(txn: Any, owner: int, lane: int, sequence: int, era: int, floor: int) -
     """Write that messages from `sequence` on are of an era; forget those that ended below `floor`. Cost: 10 µs."""
     txn.put(key_of(ERAS, owner, lane, sequence), seal(era.to_bytes(_ERA_BYTES, "little")))
     below = table.keys(txn, key_of(ERAS, owner, lane, 0), key_of(ERAS, owner, lane, floor))
-    for key in list(islice(below, FORGOTTEN_AT_ONCE + 1))[
-        :-1
-    ]:  # whoever has read all below the floor asks for the last
+    gone = list(islice(below, FORGOTTEN_AT_ONCE + 1))
+    for key in gone[:-1]:  # whoever has read all below the floor asks for the last
         txn.delete(key)
 
 

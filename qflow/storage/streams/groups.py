@@ -304,8 +304,10 @@ class Held:
         now = self._clock()
         try:
             state = self._state(directory)
-            if state is None or state.uuid != self._uuid or _has_expired(directory, state, now):
+            if state is None or state.uuid != self._uuid:
                 return {}
+            if now - state.seen_s > state.expiry_s and owner_pid(directory) is None:
+                return {}  # nobody has read as it for its expiry time; whoever has its lock does so now
         except CorruptionError as error:
             self._report(directory, str(error))
             return _everything()
@@ -334,11 +336,6 @@ class Held:
         if path not in self._reported:
             self._reported.add(path)
             _logger.error("%s", text)
-
-
-def _has_expired(directory: str, state: _State, now: float) -> bool:
-    """Tell whether nobody has read as a group for its expiry time; whoever has its lock does so now."""
-    return now - state.seen_s > state.expiry_s and owner_pid(directory) is None
 
 
 def _everything() -> dict[int, int]:

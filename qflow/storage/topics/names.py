@@ -21,7 +21,6 @@ from qflow.errors import CorruptionError
 from qflow.storage.log.sealing import seal, unseal
 from qflow.storage.topics.records import (
     NamesRow,
-    is_listed,
     listed_before,
     listed_value,
     name_key,
@@ -71,7 +70,7 @@ def unlisted(txn: Any, owner: int, epoch: int, names: Sequence[bytes]) -> list[b
     with txn.cursor() as cursor:
         for found, value in cursor.getmulti(keys):
             key = bytes(found)
-            if is_listed(key, value, epoch):
+            if value == listed_value(key, epoch):
                 del keys[key]
     return list(keys.values())
 

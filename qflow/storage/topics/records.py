@@ -160,11 +160,6 @@ def blocks_between(txn: Any, owner: int, lane: int, position: int, end: int, lim
     return list(map(table.number_of, islice(found, limit)))
 
 
-def is_listed(key: bytes, value: bytes | memoryview | None, epoch: int) -> bool:
-    """Tell whether a name's record says that it was listed in an epoch; a damaged one says nothing."""
-    return value is not None and value == listed_value(key, epoch)
-
-
 def listed_value(key: bytes, epoch: int) -> bytes:
     """Return the record of a name that is listed in an epoch."""
     return seal(epoch.to_bytes(4, "little"), key)
