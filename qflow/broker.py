@@ -350,7 +350,8 @@ class Broker(Made, Scheduling, by="qflow.open"):
         It may use the broker; no event and no maintenance comes meanwhile. Logger `qflow` has what it raises.
         Raises: InvalidArgument: it is not callable. BrokerClosed.
         """
-        self.engine.listen(callback)
+        self.engine.spool.check_open()
+        self.engine.listeners.add(callback)
 
     # Looking, and copies ------------------------------------------------------------------------------------------
 

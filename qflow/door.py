@@ -93,11 +93,8 @@ class Door:
                         raise
                     self._pause(error)
         except Exception:
-            _logger.exception(
-                "%s: the door failed; nobody else is let in",
-                self.path,
-                extra={"spool": self.path, "event": "door_failed"},
-            )
+            failed = "%s: the door failed; nobody else is let in"
+            _logger.exception(failed, self.path, spool=self.path, event="door_failed")
             self.shut()
             self.listening.close()  # and who waits to be let in is told
         finally:
@@ -199,7 +196,5 @@ def open_door(path: str, serve: Callable[[Door], object]) -> Door | None:
     try:
         return Door(path, serve)
     except (OSError, QflowError) as error:
-        _logger.warning(
-            "%s: there is no door for other processes: %s", path, error, extra={"spool": path, "event": "no_door"}
-        )
+        _logger.warning("%s: there is no door for other processes: %s", path, error, spool=path, event="no_door")
         return None

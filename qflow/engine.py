@@ -7,7 +7,6 @@ upkeep, and `qflow-door` waits for callers from other processes (see `door`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
@@ -16,7 +15,6 @@ from qflow.config import parse_timeout
 from qflow.door import Door
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed
-from qflow.events import Event
 from qflow.figures import Figures
 from qflow.listeners import Bell, Listeners
 from qflow.memory.ledger import Ledger
@@ -138,11 +136,6 @@ class Engine:
                 self.door.end()
             spool.end_closing()
             self.upkeep.attempt("telling what was noted", spool.tell_noted)
-
-    def listen(self, callback: Callable[[Event], object]) -> None:
-        """See `Broker.on_event`."""
-        self.spool.check_open()
-        self.listeners.add(callback)
 
     def disown(self) -> None:
         """In a forked child: refuse everything."""

@@ -75,9 +75,5 @@ class Listeners:
                 try:
                     check_ran(listener(event))
                 except harmless:
-                    _logger.exception(
-                        "%s: the callback for %s failed",
-                        self._path,
-                        event,
-                        extra={"spool": self._path, "event": "callback_failed"},
-                    )
+                    failed = "%s: the callback for %s failed"
+                    _logger.exception(failed, self._path, event, spool=self._path, event="callback_failed")

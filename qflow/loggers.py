@@ -23,9 +23,12 @@ class Logger(logging.LoggerAdapter[logging.Logger]):
     """
 
     def log(self, level: int, msg: object, *args: object, **named: Any) -> None:
-        """Write a message to the log. All other methods call this."""
+        """Write a message to the log. All other methods call this. `spool=`, `event=`: attributes of its record."""
         try:
             if self.logger.isEnabledFor(level):
+                about = {name: named.pop(name) for name in ("spool", "event") if name in named}
+                if about:
+                    named["extra"] = about
                 named["stacklevel"] = named.get("stacklevel", 1) + 1  # the caller is the one above this
                 self.logger.log(level, msg, *args, **named)
         except BaseException as error:

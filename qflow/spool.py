@@ -163,12 +163,8 @@ class Spool:
         self.place.follow()
         if self._told_path != self.path:
             before, self._told_path = self._told_path, self.path
-            _logger.warning(
-                "%s was moved while it was open, and is used where it is now: %s",
-                before,
-                self.path,
-                extra={"spool": self.path, "event": "moved"},
-            )
+            moved = "%s was moved while it was open, and is used where it is now: %s"
+            _logger.warning(moved, before, self.path, spool=self.path, event="moved")
 
     def check_there(self) -> None:
         """Raises StorageError: its directory was removed, or its log, as long as it is open. Cost: 2 µs."""
@@ -239,12 +235,8 @@ class Spool:
         try:
             snapshots.remove_leftovers(self.path, self.files, self.found.uuid)
         except QflowError as error:
-            _logger.warning(
-                "%s: what a compaction left stays: %s",
-                self.path,
-                error,
-                extra={"spool": self.path, "event": "compaction_left"},
-            )
+            left = "%s: what a compaction left stays: %s"
+            _logger.warning(left, self.path, error, spool=self.path, event="compaction_left")
         wipe_spill(self.files, self.path)
 
     def opened(self, queues: int, messages: int) -> None:
@@ -301,9 +293,7 @@ class Spool:
         That is what is damaged, and what the writer has to tell.
         """
         while self._untold:
-            _damage_logger.error(
-                "%s: %s", self.path, self._untold.popleft(), extra={"spool": self.path, "event": "damage"}
-            )
+            _damage_logger.error("%s: %s", self.path, self._untold.popleft(), spool=self.path, event="damage")
         self._confirming.tell()
 
     # Copies of the log -------------------------------------------------------------------------------------------

@@ -177,15 +177,9 @@ class Upkeep:
             expected = isinstance(error, QflowError)
             if self._troubles.get(what) != text and not (expected and self._bell.ended):
                 self._troubles[what] = text
-                words = "%s: maintenance (%s) failed and is tried again: %s"
-                _logger.warning(
-                    words,
-                    self._spool.path,
-                    what,
-                    error,
-                    exc_info=not expected,
-                    extra={"spool": self._spool.path, "event": "maintenance_failed"},
-                )
+                path, words = self._spool.path, "%s: maintenance (%s) failed and is tried again: %s"
+                trace = not expected
+                _logger.warning(words, path, what, error, exc_info=trace, spool=path, event="maintenance_failed")
             return False
         self._troubles.pop(what, None)
         return more

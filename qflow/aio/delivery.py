@@ -35,6 +35,9 @@ class Settling(Protocol):
 class InMemory(ABC):
     """Settles what is held of a broker of this process: at once, in memory."""
 
+    _claims: Any
+    _homes: Any
+
     def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> Awaitable[None] | None:
         """Ack; return what is to be awaited then, which mostly is nothing: a coroutine takes as long as the ack."""
         in_place(held.ack)
@@ -56,9 +59,11 @@ class InMemory(ABC):
     def is_crowded(self) -> bool:
         """Acks that nobody waits for are to wait for those before them."""
 
-    @abstractmethod
     async def settled(self) -> None:
         """Return when everything that was settled so far is synced."""
+        joined = self._claims.join_settles()
+        if joined is not None:
+            await self._homes.here().confirmed(joined)
 
 
 class AsyncDelivery(Unpicklable):

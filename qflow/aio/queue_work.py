@@ -83,12 +83,6 @@ class QueueWork(InMemory):
             in_place(getting.give_up)
             raise
 
-    async def settled(self) -> None:
-        """Return when everything that was settled so far is synced."""
-        joined = self._claims.join_settles()
-        if joined is not None:
-            await self._homes.here().confirmed(joined)
-
     async def delete_many(self, sequences: Iterable[int]) -> list[int]:
         """Delete waiting messages; see `AsyncQueue.delete_many`."""
         queue, home = parts_of(self.queue), self._homes.here()

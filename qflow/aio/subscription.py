@@ -208,16 +208,10 @@ class MemberSettling(InMemory):
         self._claims = member.cursor.claims
         self._homes = homes
 
-    async def settled(self) -> None:
-        """Return when everything that was settled so far is synced."""
-        joined = self._claims.join_settles()
-        if joined is not None:
-            await self._homes.here().confirmed(joined)
-
     @property
     def is_crowded(self) -> bool:
         """Acks that nobody waits for are to wait for those before them."""
-        return self._claims.is_crowded
+        return bool(self._claims.is_crowded)
 
     async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None:
         """Nack; done in memory."""

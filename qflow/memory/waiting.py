@@ -36,7 +36,7 @@ from types import CodeType, FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from qflow.errors import BrokerClosed, QflowError, Reentered
-from qflow.memory.line import FOREVER, WORK, Alarm, Wake
+from qflow.memory.line import Alarm, Wake
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -395,20 +395,3 @@ def _is_foreign(frame: FrameType) -> bool:
 
 def _finalizes(frame: FrameType) -> bool:
     return frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") == "weakref"
-
-
-__all__ = [
-    "FOREVER",
-    "WORK",
-    "StraightLock",
-    "attend",
-    "collecting",
-    "in_place",
-    "is_inside",
-    "is_main",
-    "refuse_finalizer",
-    "shelter",
-    "shelter_made",
-    "sheltered",
-    "straight",
-]

@@ -132,10 +132,6 @@ def encode_sections(
     return _sections(bare, parts, records[0] if len(records) == 1 else _join(records))
 
 
-def _block(bare: bytes, parts: Iterable[bytes | memoryview], payload: bytes | memoryview) -> bytes:
-    return _join(_sections(bare, parts, payload))
-
-
 def _sections(bare: bytes, parts: Iterable[bytes | memoryview], payload: bytes | memoryview) -> Sections:
     """Return a block: the header without its CRC and the columns, the messages, and what they are checked by."""
     head = _join((bare, _pack_crc(crc32(bare)), *parts))
@@ -160,7 +156,7 @@ def encode_columns(
     table, owner, lane, first = key
     count = len(lengths) // 4
     bare = HEADER.pack(MAGIC, TOPICS, table, lane, owner, count, first, count, len(payload), NO_PREVIOUS, 0)
-    return _block(bare, (lengths, topics, _names_section(names)), payload)
+    return _join(_sections(bare, (lengths, topics, _names_section(names)), payload))
 
 
 def _names_section(names: Iterable[str]) -> bytes:
@@ -234,7 +230,7 @@ def grow(block: bytes, key: BlockKey, sequence: int, messages: Messages, *, sett
         parts += _extend_names(numbers, names, topics)
     size += sizes[0] if one else sum(sizes)
     bare = HEADER.pack(MAGIC, columns, table, lane, owner, total, first, total, size, previous, start_ms)
-    return _block(bare, parts, payload + records[0] if one else _join((payload, *records)))
+    return _join(_sections(bare, parts, payload + records[0] if one else _join((payload, *records))))
 
 
 def payload_bytes(block: bytes) -> int:

@@ -61,12 +61,8 @@ class LastCommit:
             self._fd = files.open(path, _KEEP, FILE_MODE)
         except OSError as error:
             if error.errno not in FULL:
-                _logger.warning(
-                    "%s; %s",
-                    storage_error(error, "use the copy of the last commit", path),
-                    _UNNOTICED,
-                    extra={"spool": os.path.dirname(log), "event": "last_commit_unusable"},
-                )
+                why = storage_error(error, "use the copy of the last commit", path)
+                _logger.warning("%s; %s", why, _UNNOTICED, spool=os.path.dirname(log), event="last_commit_unusable")
 
     def put_right(self) -> list[str]:
         """Put a bit of the roots right that has flipped since they were written; return what was found, in words.

@@ -62,12 +62,10 @@ class Slot:
                 return hand
 
 
-class Desk:
-    """The slots of some workers, in a file without a name, whose descriptor they are given."""
-
-    def __init__(self, descriptor: int, workers: int) -> None:
-        self._memory = mmap.mmap(descriptor, workers * _CELLS * _CELL_BYTES)
-        self.slots = [Slot(self._memory, number) for number in range(workers)]
+def slots_in(descriptor: int, workers: int) -> list[Slot]:
+    """Return the slots of some workers, in a file without a name, whose descriptor they are given."""
+    memory = mmap.mmap(descriptor, workers * _CELLS * _CELL_BYTES)
+    return [Slot(memory, number) for number in range(workers)]
 
 
 def make_descriptor(workers: int) -> int:

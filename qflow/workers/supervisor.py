@@ -26,7 +26,7 @@ from qflow.options import BrokerOptions, UrlOptions, WorkOptions
 from qflow.serving.notify import READY, STOPPING, notify
 from qflow.workers import targets
 from qflow.workers.crew import Crew
-from qflow.workers.desk import Desk, make_descriptor
+from qflow.workers.desk import make_descriptor, slots_in
 from qflow.workers.job import Job, Reach
 from qflow.workers.process import Process, bury_orphans
 
@@ -239,7 +239,7 @@ def _run_crew(
         children.append(Process(job, seat, desk))
         return children[-1]
 
-    crew = Crew(job.queue, Desk(desk, job.processes).slots, start=start, tell=tell, clock=time.monotonic)
+    crew = Crew(job.queue, slots_in(desk, job.processes), start=start, tell=tell, clock=time.monotonic)
     try:
         while not crew.ended:
             due = crew.step()

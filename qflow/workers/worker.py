@@ -38,7 +38,7 @@ from qflow.errors import (
 from qflow.takers import cut_name
 from qflow.workers import ending
 from qflow.workers.coming import coming_by
-from qflow.workers.desk import Desk, Slot
+from qflow.workers.desk import Slot, slots_in
 from qflow.workers.job import AWAY, FAILED, READY, REFUSED, Job, Order, report
 from qflow.workers.targets import Function, load
 
@@ -294,7 +294,7 @@ def main() -> NoReturn:
     os.set_inheritable(order.report, False)
     os.set_inheritable(order.desk, False)
     sys.path[:] = order.job.sys_path
-    slot = Desk(order.desk, order.job.processes).slots[order.seat]
+    slot = slots_in(order.desk, order.job.processes)[order.seat]
     worker = Worker(
         order.job,
         connect=order.job.reach.connect,

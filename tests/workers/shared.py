@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from qflow.workers.desk import Desk, Slot, make_descriptor
+from qflow.workers.desk import Slot, make_descriptor, slots_in
 
 
 def slots(workers: int) -> list[Slot]:
     """Return the slots of so many workers."""
     descriptor = make_descriptor(workers)
     try:
-        return Desk(descriptor, workers).slots
+        return slots_in(descriptor, workers)
     finally:
         os.close(descriptor)

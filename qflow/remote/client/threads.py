@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from qflow.errors import BrokerClosed, ForkedProcess, QflowError, StorageError
 from qflow.loggers import get_logger
-from qflow.memory.line import Wake
-from qflow.memory.waiting import FOREVER, attend, in_place, is_main, shelter
+from qflow.memory.line import FOREVER, Wake
+from qflow.memory.waiting import attend, in_place, is_main, shelter
 from qflow.remote.client.link import CLOSE_S, Link, Reason, Reply, Request, cut
 from qflow.remote.client.lone import LARGE, Line, LonePuts
 from qflow.remote.client.promises import Call, JobThread, Promise, Room
