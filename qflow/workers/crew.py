@@ -21,33 +21,18 @@ import enum
 import math
 import signal
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from qflow.workers.desk import Slot
 from qflow.workers.ending import LONGEST_END_S
 from qflow.workers.job import AWAY, FAILED, READY, REFUSED
 
+if TYPE_CHECKING:
+    from qflow.workers.process import Process
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 DEADLY = 10
 """A message that has ended so many workers in a row is told of: its queue may set nothing aside."""
-
-
-class Child(Protocol):
-    """A process."""
-
-    @property
-    def pid(self) -> int: ...
-    def reports(self) -> list[tuple[str, str]]:
-        """Return what it has reported since: kinds and texts."""
-
-    def exit_code(self) -> int | None:
-        """Return how it has ended, as `Popen` has it; None while it lives."""
-
-    def drain(self) -> None:
-        """Have it finish the message at hand, and end."""
-
-    def kill(self) -> None:
-        """Kill it, and what it has started."""
 
 
 class State(enum.Enum):
@@ -68,7 +53,7 @@ class Seat:
         self.number = number
         self.slot = slot
         self.state = State.RESTING
-        self.child: Child | None = None
+        self.child: Process | None = None
         self.due = 0.0
         """When it is started next, while it rests."""
         self.failures = 0
@@ -99,7 +84,7 @@ class Crew:
         queue: str,
         slots: Sequence[Slot],
         *,
-        start: Callable[[int], Child],
+        start: Callable[[int], Process],
         tell: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
@@ -153,7 +138,7 @@ class Crew:
             self.drain()
         return min((self._next_moment(seat) for seat in self.seats), default=math.inf)
 
-    def _look(self, seat: Seat, child: Child) -> None:
+    def _look(self, seat: Seat, child: Process) -> None:
         """See to a process that lived when it was last looked at."""
         exit_code = child.exit_code()  # before its reports: nothing comes after that
         for kind, text in child.reports():
@@ -175,7 +160,7 @@ class Crew:
         elif self.draining and self._clock() - seat.idle_since >= LONGEST_END_S:
             self._kill(seat, child, "has nothing at hand and does not end: it is killed")
 
-    def _kill(self, seat: Seat, child: Child, why: str) -> None:
+    def _kill(self, seat: Seat, child: Process, why: str) -> None:
         self._tell(f"{seat} {why}")
         seat.state = State.KILLED
         child.kill()

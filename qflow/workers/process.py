@@ -59,7 +59,7 @@ class Process:
         return self._reports
 
     def reports(self) -> list[tuple[str, str]]:
-        """See `crew.Child`."""
+        """Return what it has reported since: kinds and texts."""
         data = self._rest
         while True:
             try:
@@ -74,16 +74,16 @@ class Process:
         return [(one["kind"], one["text"]) for one in said]
 
     def exit_code(self) -> int | None:
-        """See `crew.Child`."""
+        """Return how it has ended, as `Popen` has it; None while it lives."""
         return self._process.poll()
 
     def drain(self) -> None:
-        """See `crew.Child`."""
+        """Have it finish the message at hand, and end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def kill(self) -> None:
-        """See `crew.Child`."""
+        """Kill it, and what it has started."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

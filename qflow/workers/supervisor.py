@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from qflow.config import check_name, is_url, parse_count, parse_span, spool_path
 from qflow.descriptors import occupy_standard
@@ -37,12 +37,6 @@ TICK_S = 0.1
 """How long a supervisor looks away at most."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _logger = get_logger("qflow")
-
-
-class Stop(Protocol):
-    """Says when to end, beside signals."""
-
-    def is_set(self) -> bool: ...
 
 
 def run(
@@ -140,7 +134,7 @@ def supervise(
     *,
     tell: Callable[[str], None],
     ready: Callable[[str], None],
-    stop: Stop | None = None,
+    stop: threading.Event | None = None,
     alone: bool = False,
 ) -> int:
     """Do what `run` does; `tell` prints what goes wrong, `ready` that all of them work.
@@ -184,7 +178,7 @@ class _Wishes:
     In its context, in the main thread, SIGINT, SIGTERM and SIGHUP are counted; one that is ignored stays so.
     """
 
-    def __init__(self, stop: Stop | None) -> None:
+    def __init__(self, stop: threading.Event | None) -> None:
         self._stop = stop
         self.count = 0
         """Of signals."""

@@ -127,7 +127,7 @@ def test_what_grpc_is_to_say_may_be_set(given: str | None, kept: str) -> None:
 def test_the_page_lists_every_event() -> None:
     """Those that the code tells."""
     code = "".join(path.read_text() for path in (ROOT / "qflow").rglob("*.py"))
-    events = set(re.findall(r'"event": "(\w+)"', code))
+    events = set(re.findall(r'(?:"event": |\bevent=)"(\w+)"', code))
     section = (ROOT / "docs/howto/metrics.md").read_text().split("## The log")[1]
     assert events == {
         name for row in re.findall(r"^\| (`.+?) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)
