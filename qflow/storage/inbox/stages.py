@@ -71,10 +71,6 @@ class Manifest(NamedTuple):
     def messages(self) -> int:
         return sum(file.messages for file in self.files)
 
-    @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
-
 
 def check_batch(query: str, batch: int) -> Batch:
     """Return a batch whose name can be one of a directory.

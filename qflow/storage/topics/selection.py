@@ -48,9 +48,9 @@ class Selection:
         self._owner = owner
         levels = topic_filter.split("/")
         self._pattern: re.Pattern[bytes] | None = None
-        self._matches_nearly_all = topic_filter in ("#", "+/#")
         self._known = array("I")
-        self._broad = False
+        self.broad = self._matches_nearly_all = topic_filter in ("#", "+/#")
+        """All blocks are candidates, as far as is known now."""
         self._epoch = (-1, -1)
         self._piece = self._offset = 0
         self._seen = (-1, -1)
@@ -58,16 +58,6 @@ class Selection:
             self._pattern = topic_names.pattern_of(topic_filter)
         else:
             self._known.append(topic_number(topic_filter.encode()))
-
-    @property
-    def broad(self) -> bool:
-        """Whether all blocks are candidates, as far as is known now."""
-        return self._broad or self._matches_nearly_all
-
-    @property
-    def topics(self) -> int:
-        """How many topics it keeps the numbers of."""
-        return len(self._known)
 
     def blocks(self, txn: Any, lane: int, position: int, limit: int) -> Candidates:
         """Return up to `limit` blocks that may hold a match at or after a position of a lane.
@@ -117,25 +107,25 @@ class Selection:
         if self._epoch != (row.birth, row.epoch):  # what was listed long ago is gone, and need not be kept
             self._epoch = (row.birth, row.epoch)
             self._piece, self._offset, self._seen = row.first, 0, (-1, -1)
-            self._known, self._broad = array("I"), False
-        if self._seen != (row.next, row.tail) and not self._broad:
+            self._known, self.broad = array("I"), False
+        if self._seen != (row.next, row.tail) and not self.broad:
             known = set(self._known)
             for number in range(max(self._piece, row.first), row.next):
                 try:
                     text = topic_names.read_piece(txn, self._owner, number)
                 except CorruptionError as error:
                     problems.append(str(error))
-                    self._broad = True
+                    self.broad = True
                     break
                 start = self._offset if number == self._piece else 0
                 known.update(map(topic_number, self._pattern.findall(text, start)))
                 self._piece, self._offset = number, len(text) - 1
                 if len(known) > MOST_TOPICS:
-                    self._broad = True
+                    self.broad = True
                     break
-            self._known = array("I", sorted(known) if not self._broad else ())
+            self._known = array("I", sorted(known) if not self.broad else ())
             self._seen = (row.next, row.tail)
-        return None if self._broad else self._known
+        return None if self.broad else self._known
 
 
 def segment_at(txn: Any, owner: int, lane: int, position: int) -> Postings:
