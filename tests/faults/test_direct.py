@@ -640,9 +640,11 @@ def test_a_disk_that_fails_once_is_tried_again_by_the_writer(tmp_path: Path) -> 
         rest(broker)
         faults.fail("sync_data", OSError(5, "Input/output error"), times=1)
         put_together(broker, b"f", b"g")
+        assert len(queue) == 7
         rest(broker)
         faults.fail("pwrite", OSError(5, "Input/output error"), times=1)
         put_together(broker, b"h", b"i")
+        assert b"".join(queue.get_many(9).bodies) == b"abcdefghi"
         assert broker.check() == []
     with qflow.open(tmp_path) as broker:
         assert b"".join(broker.queue("q").get_many(9).bodies) == b"abcdefghi"

@@ -247,7 +247,8 @@ class TransactionLog:
         try:
             self.check_can_wait()
             if turn.request is request:
-                turn.confirm(request)
+                if not turn.abandoned:  # else the writer has been asked to
+                    turn.confirm(request)
             elif turn.request is not None:
                 turn.leave_mine()
             if not (request.done or request.rung):
