@@ -25,6 +25,7 @@ from qflow.identity import new_uuid
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
+from qflow.queues.together import Together
 from qflow.storage.files import Files
 from qflow.storage.log import batch, confirming, direct, journal, recovery, writer
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal
@@ -837,3 +838,23 @@ def test_a_transaction_that_cannot_be_made_visible_is_in_doubt(tmp_path: Path, m
     assert [type(error) for error in refused] == [qflow.Reentered]
     with qflow.open(tmp_path) as broker:
         assert broker.queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_a_log_that_has_failed_gives_nobody_the_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looked before that whether it has would note something behind what nobody knows."""
+    clear_up, given = Together.clear_up, list[bool]()
+    with qflow.open(tmp_path) as broker:
+        begin(broker)
+        turn = broker.engine.log.turn
+
+        def look(*of: Any) -> None:
+            given.append(turn.open)
+            clear_up(*of)
+
+        with monkeypatch.context() as patched, pytest.raises(qflow.InDoubt):
+            patched.setattr(turn, "_wake", lambda: None)  # the writer, which takes it, comes later
+            patched.setattr(Puts, "publish", lambda *_: 1 / 0)
+            patched.setattr(Together, "clear_up", look)
+            put_together(broker, b"d")
+    assert given
+    assert not any(given)

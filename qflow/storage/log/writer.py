@@ -334,7 +334,9 @@ class Writer:
             batch.add(requests.popleft())
 
     def _note_failure(self, error: BaseException) -> None:
-        self.handing.failure = error
+        """Take nothing more: also nothing that was about to take the turn."""
+        self.handing.failure = self.handing.failure or error
+        self.handing.turn.open = False
 
     def _fail(self, batch: Batch, error: BaseException) -> None:
         """Note why a batch was not written, or may not have been; what nobody waits for is tried again."""
@@ -386,7 +388,7 @@ class Writer:
             conclude(batch, self._env)
         except BaseException as error:  # a fault of ours: what is in memory is not what is in the log
             _logger.exception("%s: what became of a batch could not be told", self._env.path)
-            self.handing.failure = self.handing.failure or error
+            self._note_failure(error)
             if batch.committed:
                 batch.error = InDoubt(
                     f"a commit could not be published ({error}): what it holds is there when {self._env.path} is "
