@@ -11,7 +11,7 @@ else by `register`.
 
 from __future__ import annotations
 
-from qflow.spark.progress import lag
+from qflow.spark.offsets import lag
 from qflow.spark.sessions import register, session
 
 __all__ = ["lag", "register", "session"]

@@ -13,11 +13,15 @@ stream that appears later.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qflow.errors import InvalidArgument
 from qflow.named_tuples import NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 
 class Progress(NamedTuple):
@@ -104,3 +108,32 @@ def _named(offsets: dict[int, int]) -> dict[str, int]:
 
 def _numbered(named: dict[str, int]) -> dict[int, int]:
     return {int(number): int(offset) for number, offset in named.items()}
+
+
+def lag(progress: StreamingQueryProgress) -> int:
+    """Return how many messages of its streams a query had not read yet at the end of a batch.
+
+    Args:
+        progress: `query.lastProgress`, or `event.progress` of a listener. Sources of other formats do not count.
+
+    Spark takes no metrics from a source in Python; this is computed from the offsets in its progress.
+    """
+    behind = 0
+    for source in json.loads(progress.json)["sources"]:
+        end, latest = _offset(source["endOffset"]), _offset(source["latestOffset"])
+        if isinstance(end, dict) and isinstance(latest, dict) and end.keys() & {"uuid", "logs"}:
+            read = Position.from_json(end)
+            for uuid, log in Position.from_json(latest).logs.items():
+                for name, there in log.streams.items():
+                    known = read.in_log(uuid).streams.get(name)
+                    offsets = known.offsets if known is not None and known.number == there.number else {}
+                    behind += sum(offset - offsets.get(number, 0) for number, offset in there.offsets.items())
+    return behind
+
+
+def _offset(said: Any) -> Any:
+    """Return what JSON says of an offset; by Spark Connect it comes as text."""
+    try:
+        return json.loads(said) if isinstance(said, str) else said
+    except ValueError:  # of another source
+        return said

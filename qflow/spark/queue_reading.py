@@ -19,8 +19,8 @@ from qflow.errors import CorruptionError, InvalidArgument, NotFound
 from qflow.message import Message, Record, is_logged
 from qflow.names import choices, command
 from qflow.spark.options import ReadOptions
-from qflow.spark.places.hosts import check_hosts
 from qflow.spark.places.local import LocalPlace
+from qflow.spark.places.parse import check_hosts
 from qflow.spark.spools import look, reading
 from qflow.spark.words import plainly
 from qflow.storage import blocks

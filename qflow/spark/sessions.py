@@ -66,8 +66,7 @@ def session(
         return _get(type(active).builder, given)
     if is_elsewhere(given):
         return _get(SparkSession.builder, _OF_QUERIES | given)
-    from qflow.spark.java import find_java
-    from qflow.spark.shims import worker_python
+    from qflow.spark.java import find_java, worker_python
 
     os.environ["JAVA_HOME"] = find_java()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -12,28 +12,28 @@ that is repeated after a crash is found by that record, and is not stored again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import attrs
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from qflow.arrow.takers import Taker, Takers
-from qflow.errors import InvalidArgument, QflowError
+from qflow.errors import InvalidArgument, QflowError, StorageError
 from qflow.loggers import get_logger
 from qflow.named_tuples import NamedTuple
-from qflow.spark.checkpoints import make_durable
-from qflow.spark.outgoing import check_columns, shares_of
-from qflow.spark.places.hosts import check_hosts
+from qflow.spark.places.parse import check_hosts, local_path
 from qflow.spark.places.place import Place, Stage, Staging, Written
 from qflow.spark.ranges import look_at
 from qflow.spark.spools import other_log
 from qflow.spark.words import plainly
 from qflow.spark.write_options import WriteOptions, stage_of, target_of
-from qflow.storage.files import Files
+from qflow.storage.files import Files, read_whole, storage_error
 from qflow.storage.inbox.batches import Target
 from qflow.storage.inbox.stages import Batch, Manifest, check_batch, new_token
 
@@ -229,3 +229,100 @@ def _file_name() -> str:
     context = TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     return f"{partition:06d}-{uuid4().hex}"
+
+
+def make_durable(location: str, batch: int, files: Files) -> str:
+    """Sync the query's id and the plan of a batch in a checkpoint; return a digest of the plan.
+
+    Spark writes its checkpoint without a sync. If a power cut lost batch N there and not in the log, Spark would plan
+    another batch N with more messages, and the log would take it for a repetition and store none of them.
+
+    Args:
+        location: of the checkpoint, as Spark was given it. One that is not on a disk of this host is left alone.
+
+    Raises:
+        StorageError: the sync failed, or the batch is not in the checkpoint.
+    Cost: six syncs of small files; those synced before cost nothing.
+    """
+    path = local_path(location)
+    if path is None:
+        return ""
+    offsets = os.path.join(path, "offsets")
+    try:
+        for directory, name in ((path, "metadata"), (offsets, str(batch))):
+            files.sync_file(os.path.join(directory, name))
+            with suppress(FileNotFoundError):  # Hadoop's checksum, if it writes one
+                files.sync_file(os.path.join(directory, f".{name}.crc"))
+        for directory in (offsets, path, os.path.dirname(path)):
+            files.sync_directory(directory)
+        return xxh3_64_hexdigest(read_whole(files, os.path.join(offsets, str(batch))))
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"batch {batch} is not in the checkpoint at {path} ({error.filename} is missing), and is not stored for "
+            "good before it is: let nobody remove a checkpoint that is in use"
+        ) from error
+    except OSError as error:
+        raise storage_error(error, "sync the checkpoint", path) from error
+
+
+_TEXT = ("binary", "string")
+_HEADERS = "array<struct<key:string,value:binary>>"
+
+
+def check_columns(schema: StructType, topic: str | None) -> dict[str, int]:
+    """Return the indexes of the columns to write, by name, after checking their types; other columns are left out.
+
+    Raises:
+        InvalidArgument: one is missing, or has another type.
+    """
+    wanted = {"key": _TEXT, "value": _TEXT, "topic": ("string",), "headers": (_HEADERS,)}
+    found: dict[str, int] = {}
+    for number, field in enumerate(schema.fields):
+        name = field.name.lower()
+        if name not in wanted or (name == "topic" and topic is not None):
+            continue
+        if name in found:
+            raise InvalidArgument(f"the data frame has two columns {name!r}: rename or drop one of them")
+        type_ = field.dataType.simpleString()
+        if type_ not in wanted[name]:
+            raise InvalidArgument(
+                f"column {field.name!r} is {type_}, and must be {' or '.join(wanted[name])} to be written: cast it"
+            )
+        found[name] = number
+    if "value" not in found:
+        raise InvalidArgument(
+            f"there is no column 'value' (there are: {', '.join(schema.fieldNames()) or 'none'}), and it is what "
+            "becomes the body of a message: make one, for example with to_json(struct('*')).alias('value')"
+        )
+    if "topic" not in found and topic is None:
+        raise InvalidArgument(
+            "say where the rows are published: with a column 'topic', or .option('topic', 'plant/1/heat') for all"
+        )
+    return found
+
+
+def shares_of(rows: pa.RecordBatch, columns: dict[str, int], count: int) -> list[pa.RecordBatch]:
+    """Return the rows that each of `count` places gets, with the columns to write under their names, in order.
+
+    Those of one key go to one place; those without a key, by their topic. Cost: 1 µs a key or topic where there are
+    several places, else nothing.
+    """
+    import pyarrow as pa
+
+    chosen = pa.RecordBatch.from_arrays([rows.column(number) for number in columns.values()], names=list(columns))
+    if count == 1:
+        return [chosen]
+    places = _places_of(chosen, "topic", count)
+    if "key" in columns:
+        keyed = _places_of(chosen, "key", count)
+        places = [by_topic if by_key is None else by_key for by_key, by_topic in zip(keyed, places, strict=True)]
+    return [chosen.filter(pa.array([place == number for place in places], pa.bool_())) for number in range(count)]
+
+
+def _places_of(rows: pa.RecordBatch, name: str, count: int) -> list[Any]:
+    """Return the place of each row by a column; None where that is null, place 0 where there is no such column."""
+    if name not in rows.schema.names:
+        return [0] * rows.num_rows
+    encoded = rows.column(rows.schema.names.index(name)).cast("binary").dictionary_encode()
+    places = [xxh3_64_intdigest(one) % count for one in encoded.dictionary.to_pylist()]
+    return [None if number is None else places[number] for number in encoded.indices.to_pylist()]

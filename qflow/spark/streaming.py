@@ -30,12 +30,12 @@ from qflow.arrow.ranges import Span
 from qflow.arrow.schema import Column
 from qflow.errors import InvalidArgument, QflowError, StorageError
 from qflow.loggers import get_logger
+from qflow.spark.batch import RangeReader
 from qflow.spark.log_query import LogQuery, ends_of, start_of, waiting
 from qflow.spark.offsets import LogPosition, Position, Progress
 from qflow.spark.options import ReadOptions
-from qflow.spark.places.hosts import check_hosts
+from qflow.spark.places.parse import check_hosts
 from qflow.spark.ranges import Seen, cut, look_at
-from qflow.spark.reading import RangeReader
 from qflow.spark.spools import other_log
 from qflow.spark.words import Away, plainly
 

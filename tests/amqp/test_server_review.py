@@ -19,7 +19,7 @@ from qflow.amqp.server import publishing
 from qflow.amqp.server.consuming import Consumer
 from qflow.amqp.server.dead_letters import DeadLetters
 from qflow.amqp.server.host import Host
-from qflow.amqp.server.logging_in import credentials
+from qflow.amqp.server.server import credentials
 from qflow.amqp.server.session import Session
 from qflow.amqp.server.stores import QueueStore
 from qflow.errors import DiskFull, QueueFull

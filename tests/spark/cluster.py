@@ -30,8 +30,7 @@ class Cluster:
         """Start it, a worker on each host, and return while these start; `hidden` is a directory that none sees into."""
         import pyspark
 
-        from qflow.spark.java import find_java
-        from qflow.spark.shims import worker_python
+        from qflow.spark.java import find_java, worker_python
 
         self._directory = directory
         self._network = network

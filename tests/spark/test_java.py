@@ -14,7 +14,7 @@ import pytest
 
 import qflow
 from qflow.errors import NotFound
-from qflow.spark import java, parallelism, session, shims
+from qflow.spark import java, parallelism, session
 from qflow.spark.words import check_pyspark
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ def tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_workers_run_this_python_and_leave_out_zip_files(tmp: Path) -> None:
     """What else is on the path stays, in its order, and so do arguments; nothing is written where a cleaner comes by."""
-    program = shims.worker_python()
+    program = java.worker_python()
     assert program != sys.executable
     assert list(tmp.iterdir()) == []
     script = "import os, sys; print(sys.executable, os.environ['PYTHONPATH'], sys.argv[1:])"
@@ -131,14 +131,14 @@ def test_workers_run_this_python_and_leave_out_zip_files(tmp: Path) -> None:
 def test_workers_run_this_python_itself_where_no_shim_can_be_used(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system where nothing may be run, and where PySpark is found in Spark's zip file only."""
     with monkeypatch.context() as patched:
-        patched.setattr(shims, "_CHECK", "import sys; sys.exit(1)")
-        assert shims.worker_python() == sys.executable
+        patched.setattr(java, "_CHECK", "import sys; sys.exit(1)")
+        assert java.worker_python() == sys.executable
 
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert shims.worker_python() == sys.executable
+    assert java.worker_python() == sys.executable
 
 
 def test_a_shim_is_not_written_where_others_may_exchange_it(tmp: Path) -> None:
@@ -147,11 +147,11 @@ def test_a_shim_is_not_written_where_others_may_exchange_it(tmp: Path) -> None:
     mine.mkdir()
     mine.chmod(0o777)
     with pytest.raises(NotFound, match=f"others may write to {mine}: remove it, or set TMPDIR"):
-        shims.write_shim("python", "")
+        java.write_shim("python", "")
     mine.rmdir()
     mine.symlink_to(tmp)
     with pytest.raises(NotFound, match="others may write to"):
-        shims.write_shim("python", "")
+        java.write_shim("python", "")
 
 
 @pytest.mark.parametrize(

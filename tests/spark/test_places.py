@@ -211,17 +211,17 @@ def test_a_relative_path_is_from_where_spark_was_started(tmp_path: Path, runtime
 
 def test_a_path_is_refused_where_tasks_run_on_other_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is planned, by a sentence that names the door; a user may know better."""
-    from qflow.spark.places import hosts
+    from qflow.spark.places import parse
 
     place = LocalPlace("/spools/one")
     for given in (None, "local", "local[*]", "local[4,2]", "local-cluster[2,1,1024]"):
-        monkeypatch.setattr(hosts, "master", lambda given=given: given)
-        hosts.check_hosts([place], same=False)
-    monkeypatch.setattr(hosts, "master", lambda: "spark://somewhere:7077")
-    hosts.check_hosts([place], same=True)
-    hosts.check_hosts([], same=False)
+        monkeypatch.setattr(parse, "master", lambda given=given: given)
+        parse.check_hosts([place], same=False)
+    monkeypatch.setattr(parse, "master", lambda: "spark://somewhere:7077")
+    parse.check_hosts([place], same=True)
+    parse.check_hosts([], same=False)
     with pytest.raises(InvalidArgument, match="qflow serve /spools/one --flight HOST:PORT.*sameOnEveryHost"):
-        hosts.check_hosts([place], same=False)
+        parse.check_hosts([place], same=False)
 
 
 def test_an_older_copy_on_the_host_of_a_task_is_told_from_a_loss(

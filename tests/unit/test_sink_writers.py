@@ -19,8 +19,8 @@ from pyspark.sql import types  # noqa: E402
 
 from qflow.arrow import handover as handing  # noqa: E402
 from qflow.spark import handover, sink, spools  # noqa: E402
-from qflow.spark.checkpoints import make_durable  # noqa: E402
 from qflow.spark.places.parse import local_path  # noqa: E402
+from qflow.spark.sink import make_durable  # noqa: E402
 from qflow.spark.source import QflowDataSource  # noqa: E402
 from qflow.storage.files import Files  # noqa: E402
 from qflow.storage.inbox import stages  # noqa: E402

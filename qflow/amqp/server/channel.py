@@ -16,16 +16,15 @@ from qflow.amqp.model.queues import check_not_the_servers, new_name
 from qflow.amqp.model.vhost import declared_name
 from qflow.amqp.server.client import Client
 from qflow.amqp.server.confirms import Confirms
-from qflow.amqp.server.consuming import Consumer, limits_those_there, priority_of
+from qflow.amqp.server.consuming import Consumer, give_back, limits_those_there, priority_of, settle
 from qflow.amqp.server.holding import Held, Holding, settle_all
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.publishing import Publishing
-from qflow.amqp.server.settling import give_back, settle
-from qflow.amqp.server.tasks import attempt, ending
 from qflow.amqp.server.units import Unit
 from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.methods import unchecked
 from qflow.errors import QueueEmpty
+from qflow.serving.tasks import attempt, ending
 
 TICK_S = 1.0
 """Between looks for heartbeats, and for what takes too long."""

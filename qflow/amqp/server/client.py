@@ -7,13 +7,41 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from qflow.amqp.errors import AmqpError
-from qflow.amqp.server.budget import Share
+from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.host import Host
 from qflow.amqp.server.turns import Turns
 from qflow.amqp.wire.connection import Connection
 from qflow.queues.queue import parts_of
+from qflow.serving.budget import Budget
 from qflow.serving.users import Action
+
+
+class Share:
+    """What one connection holds beside the capacity: bodies that are not whole yet, or of a transaction."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._uncommitted = self._noted = 0
+
+    def hold(self, size: int) -> None:
+        """Have a transaction hold so many bytes more, or less."""
+        self._uncommitted += size
+
+    def excess(self, assembling: int) -> AmqpError | None:
+        """Note what is held, with what is not whole; return why the connection is to end, if it holds too much."""
+        held = assembling + self._uncommitted
+        if held == self._noted:
+            return None
+        self._noted = held
+        if self._budget.allows(self, held):
+            return None
+        most = f"{self._budget.most_bytes:,} bytes of messages that are not whole, or not committed"
+        return AmqpError(ReplyCode.RESOURCE_ERROR, f"connections hold more than {most}, and this one {held:,} of them")
+
+    def end(self) -> None:
+        """The connection holds nothing any more."""
+        self._budget.allows(self, 0)
+
 
 BLOCKED_S = 0.5
 """A publisher that waits so long for room is told that it is blocked."""

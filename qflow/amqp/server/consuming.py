@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from qflow.aio.delivery import AsyncDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.hosted import HostedQueue
-from qflow.amqp.server.settling import settle
 from qflow.amqp.server.stores import Source
 from qflow.amqp.server.turns import Turns
 from qflow.amqp.wire.frames import Content
-from qflow.errors import BrokerClosed, QflowError, QueueDeleted, StreamDeleted
+from qflow.errors import AlreadySettled, BrokerClosed, QflowError, QueueDeleted, StreamDeleted
 from qflow.loggers import get_logger
+from qflow.memory.waiting import in_place
 
 AT_ONCE = 64
 """The most messages a consumer takes from its queue at once."""
@@ -255,3 +256,19 @@ def limits_those_there(client: Mapping[str, Any]) -> bool:
     kombu does, of any server but RabbitMQ 3: Celery has a worker take one more for each task that is for later.
     """
     return client.get("product") == "py-amqp"
+
+
+async def give_back(delivery: AsyncDelivery) -> None:
+    """Have a message go back to its queue."""
+    with suppress(AlreadySettled, QueueDeleted, StreamDeleted, BrokerClosed):  # it is there, or has nowhere to go
+        await delivery.nack()
+
+
+def settle(delivery: AsyncDelivery) -> None:
+    """Settle a message; one that is gone, with its queue, needs it no more."""
+    in_place(partial(_ack, delivery))
+
+
+def _ack(delivery: AsyncDelivery) -> None:
+    with suppress(AlreadySettled, QueueDeleted, StreamDeleted):
+        delivery.delivery.ack()

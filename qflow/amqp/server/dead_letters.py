@@ -19,11 +19,11 @@ from qflow.aio.delivery import AsyncDelivery
 from qflow.aio.queue import AsyncQueue
 from qflow.amqp.errors import AmqpError
 from qflow.amqp.server.content import Properties, content_of
-from qflow.amqp.server.deaths import REJECTED, dead
+from qflow.amqp.server.deaths import REJECTED, TOO_MANY, dead
 from qflow.amqp.server.held_up import HeldUp
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.parcels import Parcel
-from qflow.amqp.server.stores import DEAD_LETTERS
+from qflow.amqp.server.stores import DEAD_LETTERS, QueueStore
 from qflow.amqp.wire.frames import Content
 from qflow.errors import (
     AlreadySettled,
@@ -53,6 +53,7 @@ for room looks again who has none."""
 LOOK_S = 0.002
 POISON_S = 60.0
 """One that cannot be made sense of is looked at again after so long."""
+TRIMMED_AT_ONCE = 1000
 _REASONS = {"max_deliveries": "delivery_limit", "limit": "maxlen", "expired": "expired", "rejected": REJECTED}
 _REFUSED = (QueueFull, QueueDeleted, StreamDeleted, MessageTooLarge, InvalidArgument)
 
@@ -284,3 +285,36 @@ async def _give_back(deliveries: list[AsyncDelivery]) -> None:
     for delivery in deliveries:
         with suppress(QflowError):
             await delivery.nack()
+
+
+class Trimming:
+    """Queues that have too much: what they have had for longest goes, dropped or as dead letters. One a virtual host."""
+
+    def __init__(self, place: Place, dead_letters: DeadLetters, tasks: Tasks) -> None:
+        self._place = place
+        self._dead_letters = dead_letters
+        self._tasks = tasks
+        self._under_way: set[HostedQueue] = set()
+
+    def soon(self, hosted: HostedQueue) -> None:
+        """Have what a queue has held for longest go, while it has too much and its arguments say so."""
+        if hosted.drops and hosted not in self._under_way and hosted.excess() > 0:
+            self._under_way.add(hosted)
+            self._tasks.spawn(self._trim(hosted))
+
+    async def _trim(self, hosted: HostedQueue) -> None:
+        try:
+            while (excess := hosted.excess()) > 0 and isinstance(hosted.store, QueueStore):
+                batch = await hosted.store.queue.get_many(min(excess, TRIMMED_AT_ONCE), 0)
+                if not len(batch):
+                    return
+                if hosted.arguments.dead_letter_exchange is None:
+                    await batch.ack()
+                else:
+                    await self._dead_letters.carry_all(batch, self._place, hosted.name, TOO_MANY)
+        except (QueueDeleted, BrokerClosed):
+            return
+        except QflowError as error:
+            _logger.warning("%s has more than it should: %s", hosted.where, error)
+        finally:
+            self._under_way.discard(hosted)

@@ -10,9 +10,9 @@ from qflow.aio.delivery import AsyncDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.consuming import Consumer
 from qflow.amqp.server.hosted import HostedQueue
-from qflow.amqp.server.tasks import attempt
 from qflow.delivery import Delivery
 from qflow.named_tuples import NamedTuple
+from qflow.serving.tasks import attempt
 
 AT_ONCE = 100
 """Messages that go back together."""

@@ -14,13 +14,11 @@ from qflow.amqp.model.arguments import QUORUM
 from qflow.amqp.model.plans import Plan
 from qflow.amqp.model.queues import place_of
 from qflow.amqp.model.topology import Topology
-from qflow.amqp.server.dead_letters import DeadLetters
+from qflow.amqp.server.dead_letters import DeadLetters, Trimming
 from qflow.amqp.server.deaths import TOO_MANY
 from qflow.amqp.server.expiring import expiring_of
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.stores import QueueStore, StreamStore, make_store
-from qflow.amqp.server.tasks import ending, to_its_end
-from qflow.amqp.server.trimming import Trimming
 from qflow.broker import Broker
 from qflow.errors import (
     BrokerClosed,
@@ -32,7 +30,7 @@ from qflow.errors import (
     SettingsConflict,
 )
 from qflow.loggers import get_logger
-from qflow.serving.tasks import Tasks
+from qflow.serving.tasks import Tasks, ending, to_its_end
 
 if TYPE_CHECKING:
     from qflow.aio.broker import AsyncBroker

@@ -17,7 +17,6 @@ from qflow.amqp.server.content import Properties, content_of, headers_of, read_p
 from qflow.amqp.server.host import Host
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.parcels import Parcel
-from qflow.amqp.server.runs import Run
 from qflow.amqp.server.stores import FILTER_VALUE, QueueStore
 from qflow.amqp.server.units import Unit
 from qflow.amqp.wire.events import Published
@@ -33,6 +32,52 @@ from qflow.errors import (
     StreamDeleted,
     TransactionTooLarge,
 )
+
+LARGEST_BYTES = 16 * 1024
+"""A larger body is put on its own: there is nothing to gain."""
+RUN_BYTES = 256 * 1024
+"""A run ends with this. They are put together or not at all, so a queue has to have room for so much."""
+
+
+class Run:
+    """Publishes that follow each other into one queue, of which only the bodies differ: one put for all of them.
+
+    It ends before its connection does anything else, so nothing changes what its first one found.
+    """
+
+    __slots__ = ("bodies", "hosted", "left_bytes", "parcel", "publish", "said", "store")
+
+    def __init__(
+        self,
+        said: tuple[str, str, bytes],
+        hosted: HostedQueue,
+        store: QueueStore,
+        parcel: Parcel,
+        publish: Unconfirmed | None,
+    ) -> None:
+        self.said = said
+        """Exchange, routing key and properties, as the client sent them."""
+        self.hosted = hosted
+        self.store = store
+        self.parcel = parcel
+        """The first one."""
+        self.publish = publish
+        """Its confirm; None if there are none."""
+        self.bodies = [parcel.body]
+        self.left_bytes = RUN_BYTES - len(parcel.body)
+
+    def add(self, event: Published) -> bool:
+        """Take one more message; False if it does not belong to the run."""
+        _, exchange, routing_key, _, immediate, properties, body = event
+        size = len(body)
+        if size > LARGEST_BYTES or size > self.left_bytes or immediate:
+            return False
+        if (exchange, routing_key, properties) != self.said:
+            return False
+        self.bodies.append(body)
+        self.left_bytes -= size
+        return True
+
 
 PUBLISH = 60, 40
 """Numbers of class and method."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from pamqp import decode
 from pamqp.common import FieldTable
 
 from qflow import __version__
@@ -15,18 +16,20 @@ from qflow.aio.broker import AsyncBroker
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.channel import TICK_S
 from qflow.amqp.server.host import Host, Hosts
-from qflow.amqp.server.logging_in import AMQPLAIN, EXTERNAL, PLAIN, credentials
 from qflow.amqp.server.permissions import Permissions
 from qflow.amqp.server.session import Session
 from qflow.amqp.server.turns import Turns
 from qflow.amqp.wire.connection import SERVER_PROPERTIES, Connection
 from qflow.amqp.wire.events import Login
-from qflow.amqp.wire.limits import Limits
+from qflow.amqp.wire.limits import DEFAULT_LIMITS, Limits
+from qflow.amqp.wire.tables import check_table
 from qflow.broker import Broker
 from qflow.loggers import get_logger
+from qflow.named_tuples import NamedTuple
 from qflow.serving import presence
 from qflow.serving.addresses import check_port
 from qflow.serving.budget import Budget
+from qflow.serving.certificates import common_name
 from qflow.serving.listening import Listening
 from qflow.serving.logins import Logins
 from qflow.serving.tasks import Tasks
@@ -243,3 +246,39 @@ def _present(session: Session, now_s: float) -> presence.Connected:
 
 def _shutdown() -> AmqpError:
     return AmqpError(ReplyCode.CONNECTION_FORCED, "broker forced connection closure with reason 'shutdown'")
+
+
+PLAIN, AMQPLAIN, EXTERNAL = "PLAIN", "AMQPLAIN", "EXTERNAL"
+
+
+class Credentials(NamedTuple):
+    """A name, and the password; None: a certificate has shown it."""
+
+    name: str
+    password: str | None
+
+
+def credentials(mechanism: str, response: bytes, certificate: dict[str, Any] | None) -> Credentials | None:
+    """Return what a client says of itself; None if it says nothing that can be understood.
+
+    Args:
+        certificate: that of the client, checked by TLS, as `SSLSocket.getpeercert` returns it; None or empty for none.
+    """
+    if mechanism == PLAIN:
+        parts = response.split(b"\0")
+        return Credentials(_text(parts[1]), _text(parts[2])) if len(parts) == 3 else None
+    if mechanism == AMQPLAIN:
+        try:
+            encoded = len(response).to_bytes(4, "big") + response
+            check_table(encoded, 0, len(encoded), DEFAULT_LIMITS)
+            table = decode.field_table(encoded)[1]
+        except (AmqpError, ValueError, IndexError, KeyError):
+            return None
+        name, password = table.get("LOGIN"), table.get("PASSWORD")
+        return Credentials(name, password) if isinstance(name, str) and isinstance(password, str) else None
+    name = common_name(certificate) if mechanism == EXTERNAL else None
+    return None if name is None else Credentials(name, None)
+
+
+def _text(part: bytes) -> str:
+    return part.decode(errors="surrogateescape")

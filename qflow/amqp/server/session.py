@@ -11,14 +11,13 @@ from typing import Any, Protocol
 from pamqp import commands
 
 from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
-from qflow.amqp.server.budget import Share
 from qflow.amqp.server.channel import TICK_S, Channel
+from qflow.amqp.server.client import Share
 from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.host import Host
 from qflow.amqp.server.permissions import Permissions
 from qflow.amqp.server.publishing import PUBLISH
 from qflow.amqp.server.revoking import end_forbidden
-from qflow.amqp.server.tasks import ending
 from qflow.amqp.server.turns import Turns
 from qflow.amqp.wire import events
 from qflow.amqp.wire.connection import Connection
@@ -27,6 +26,7 @@ from qflow.errors import QflowError
 from qflow.loggers import get_logger
 from qflow.serving.budget import Budget
 from qflow.serving.sockets import Drain, gone, has_hung_up, hear_out
+from qflow.serving.tasks import ending
 from qflow.serving.users import Action, User, Users
 
 READ_BYTES = 128 * 1024

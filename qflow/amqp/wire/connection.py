@@ -23,7 +23,7 @@ from pamqp.common import FieldTable
 
 from qflow.amqp.errors import AmqpError, ReplyCode, short_text
 from qflow.amqp.wire import frames
-from qflow.amqp.wire.channels import Channels
+from qflow.amqp.wire.channels import Channels, Output
 from qflow.amqp.wire.events import (
     ConnectionClosed,
     ConnectionReleased,
@@ -37,7 +37,6 @@ from qflow.amqp.wire.events import (
 from qflow.amqp.wire.frames import AROUND_PAYLOAD_BYTES, FRAME, FRAME_BYTES, Content
 from qflow.amqp.wire.limits import DEFAULT_LIMITS, Limits
 from qflow.amqp.wire.methods import decode_method, encode_method, unchecked
-from qflow.amqp.wire.output import Output
 from qflow.amqp.wire.states import CONNECTION, TRUSTED, ChannelState, State, Step, WrongState
 from qflow.amqp.wire.tables import check_properties
 from qflow.serving.input import Input
