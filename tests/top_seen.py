@@ -16,8 +16,8 @@ from qflow import doctor
 from qflow.doctor import Finding, Severity
 from qflow.events import Event, EventKind
 from qflow.top import drawing
-from qflow.top.columns import layout
 from qflow.top.look import Board, Look, Mode, Order
+from qflow.top.widgets import layout
 
 PATH = "/var/lib/shop/spool"
 WIDTHS = (40, 80, 120, 200)

@@ -27,8 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from qflow.remote.client.task_broker import AsyncRemoteBroker
-    from qflow.remote.client.task_connecting import connect
+    from qflow.remote.client.task_broker import AsyncRemoteBroker, connect
     from qflow.remote.client.task_queue import AsyncRemoteQueue
     from qflow.remote.client.task_streams import AsyncRemoteStream, AsyncRemoteSubscription
     from qflow.remote.client.task_transaction import AsyncRemoteTransaction
@@ -53,7 +52,7 @@ __all__ = [
     "open",
 ]
 
-_ROOMS = ("task_queue", "task_streams", "task_transaction", "task_broker", "task_connecting")
+_ROOMS = ("task_queue", "task_streams", "task_transaction", "task_broker")
 """Where the names are that are imported when they are asked for: who owns its spool needs none of them."""
 
 

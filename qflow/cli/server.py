@@ -23,14 +23,13 @@ from qflow.errors import InvalidArgument
 from qflow.loggers import get_logger
 from qflow.named_tuples import NamedTuple
 from qflow.options import BrokerOptions
-from qflow.remote.server import doors as callers
+from qflow.remote.server.serving import opening_in_spool
 from qflow.serving.addresses import Address, is_of_this_machine_alone
 from qflow.serving.certificates import Certificates
 from qflow.serving.doors import Door, Opening, Secrets, Service, check_free
 from qflow.serving.extras import load
-from qflow.serving.handshakes import looking_after_handshakes
 from qflow.serving.logs import FORMATTERS
-from qflow.serving.loops import loop_factory, take_small_buffers, telling_of_few_files
+from qflow.serving.loops import looking_after_handshakes, loop_factory, take_small_buffers, telling_of_few_files
 from qflow.serving.users import Users
 
 _logger = get_logger("qflow")
@@ -155,7 +154,7 @@ async def _serve(
             Opening(one.name, one.address, partial(_open, serve, broker), one.kind.has_tls) for one, serve in wanted
         ]
         service = Service(
-            [*openings, callers.opening(broker)],
+            [*openings, opening_in_spool(broker)],
             read,
             grace_s=grace_s,
             tell=told.put,

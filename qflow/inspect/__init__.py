@@ -15,17 +15,16 @@ if TYPE_CHECKING:
 
     from qflow.inspect.comparing import Difference, compare
     from qflow.inspect.copying import copy_spool
-    from qflow.inspect.examining import check_spool, examine
     from qflow.inspect.facts import Examination, MessageFacts, QueueFacts, SpilledFacts, SpoolFacts
     from qflow.inspect.health import Health, LettersFacts, owner_of, read_health
     from qflow.inspect.listing import Listed, Listing, list_spool
     from qflow.inspect.live import read_live
+    from qflow.inspect.log_check import check_spool, examine
     from qflow.inspect.logs import check_there
     from qflow.inspect.pages import Page, read_message, read_newest, read_page, read_whole
     from qflow.inspect.repair import Loss, Repair, repair_spool
-    from qflow.inspect.rooms import Rooms, read_rooms
     from qflow.inspect.spills import spilled
-    from qflow.inspect.spools import read_spool
+    from qflow.inspect.spools import Rooms, read_rooms, read_spool
     from qflow.inspect.stream_facts import PartitionFacts, StreamFacts, SubscriptionFacts
     from qflow.inspect.stream_reader import Gap, StreamReader, read_stream
     from qflow.inspect.usage import LaneUsage, StoreUsage, Usage, read_usage
@@ -77,17 +76,16 @@ __all__ = [
 _MODULES = {
     "comparing": ("Difference", "compare"),
     "copying": ("copy_spool",),
-    "examining": ("check_spool", "examine"),
     "facts": ("Examination", "MessageFacts", "QueueFacts", "SpilledFacts", "SpoolFacts"),
     "health": ("Health", "LettersFacts", "owner_of", "read_health"),
     "listing": ("Listed", "Listing", "list_spool"),
     "live": ("read_live",),
+    "log_check": ("check_spool", "examine"),
     "logs": ("check_there",),
     "pages": ("Page", "read_message", "read_newest", "read_page", "read_whole"),
     "repair": ("Loss", "Repair", "repair_spool"),
-    "rooms": ("Rooms", "read_rooms"),
     "spills": ("spilled",),
-    "spools": ("read_spool",),
+    "spools": ("Rooms", "read_rooms", "read_spool"),
     "stream_facts": ("PartitionFacts", "StreamFacts", "SubscriptionFacts"),
     "stream_reader": ("Gap", "StreamReader", "read_stream"),
     "usage": ("LaneUsage", "StoreUsage", "Usage", "read_usage"),

@@ -11,7 +11,7 @@ import attrs
 from qflow.config import spool_path
 from qflow.inspect.child import in_child
 from qflow.inspect.logs import check_there, opened_log
-from qflow.inspect.peeking import unsettled
+from qflow.inspect.pages import unsettled
 from qflow.inspect.stream_facts import rows_of
 from qflow.message import Message, body_of, offset_of
 from qflow.named_tuples import NamedTuple

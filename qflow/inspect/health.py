@@ -15,7 +15,7 @@ from qflow.errors import CorruptionError
 from qflow.inspect.child import in_child
 from qflow.inspect.log_check import check_log
 from qflow.inspect.logs import opened_log
-from qflow.inspect.peeking import unsettled
+from qflow.inspect.pages import unsettled
 from qflow.message import Headers, Message, decode_headers
 from qflow.storage import last_commit
 from qflow.storage.environment import Environment

@@ -15,7 +15,6 @@ from qflow.errors import NotFound
 from qflow.inspect.child import in_child
 from qflow.inspect.facts import MessageFacts
 from qflow.inspect.logs import as_now, opened_log, queue_of
-from qflow.inspect.peeking import READ_BYTES
 from qflow.message import DELAYED, LANE_SHIFT, Message, Record, body_of, decode_headers, lane_of
 from qflow.storage import blocks
 from qflow.storage.blocks import BlockKey
@@ -25,6 +24,21 @@ from qflow.storage.log.reading import find_message, in_words, read_unsettled
 from qflow.storage.log.recovery import QueueRecord
 from qflow.storage.log.rows import Row
 from qflow.storage.log.table import number_of
+
+READ_BYTES = 256 * 1024
+"""Read at once, or one block."""
+
+
+def unsettled(txn: Any, record: QueueRecord) -> Iterator[tuple[int, Record]]:
+    """Yield sequence and record of what nobody has settled, those of high priority first."""
+    for lane, row in sorted((record.rows or {}).items(), key=lambda row: (row[0] >= DELAYED, -row[0])):
+        position, expected = row.floor, None
+        while position < row.next:
+            read = read_unsettled(txn, record.owner, lane, row, position, row.next, READ_BYTES, expected)
+            for first, records in read.pieces:
+                yield from enumerate(records, first)
+            position, expected = read.position, read.last_block
+
 
 Result = TypeVar("Result")
 PAGE_BYTES = 16 * 2**20

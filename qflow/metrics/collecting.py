@@ -34,9 +34,8 @@ from qflow.metrics.names import (
     Figure,
     listed,
 )
-from qflow.metrics.naming import Divided, Labels, Naming, label_of
+from qflow.metrics.naming import Divided, Labels, Naming, Subscriber, Told, label_of
 from qflow.metrics.sources import Source
-from qflow.metrics.told import Subscriber, Told
 from qflow.stats import TIME_BOUNDS_S
 from qflow.storage.log.directory import DATA, LOG
 

@@ -15,8 +15,7 @@ from qflow.aio import AsyncBroker
 from qflow.broker import Broker
 from qflow.errors import InvalidArgument, QflowError
 from qflow.metrics.names import QUEUE
-from qflow.metrics.naming import Row
-from qflow.metrics.told import Told, told_by
+from qflow.metrics.naming import Row, Told, told_by
 from qflow.named_tuples import NamedTuple
 from qflow.remote.client.broker import RemoteBroker
 from qflow.remote.client.task_broker import AsyncRemoteBroker

@@ -8,8 +8,8 @@ from typing import Any
 from qflow import inspect
 from qflow.errors import QflowError, StorageError
 from qflow.inspect.live import is_of_now
+from qflow.metrics.naming import Told, told_by, told_in
 from qflow.metrics.sources import Source
-from qflow.metrics.told import Told, told_by, told_in
 from qflow.remote.client.connecting import connect
 
 

@@ -37,7 +37,7 @@ class Stream(Protocol):
 
 
 class Rooms(Protocol):
-    """A log that is read; see `inspect.rooms.Rooms`."""
+    """A log that is read; see `inspect.spools.Rooms`."""
 
     problems: list[str]
 

@@ -10,7 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widget import Widget
 
-from qflow.top.columns import layout
+from qflow.top.drawing import layout
 from qflow.top.look import Board, Key, Order, Row
 
 WHEEL = 3

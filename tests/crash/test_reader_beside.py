@@ -20,7 +20,7 @@ from crash.seams import run_in_child, was_killed
 from qflow.inspect import check_spool
 from qflow.inspect.log_check import check_log
 from qflow.inspect.logs import as_now, opened_log
-from qflow.inspect.peeking import unsettled
+from qflow.inspect.pages import unsettled
 from qflow.message import body_of
 from qflow.storage.files import Files
 from qflow.storage.log import recovery

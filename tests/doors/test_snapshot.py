@@ -98,7 +98,7 @@ def test_a_copy_that_is_ended_in_its_check_is_removed(
         raise AssertionError("the signal was not heard")
 
     with monkeypatch.context() as patched:
-        patched.setattr("qflow.inspect.examining.examine", ended)
+        patched.setattr("qflow.inspect.log_check.examine", ended)
         done = CliRunner().invoke(app, ["snapshot", command, str(spool), str(target)])
     assert done.exit_code == 128 + number, done.output
     assert (target.exists(), target.exists() and (target / "log").exists()) == (existed, False)

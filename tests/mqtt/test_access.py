@@ -9,8 +9,7 @@ import pytest
 
 from doors.event_loop import run
 from qflow.mqtt.errors import MqttError, ReasonCode
-from qflow.mqtt.server.access import ANYTHING, REMEMBERED, Gate, Permitted
-from qflow.mqtt.server.allowing import Access
+from qflow.mqtt.server.access import ANYTHING, REMEMBERED, Access, Gate, Permitted
 from qflow.mqtt.wire.packets import MQTT_5, Connect
 from qflow.serving.passwords import PasswordHash
 from qflow.serving.users import Account, Topics, User, Users

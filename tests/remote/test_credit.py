@@ -20,8 +20,7 @@ from qflow import InvalidArgument, QflowError
 from qflow.remote.client.link import Link, Reply, Request
 from qflow.remote.server import budget, connection, long
 from qflow.remote.server.operations import streams
-from qflow.remote.server.pages import Pages
-from qflow.remote.server.session import Session
+from qflow.remote.server.session import Pages, Session
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import FrameReader, encode_frame, preamble
 

@@ -17,7 +17,7 @@ import pytest
 
 from doors.event_loop import run, until
 from qflow.serving.certificates import Certificates
-from qflow.serving.handshakes import looking_after_handshakes
+from qflow.serving.loops import looking_after_handshakes
 
 PEM = Path(__file__).parent / "certificates"
 

@@ -288,7 +288,7 @@ async def _give_back(deliveries: list[AsyncDelivery]) -> None:
 
 
 class Trimming:
-    """Queues that have too much: what they have had for longest goes, dropped or as dead letters. One a virtual host."""
+    """Queues that have too much: what they have had for longest goes, dropped or as dead letters. One for a host."""
 
     def __init__(self, place: Place, dead_letters: DeadLetters, tasks: Tasks) -> None:
         self._place = place

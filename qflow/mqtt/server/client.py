@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from qflow.mqtt.errors import MqttError, ReasonCode
-from qflow.mqtt.server.allowing import Access
+from qflow.mqtt.server.access import Access
 from qflow.mqtt.server.session import Session
 from qflow.mqtt.wire import Connection, State
 from qflow.mqtt.wire.packets import (

@@ -13,7 +13,7 @@ from qflow.loggers import get_logger
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.sessions import SessionState
 from qflow.mqtt.model.wills import Will
-from qflow.mqtt.server.allowing import Access, Login, refusal
+from qflow.mqtt.server.access import Access, Login, refusal
 from qflow.mqtt.server.client import Client
 from qflow.mqtt.server.house import House
 from qflow.mqtt.server.leaving import NO_ROOM

@@ -12,7 +12,7 @@ from qflow.errors import InDoubt, QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.messages import published
 from qflow.mqtt.model.sessions import SessionState
-from qflow.mqtt.server.allowing import Access, refusal
+from qflow.mqtt.server.access import Access, refusal
 from qflow.mqtt.server.hub import Hub
 from qflow.mqtt.server.outbound import Line
 from qflow.mqtt.server.storing import RECEIVED, Rooms, received_key

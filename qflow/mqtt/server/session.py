@@ -13,7 +13,7 @@ from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
 from qflow.mqtt.model.filters import Wish, wish_of
 from qflow.mqtt.model.sessions import Options, SessionState, Subscribed, expires_ms
 from qflow.mqtt.model.wills import Will
-from qflow.mqtt.server.allowing import Access
+from qflow.mqtt.server.access import Access
 from qflow.mqtt.server.feeding import Feeding
 from qflow.mqtt.server.groups import Group
 from qflow.mqtt.server.house import House

@@ -26,7 +26,7 @@ from qflow.options import (
 )
 from qflow.periodic import Schedule
 from qflow.pickling import Unpicklable
-from qflow.remote.client import publish_requests, requests, stream_requests
+from qflow.remote.client import requests, stream_requests
 from qflow.remote.client.events import Events
 from qflow.remote.client.queue import RemoteQueue, queue_of
 from qflow.remote.client.streams import RemoteStream, RemoteSubscription, stream_of, subscription_of
@@ -119,7 +119,7 @@ class RemoteBroker(Unpicklable):
             InDoubt: the connection ended before the answer came; it may have been published.
         """
         options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        return self._connection.call(publish_requests.publish(topic, body, key, **options))
+        return self._connection.call(requests.publish(topic, body, key, **options))
 
     def publish_many(
         self, messages: Iterable[Publication], *, headers: Headers | None = None, producer: str | None = None,
@@ -127,7 +127,7 @@ class RemoteBroker(Unpicklable):
     ) -> Sequence[PublishResult]:  # fmt: skip
         """Publish (topic, body) pairs, or (topic, body, key), in one commit, all of them or none; see `publish`."""
         options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        request = publish_requests.publish_many(messages, **options)
+        request = requests.publish_many(messages, **options)
         return [] if request is None else self._connection.call(request)
 
     def submit_publish(
@@ -136,7 +136,7 @@ class RemoteBroker(Unpicklable):
     ) -> Future[PublishResult]:  # fmt: skip
         """`publish` that does not wait: the future has the result once it is confirmed."""
         options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        return self._connection.submit(publish_requests.publish(topic, body, key, **options))
+        return self._connection.submit(requests.publish(topic, body, key, **options))
 
     # Streams ------------------------------------------------------------------------------------------------------
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Unpack
 from uuid import UUID
 
+from qflow.aio.loops import running_loop
 from qflow.aio.opening import Opening
 from qflow.callbacks import call, check_callback
-from qflow.config import BrokerSettings, QueueSettings, StreamSettings, parse_timeout
+from qflow.config import BrokerSettings, QueueSettings, StreamSettings, is_url, parse_timeout
+from qflow.descriptors import occupy_standard
 from qflow.durations import Duration
+from qflow.errors import BrokerClosed
 from qflow.events import Event
 from qflow.loggers import get_logger
 from qflow.message import Headers
@@ -29,14 +33,17 @@ from qflow.options import (
 )
 from qflow.periodic import Schedule
 from qflow.pickling import Unpicklable
-from qflow.remote.client import publish_requests, replies, requests, stream_requests
+from qflow.remote.client import replies, requests, stream_requests
+from qflow.remote.client.connecting import AGAIN_S, gone, open_socket, path_of, silent
 from qflow.remote.client.events import event_of
 from qflow.remote.client.task_queue import AsyncRemoteQueue, queue_of
 from qflow.remote.client.task_streams import AsyncRemoteStream, AsyncRemoteSubscription, stream_of, subscription_of
 from qflow.remote.client.task_transaction import AsyncRemoteTransaction, transaction_of
 from qflow.remote.client.tasks import TaskConnection
 from qflow.routing.results import PublishResult
+from qflow.serving.extras import load
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
+from qflow.tokens import token_of
 
 _logger = get_logger("qflow")
 
@@ -146,7 +153,7 @@ class AsyncRemoteBroker(Unpicklable):
             InDoubt: the connection ended before the answer came; it may have been published.
         """
         options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        return await self._connection.call(publish_requests.publish(topic, body, key, **options))
+        return await self._connection.call(requests.publish(topic, body, key, **options))
 
     async def publish_many(
         self, messages: Iterable[Publication], *, headers: Headers | None = None, producer: str | None = None,
@@ -154,7 +161,7 @@ class AsyncRemoteBroker(Unpicklable):
     ) -> Sequence[PublishResult]:  # fmt: skip
         """Publish (topic, body) pairs, or (topic, body, key), in one commit, all of them or none; see `publish`."""
         options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        request = publish_requests.publish_many(messages, **options)
+        request = requests.publish_many(messages, **options)
         return [] if request is None else await self._connection.call(request)
 
     def submit_publish(
@@ -163,7 +170,7 @@ class AsyncRemoteBroker(Unpicklable):
     ) -> asyncio.Future[PublishResult]:  # fmt: skip
         """`publish` that does not wait: the future has the result once it is confirmed."""
         options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        return self._connection.submit(publish_requests.publish(topic, body, key, **options))
+        return self._connection.submit(requests.publish(topic, body, key, **options))
 
     # Streams -----------------------------------------------------------------------------------------------------
 
@@ -279,3 +286,65 @@ def broker_of(connection: TaskConnection, welcome: dict[str, Any]) -> AsyncRemot
     made._connection, made._welcome, made._callbacks = connection, welcome, []
     connection.welcomed(welcome["limits"])
     return made
+
+
+def connect(
+    target: str | os.PathLike[str],
+    *,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+    timeout_s: Duration = 10.0,
+) -> Opening[AsyncRemoteBroker]:
+    """Use a spool that another process owns, from tasks of the running loop; arguments and errors as `qflow.connect`.
+
+    `broker = await qflow.aio.connect(path)`, or `async with qflow.aio.connect(path) as broker`.
+    """
+    return Opening(partial(_connect, target, (token, token_file), (ca, cert, key), timeout_s))
+
+
+async def _connect(
+    target: str | os.PathLike[str],
+    token: tuple[str | None, str | os.PathLike[str] | None],
+    files: tuple[str | os.PathLike[str] | None, ...],
+    timeout_s: Duration,
+) -> AsyncRemoteBroker:
+    running_loop()  # first: without one, nothing is opened
+    occupy_standard()
+    timeout = parse_timeout(timeout_s)
+    tunnel: Any = None
+    if is_url(target):
+        module = load("qflow.flight.client", needs="pyarrow", what="a URL")
+        path = os.fspath(target)
+        tunnel = module.outlet(path, token_of(*token), files)
+    else:
+        path = path_of(target, *token, *files)
+    connection = TaskConnection(path, None if tunnel is None else tunnel.reason)
+    try:
+        async with asyncio.timeout(timeout):
+            connection.socket = one = await _socket(path) if tunnel is None else tunnel.socket
+            try:
+                await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=one)
+            except BaseException:
+                one.close()
+                raise
+            welcome: dict[str, Any] = await connection.call(requests.hello(os.getpid()))
+        return broker_of(connection, welcome)
+    except BaseException as error:
+        await connection.close()
+        if isinstance(error, TimeoutError):
+            raise silent(path, timeout) from None
+        if isinstance(error, BrokerClosed):
+            raise gone(path) if tunnel is None else tunnel.explained() from error
+        raise
+
+
+async def _socket(path: str) -> socket.socket:
+    """Return a connected socket; while too many others are about to be let in, try again."""
+    while True:
+        try:
+            return open_socket(path)
+        except BlockingIOError:
+            await asyncio.sleep(AGAIN_S)

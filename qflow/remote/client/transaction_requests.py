@@ -11,7 +11,7 @@ from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
 from qflow.held_batch import AnyBatch
 from qflow.message import OVERHEAD_BYTES, Headers, body_bytes, charge, decode_headers, encode_headers
 from qflow.options import Key
-from qflow.remote.client import publish_requests, requests
+from qflow.remote.client import requests
 from qflow.remote.client.link import Reply, Request
 from qflow.remote.wire.results import decode_results
 
@@ -55,7 +55,7 @@ class Draft:
 
     def publish(self, topic: str, body: Any, key: Key | None, headers: Headers | None) -> None:
         """Take what is published."""
-        request = publish_requests.publish(topic, body, key, headers=headers)
+        request = requests.publish(topic, body, key, headers=headers)
         said = decode_headers(encode_headers(headers)) if headers else None
         step = {"do": "publish", "topic": topic, "headers": said, "key": key is not None}
         self._add(step, list(request.columns[0]), list(request.columns[1]) if key is not None else [])

@@ -7,6 +7,8 @@ import contextlib
 import os
 import socket
 import struct
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,8 @@ from qflow.loggers import get_logger
 from qflow.remote.server.budget import Budget
 from qflow.remote.server.connection import LAST_WORDS_S, Connection
 from qflow.remote.server.lone import LoneThread
+from qflow.serving.addresses import Address
+from qflow.serving.doors import Opening
 
 DRAIN_LOOK_S = 0.02
 """How often connections are looked at that are to end."""
@@ -147,3 +151,40 @@ def peer(one: socket.socket) -> tuple[int, int]:
     """
     pid, uid, _ = _PEER.unpack(one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return int(pid), int(uid)
+
+
+_LOOK_S = 0.02
+
+
+class SpoolDoor:
+    """A `serving.doors.Door` that nobody is told of: whoever has the path of the spool finds it."""
+
+    sockets: Sequence[Any] = ()
+
+    def __init__(self, door: Door | None) -> None:
+        self._door = door
+
+    async def drain(self, grace_s: float) -> None:
+        """Give callers no more messages, and return when all have ended, or after so many seconds; see `Door.drain`."""
+        if self._door is None:
+            return
+        self._door.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._door.sockets:
+                    await asyncio.sleep(_LOOK_S)
+
+    async def close(self) -> None:
+        """Nothing: the broker ends the connections when it is closed."""
+
+    def reload(self, **given: object) -> None:
+        """Nothing: only processes of the owner's user come in."""
+
+
+def opening_in_spool(broker: AsyncBroker) -> Opening:
+    """Return the opening of the door in the spool of a broker, which is open already."""
+
+    async def opened(*given: object) -> SpoolDoor:
+        return SpoolDoor(broker.broker.engine.door)
+
+    return Opening("door", Address("localhost", 0), opened)

@@ -11,8 +11,8 @@ from qflow.errors import InvalidArgument
 from qflow.options import StreamOptions
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
+from qflow.remote.server.records import describe_messages
 from qflow.remote.server.session import Reply, Session, by_name
-from qflow.remote.server.stream_records import describe_messages
 from qflow.remote.wire.values import plain
 from qflow.streams.deliveries import StreamMessage
 

@@ -14,9 +14,8 @@ from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.grants import Grant
 from qflow.remote.server.operations.streams import moment
-from qflow.remote.server.records import MOST_MESSAGES
+from qflow.remote.server.records import MOST_MESSAGES, describe_batch
 from qflow.remote.server.session import Reply, Session, by_name
-from qflow.remote.server.stream_records import describe_batch
 from qflow.remote.wire.values import plain
 
 
