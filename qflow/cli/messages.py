@@ -12,7 +12,7 @@ import click
 
 from qflow.amqp import letters
 from qflow.cli import facts
-from qflow.cli.tables import cut
+from qflow.cli.facts import cut
 
 if TYPE_CHECKING:
     from qflow.inspect.facts import MessageFacts

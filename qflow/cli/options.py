@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import click
 from qflow.config import SPILL_STORES, check_name, is_url, parse_size, spool_path
 from qflow.durations import seconds_of
 from qflow.errors import InvalidArgument, PermissionDenied, QflowError
+from qflow.streams.starts import read_start
 
 DEFAULT_CAPACITY = "64MiB"
 _ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0nrt\\])")
@@ -151,3 +153,42 @@ delimiter = click.option(
 )
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+
+
+class ListingGroup(click.Group):
+    """A group whose command `list` need not be named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the name of the command before what is none."""
+        is_named = not args or args[0] in (*self.commands, *ctx.help_option_names)
+        return super().parse_args(ctx, args if is_named else ["list", *args])
+
+
+START_HELP = (
+    "earliest, latest, an offset, a date or moment (2026-01-31, 2026-01-31T12:00, of this machine's time zone unless "
+    "it names one: 2026-01-31T12:00Z), or how long ago, in w, d, h, m and s (-1w, -7d, -1h30m)."
+)
+
+
+def parse_start(_context: click.Context, _parameter: click.Parameter, value: str) -> str | int | datetime:
+    """Return "earliest", "latest", an offset, or a time with its time zone: the callback of an option.
+
+    A date stands for its beginning. Dates and times without a zone are in this machine's zone.
+    """
+    try:
+        start = read_start(value, datetime.now(UTC))
+        return start.astimezone() if isinstance(start, datetime) and start.tzinfo is None else start
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            "it is earliest, latest, an offset, a date such as 2026-01-31, a moment such as 2026-01-31T12:00:00Z, or "
+            f"how long ago in weeks, days, hours, minutes and seconds, such as -7d or -1h30m, not {value!r}"
+        ) from None
+
+
+def date_meant(start: str | int | datetime) -> str:
+    """Return a hint for an offset that looks like a date without hyphens; else an empty text."""
+    try:
+        meant = datetime.strptime(str(start), "%Y%m%d") if isinstance(start, int) and len(str(start)) == 8 else None
+    except ValueError:
+        return ""
+    return "" if meant is None else f"; if a date is meant, it is {meant:%Y-%m-%d}"

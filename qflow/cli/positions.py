@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from qflow.cli import asking, facts, foreseen, options
+from qflow.cli.options import START_HELP, parse_start
 from qflow.cli.spool import AnyBroker, asked_if_there, named, reached
-from qflow.cli.start import START_HELP, parse_start
 from qflow.errors import NotFound, SettingsConflict
 from qflow.names import choices
 

@@ -13,7 +13,7 @@ import click
 
 from qflow.cli import asking, facts, foreseen, options
 from qflow.cli.exits import Exit
-from qflow.cli.listing import ListingGroup
+from qflow.cli.options import ListingGroup
 from qflow.cli.spool import reached_if_there
 from qflow.errors import NotFound
 

@@ -10,7 +10,7 @@ import click
 
 from qflow.cli import facts, options, positions
 from qflow.cli.exits import Exit
-from qflow.cli.listing import ListingGroup
+from qflow.cli.options import ListingGroup
 from qflow.cli.spool import reached
 
 if TYPE_CHECKING:

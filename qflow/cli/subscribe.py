@@ -14,7 +14,7 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.damage import ranges_in_words
 from qflow.cli.exits import Exit
-from qflow.cli.start import START_HELP, date_meant, parse_start
+from qflow.cli.options import START_HELP, date_meant, parse_start
 from qflow.cli.stop import Stop, Stopped
 from qflow.cli.stream_messages import described
 from qflow.cli.writer import Writer

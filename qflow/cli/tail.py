@@ -11,8 +11,8 @@ import click
 from qflow.cli import facts, messages, options
 from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
+from qflow.cli.facts import terminal_cells
 from qflow.cli.stop import Stop, Stopped
-from qflow.cli.tables import terminal_cells
 from qflow.cli.writer import Writer
 
 if TYPE_CHECKING:

@@ -52,7 +52,8 @@ class QflowDataSource(DataSource):
     def schema(self) -> str:
         """Return all columns, after checking the options."""
         with plainly():
-            return _whole_schema(include_headers=parsing.parse(self.options).include_headers)
+            include_headers = parsing.parse(self.options).include_headers
+        return ", ".join(f"{name} {type_}" for name, type_ in TYPES.items() if include_headers or name != "headers")
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query."""
@@ -119,11 +120,6 @@ class _Refusing(DataSourceStreamReader):
     def read(self, partition: InputPartition) -> NoReturn:
         """Raise the error; not called, as nothing is planned."""
         self._refuse()
-
-
-def _whole_schema(*, include_headers: bool) -> str:
-    """Return all columns as a schema for Spark."""
-    return ", ".join(f"{name} {type_}" for name, type_ in TYPES.items() if include_headers or name != "headers")
 
 
 def _columns_of(schema: StructType) -> tuple[Column, ...]:

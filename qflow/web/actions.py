@@ -17,8 +17,7 @@ from qflow.config import QueueSettings
 from qflow.errors import InvalidArgument, QflowError
 from qflow.queues import redrive as redriving
 from qflow.web.arguments import Arguments
-from qflow.web.lookup import queue_of, stream_of
-from qflow.web.rights import Rights
+from qflow.web.rights import Rights, queue_of, stream_of
 
 Action = Callable[[AsyncBroker, Rights, Arguments], Awaitable[dict[str, Any]]]
 PUT_S = 2.0

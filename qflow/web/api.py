@@ -21,9 +21,8 @@ from qflow import __version__
 from qflow.errors import InvalidArgument
 from qflow.web import actions, listing, peeking
 from qflow.web.arguments import Arguments
-from qflow.web.lookup import queue_of, stream_of, visible
 from qflow.web.openapi import Answer, Endpoint, Field, described
-from qflow.web.rights import Rights
+from qflow.web.rights import Rights, queue_of, stream_of, visible
 from qflow.web.site import Site
 
 _OF_DISK = ("log_bytes", "log_used_bytes", "disk_bytes", "disk_free_bytes")

@@ -20,9 +20,9 @@ from qflow.errors import InvalidArgument, NotFound
 from qflow.web import actions
 from qflow.web.arguments import Arguments
 from qflow.web.guard import peer_of, session_of
-from qflow.web.lookup import queue_of, stream_of, visible
 from qflow.web.pages import inside, link, shown
-from qflow.web.sessions import LONGEST_S, Session
+from qflow.web.rights import queue_of, stream_of, visible
+from qflow.web.site import LONGEST_S, Session
 from qflow.web.text import name as readable
 
 _MOST_FIELDS = 40

@@ -24,8 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qflow.serving.addresses import is_loopback
 from qflow.web.rights import Rights
-from qflow.web.sessions import Session
-from qflow.web.site import Site
+from qflow.web.site import Session, Site
 
 MOST_BODY_BYTES = 2 * 1024**2
 MOST_UNKNOWN_BYTES = 16 * 1024

@@ -24,8 +24,7 @@ from qflow.errors import InvalidArgument
 from qflow.names import printable
 from qflow.web import actions, listing, peeking, text
 from qflow.web.arguments import Arguments
-from qflow.web.lookup import queue_of, stream_of, visible
-from qflow.web.rights import Rights
+from qflow.web.rights import Rights, queue_of, stream_of, visible
 from qflow.web.site import Site
 
 Page = Callable[[Request], Awaitable[Response]]

@@ -27,6 +27,7 @@ class Outlet:
         self.credit = 1000
         self.is_full = False
         self.turns = Turns()
+        self.client = self
         self.delivered: list[Any] = []
         self.refused = 0
         self.errors: list[Any] = []

@@ -13,9 +13,8 @@ from click.testing import CliRunner
 
 import qflow
 from qflow.cli import progress
-from qflow.cli.facts import readable
+from qflow.cli.facts import PADDED, cells, laid_out, readable
 from qflow.cli.main import app
-from qflow.cli.tables import PADDED, cells, laid_out
 
 HEADINGS = ["queue", "messages", "bytes", "floor", "next"]
 NAMES = ["q", "a name that is rather long, for a queue", readable("\x1b[31mred\n"), "日本語の長い長い長い長い名前"]

@@ -17,7 +17,7 @@ pytest.importorskip("httpx")
 
 import qflow
 from qflow.serving.users import Account, Users
-from qflow.web.sessions import IDLE_S, LONGEST_S, MOST, Sessions
+from qflow.web.site import IDLE_S, LONGEST_S, MOST, Sessions
 from web_served import HOST, PASSWORD, run, served, token, users
 
 

@@ -8,7 +8,7 @@ import select
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import attrs
 
@@ -91,7 +91,8 @@ def _start(settings: LocalSettings, place: Place, end_s: float) -> None:
     It is a process of its own: it has no terminal, and what it keeps open of this one is the pipe that it says one line
     to, and closes.
     """
-    given = json.dumps(attrs.asdict(settings, filter=_is_setting))
+    options = attrs.asdict(settings).items()
+    given = json.dumps({name: value for name, value in options if name != "spool" and value is not None})
     command = children.command("qflow.amqp.local", settings.spool, given)
     log = os.open(place.path(LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -114,10 +115,6 @@ def _start(settings: LocalSettings, place: Place, end_s: float) -> None:
     failure = json.loads(said)
     if failure and failure["kind"] != BUSY:
         raise error_of(**failure)
-
-
-def _is_setting(field: Any, value: object) -> bool:
-    return field.name != "spool" and value is not None
 
 
 def _line(pipe: int, end_s: float) -> bytes | None:

@@ -216,7 +216,7 @@ class HeadersMatch:
     def add(self, binding: Binding) -> None:
         for place in _places(binding):
             self._by_argument.setdefault(place, {})[binding] = None
-        if _needs_nothing(binding):
+        if _mode(binding).startswith("all") and not _wanted(binding):
             self._always[binding] = None
 
     def remove(self, binding: Binding) -> None:
@@ -283,10 +283,6 @@ def _bare(value: Any) -> Hashable:
 def _places(binding: Binding) -> list[Hashable]:
     places = [_place(name, value) for name, value in _wanted(binding).items()]
     return places[:1] if _mode(binding).startswith("all") else places
-
-
-def _needs_nothing(binding: Binding) -> bool:
-    return _mode(binding).startswith("all") and not _wanted(binding)
 
 
 def _matches(binding: Binding, headers: Table) -> bool:

@@ -41,7 +41,6 @@ class Channel:
         self.client = client
         self.machine = client.machine
         self.host = client.host
-        self.turns = client.turns
         self.consumers: dict[str, Consumer] = {}
         self.holding = Holding()
         self.confirms: Confirms | None = None
@@ -64,13 +63,6 @@ class Channel:
         if not self._flows:
             return 0
         return self._shared_prefetch - self._unacked if self._shared_prefetch else NO_LIMIT
-
-    @property
-    def is_full(self) -> bool:
-        return self.client.is_full
-
-    async def drain(self) -> None:
-        await self.client.drain()
 
     def deliver(self, consumer: Consumer, delivery: AsyncDelivery, content: Content) -> bool:
         """Send a message to a client, who has it then; False if the channel is closed."""
@@ -97,9 +89,6 @@ class Channel:
 
     def fail_channel(self, error: AmqpError) -> None:
         self.client.fail_channel(self, error)
-
-    def fail(self, error: AmqpError) -> None:
-        self.client.fail(error)
 
     # Methods -----------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from qflow.aio.delivery import AsyncDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
+from qflow.amqp.server.client import Client
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.stores import Source
-from qflow.amqp.server.turns import Turns
 from qflow.amqp.wire.frames import Content
 from qflow.errors import AlreadySettled, BrokerClosed, QflowError, QueueDeleted, StreamDeleted
 from qflow.loggers import get_logger
@@ -27,21 +27,14 @@ _logger = get_logger("qflow.amqp")
 
 
 class Outlet(Protocol):
-    """Where a consumer's messages go."""
+    """Where a consumer's messages go; see `channel.Channel`."""
 
+    @property
+    def client(self) -> Client: ...
     @property
     def credit(self) -> int:
         """How many messages may be sent now, for all consumers of the channel; 0 while its flow is stopped."""
 
-    @property
-    def is_full(self) -> bool:
-        """The connection has a lot to write: `drain` first."""
-
-    @property
-    def turns(self) -> Turns:
-        """Of all consumers of the server."""
-
-    async def drain(self) -> None: ...
     def deliver(self, consumer: Consumer, delivery: AsyncDelivery, content: Content) -> bool:
         """Send a message; False if the channel is closed."""
 
@@ -49,7 +42,6 @@ class Outlet(Protocol):
         """Its queue was deleted."""
 
     def fail_channel(self, error: AmqpError) -> None: ...
-    def fail(self, error: AmqpError) -> None: ...
 
 
 class Consumer:
@@ -142,7 +134,7 @@ class Consumer:
     @property
     def may_have_more(self) -> bool:
         """Its client may be sent a message now."""
-        return self._credit() > 0 and not self._outlet.is_full
+        return self._credit() > 0 and not self._outlet.client.is_full
 
     def _most(self) -> int:
         """Return how many messages may be taken now."""
@@ -158,7 +150,7 @@ class Consumer:
         except (QueueDeleted, StreamDeleted):
             self._outlet.consumer_gone(self)
         except BrokerClosed:
-            self._outlet.fail(AmqpError(ReplyCode.CONNECTION_FORCED, "the broker is closed"))
+            self._outlet.client.fail(AmqpError(ReplyCode.CONNECTION_FORCED, "the broker is closed"))
         except QflowError as error:
             _logger.warning("queue %r: %s", self.hosted.name, error)
             self._outlet.fail_channel(AmqpError(ReplyCode.INTERNAL_ERROR, f"queue {self.hosted.name!r}: {error}"))
@@ -185,10 +177,10 @@ class Consumer:
 
     async def _drain(self) -> None:
         """Wait until the client has read what it was sent: meanwhile those after this one have their turn."""
-        if self._outlet.is_full:
+        if self._outlet.client.is_full:
             self.hosted.wake()
-            while self._outlet.is_full:
-                await self._outlet.drain()
+            while self._outlet.client.is_full:
+                await self._outlet.client.drain()
             self.hosted.wake()
 
     async def _wait(self) -> None:
@@ -212,7 +204,7 @@ class Consumer:
             self._waits = self._steps_back = False
         sent = 0
         try:
-            await self._outlet.turns.begin(len(batch))
+            await self._outlet.client.turns.begin(len(batch))
             for delivery in batch:
                 await self._drain()
                 if self._credit() <= 0:

@@ -17,7 +17,7 @@ from qflow.amqp.model.topology import Topology
 from qflow.amqp.server.dead_letters import DeadLetters, Trimming
 from qflow.amqp.server.deaths import TOO_MANY
 from qflow.amqp.server.expiring import expiring_of
-from qflow.amqp.server.hosted import HostedQueue
+from qflow.amqp.server.hosted import Consuming, HostedQueue
 from qflow.amqp.server.stores import QueueStore, StreamStore, make_store
 from qflow.broker import Broker
 from qflow.errors import (
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from qflow.amqp.model.queues import Queue
     from qflow.amqp.model.tables import Table
     from qflow.amqp.model.vhost import VirtualHost
-    from qflow.amqp.server.consuming import Consumer
     from qflow.amqp.server.content import Properties
     from qflow.amqp.wire.frames import Content
 
@@ -373,7 +372,7 @@ class Host:
             hosted.ended()
         return messages
 
-    async def consumer_left(self, consumer: Consumer) -> None:
+    async def consumer_left(self, consumer: Consuming) -> None:
         """Have a consumer no more; a queue that was declared so is deleted after its last one."""
         hosted = consumer.hosted
         if hosted.remove(consumer) and hosted.model.auto_delete:

@@ -11,14 +11,13 @@ from typing import Any, Protocol
 from qflow.aio.broker import put_into_all
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import REJECT_DLX
-from qflow.amqp.server.client import Client, until_done
+from qflow.amqp.server.client import until_done
 from qflow.amqp.server.confirms import MOST_OPEN, Confirms, Unconfirmed
 from qflow.amqp.server.content import Properties, content_of, headers_of, read_properties
-from qflow.amqp.server.host import Host
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.parcels import Parcel
 from qflow.amqp.server.stores import FILTER_VALUE, QueueStore
-from qflow.amqp.server.units import Unit
+from qflow.amqp.server.units import Unit, UnitChannel
 from qflow.amqp.wire.events import Published
 from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.properties import changed
@@ -93,15 +92,11 @@ FILTER_FIELD = bytes([len(FILTER_VALUE)]) + FILTER_VALUE.encode()
 _COPIES = (b"\x02CC", b"\x03BCC")
 
 
-class PublishingChannel(Protocol):
+class PublishingChannel(UnitChannel, Protocol):
     """A channel, as far as its publishes see it."""
 
     @property
     def number(self) -> int: ...
-    @property
-    def client(self) -> Client: ...
-    @property
-    def host(self) -> Host: ...
     @property
     def confirms(self) -> Confirms | None: ...
     @property
@@ -272,8 +267,8 @@ class Publishing:
         self._waiting = blocked = []
         many, others = _sharing(queues, parcel)
         if many:
-            blocked.append(self._put_into_all(many, parcel, publish))
-        left = deque(sorted(others, key=_may_block))
+            blocked.append(self._follow(asyncio.ensure_future(self._put_many(many, parcel)), publish))
+        left = deque(sorted(others, key=lambda hosted: hosted.may_block))  # those that wait for memory alone come first
         await self._fill(left, parcel, publish, blocked)
         if left and not self._is_over:
             blocked = [self._follow(asyncio.ensure_future(self._put_rest(left, parcel, publish, blocked)), publish)]
@@ -323,13 +318,6 @@ class Publishing:
             publish.refused = True  # confirms may be told before the channel is closed
         error.class_id, error.method_id = PUBLISH
         self._channel.fail_channel(error)
-
-    def _put_into_all(
-        self, stores: list[QueueStore], parcel: Parcel, publish: Unconfirmed | None
-    ) -> asyncio.Future[Any]:
-        """Put a message into many queues, in memory once for all of them."""
-        put = asyncio.ensure_future(self._put_many(stores, parcel))
-        return self._follow(put, publish)
 
     async def _put_many(self, stores: list[QueueStore], parcel: Parcel) -> None:
         while stores:
@@ -399,11 +387,6 @@ class Publishing:
         self._is_over = True
         for put in self._waiting:
             put.cancel()
-
-
-def _may_block(hosted: HostedQueue) -> bool:
-    """Tell whether a put may wait for who takes messages: those that wait for memory alone come first."""
-    return hosted.may_block
 
 
 def _sharing(queues: list[HostedQueue], parcel: Parcel) -> tuple[list[QueueStore], list[HostedQueue]]:

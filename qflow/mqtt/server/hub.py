@@ -186,7 +186,8 @@ class Hub:
     async def _take_next(self, subscription: AsyncSubscription) -> None:
         """Give the next messages; none of them is held while it waits for others."""
         given = 0
-        batch = await subscription.get_many(BATCH, self._look_s())
+        wakes_nobody = any(topic.startswith("$") for topic in self.stream.settings.topics)  # '#' does not match these
+        batch = await subscription.get_many(BATCH, PASSED_S if wakes_nobody else None)
         if not len(batch):
             self.next = max(self.next, subscription.positions[0])
         for delivery in batch:
@@ -211,10 +212,6 @@ class Hub:
             self.next = delivery.offset + 1
             _logger.exception("a message of the stream is left out by a fault of the server")
             return 0
-
-    def _look_s(self) -> float | None:
-        """Return how long messages are waited for at a time: those that '#' does not match wake nobody."""
-        return PASSED_S if any(topic.startswith("$") for topic in self.stream.settings.topics) else None
 
     def _has_moved(self) -> None:
         for waiting, present in self._late.items():

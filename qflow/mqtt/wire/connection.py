@@ -271,7 +271,9 @@ class Connection:
         if isinstance(packet, Connack):
             packet = self._announced(packet)
         if packet.properties:
-            encoded = fitting(packet, self.version, self.maximum_packet_bytes, self._wants_reasons())
+            asked = {} if self.connect is None else self.connect.properties
+            wants_reasons = asked.get("request_problem_information", 1) != 0
+            encoded = fitting(packet, self.version, self.maximum_packet_bytes, wants_reasons)
         else:
             encoded = encode(packet, self.version)
             if len(encoded) > self.maximum_packet_bytes:
@@ -370,9 +372,6 @@ class Connection:
             "topic_alias_maximum": limits.topic_alias_maximum,
         }
         return Connack(connack.code, connack.session_present, properties)
-
-    def _wants_reasons(self) -> bool:
-        return self.connect is None or self.connect.properties.get("request_problem_information", 1) != 0
 
     def _write(self, piece: bytes) -> None:
         if piece:
