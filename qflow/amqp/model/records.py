@@ -30,7 +30,7 @@ _DIGEST_BYTES = 16
 _NUMBER_BYTES = 8
 
 
-def _key(*parts: str) -> str:
+def key_of(*parts: str) -> str:
     return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -41,10 +41,6 @@ def parts_of(key: str) -> list[str]:
     if not isinstance(parts, list) or lengths.get(parts[0]) != len(parts):
         raise ValueError(f"a record of an unknown kind: {key}")
     return parts
-
-
-def exchange_key(vhost: str, name: str) -> str:
-    return _key(OF_EXCHANGE, vhost, name)
 
 
 def exchange_value(exchange: Exchange) -> bytes:
@@ -71,10 +67,6 @@ def exchange_of(name: str, value: bytes) -> Exchange:
     )
 
 
-def queue_key(vhost: str, name: str) -> str:
-    return _key(OF_QUEUE, vhost, name)
-
-
 def queue_value(queue: Queue) -> bytes:
     return encode_table(
         {"auto_delete": queue.auto_delete, "server_named": queue.server_named, "arguments": queue.arguments}
@@ -97,7 +89,7 @@ def queue_of(name: str, value: bytes) -> Queue:
 def binding_key(vhost: str, binding: Binding) -> str:
     source, target, routing_key, encoded = binding.identity
     digest = blake2b(encoded, digest_size=_DIGEST_BYTES).hexdigest() if encoded else ""
-    return _key(OF_BINDING, vhost, source, target.kind, target.name, routing_key, digest)
+    return key_of(OF_BINDING, vhost, source, target.kind, target.name, routing_key, digest)
 
 
 def binding_value(binding: Binding) -> bytes:

@@ -155,7 +155,7 @@ class VirtualHost:
         _check_not_reserved(EXCHANGE, name, RESERVED_PREFIX)
         facts: dict[str, bytes | None] = {}
         if durable:
-            facts[records.exchange_key(self.name, name)] = records.exchange_value(new)
+            facts[records.key_of(records.OF_EXCHANGE, self.name, name)] = records.exchange_value(new)
         return Plan(facts=facts, changes=[lambda: self._routing.add_exchange(new)], exchange=new, is_new=True)
 
     def plan_delete_exchange(self, name: str, *, if_unused: bool = False) -> Plan:
@@ -221,7 +221,7 @@ class VirtualHost:
             return Plan(queue=found)
         facts: dict[str, bytes | None] = {}
         if new.durable:
-            facts[records.queue_key(self.name, name)] = records.queue_value(new)
+            facts[records.key_of(records.OF_QUEUE, self.name, name)] = records.queue_value(new)
         return Plan(facts=facts, changes=[lambda: self.add_queue(new)], queue=new, is_new=True)
 
     def plan_delete_queue(
@@ -332,8 +332,12 @@ class VirtualHost:
     def _plan_removal(self, removal: Removal, queues: Iterable[Queue] = ()) -> Plan:
         facts: dict[str, bytes | None] = {}
         facts |= {records.binding_key(self.name, one): None for one in removal.bindings if one.is_durable}
-        facts |= {records.exchange_key(self.name, one.name): None for one in removal.exchanges.values() if one.durable}
-        facts |= {records.queue_key(self.name, one.name): None for one in queues if one.durable}
+        facts |= {
+            records.key_of(records.OF_EXCHANGE, self.name, one.name): None
+            for one in removal.exchanges.values()
+            if one.durable
+        }
+        facts |= {records.key_of(records.OF_QUEUE, self.name, one.name): None for one in queues if one.durable}
         changes: list[Callable[[], object]] = [partial(self._routing.remove, removal)]
         return Plan(facts=facts, changes=[*changes, *(partial(self._remove_queue, one) for one in queues)])
 

@@ -135,26 +135,35 @@ class Channel:
             if "alternate-exchange" in arguments:
                 self.client.may("read", name)
                 self.client.may("write", str(arguments["alternate-exchange"]))
-            await self.host.declare_exchange(
-                name, method.exchange_type, method.durable, method.auto_delete, method.internal, arguments
+            await self.host.change(
+                lambda model: model.plan_declare_exchange(
+                    name,
+                    method.exchange_type,
+                    durable=method.durable,
+                    auto_delete=method.auto_delete,
+                    internal=method.internal,
+                    arguments=arguments,
+                )
             )
         self._answer(method, Exchange.DeclareOk())
 
     async def exchange_delete(self, method: Exchange.Delete) -> None:
         self.client.may("configure", method.exchange)
-        await self.host.delete_exchange(method.exchange, method.if_unused)
+        await self.host.change(lambda model: model.plan_delete_exchange(method.exchange, if_unused=method.if_unused))
         self._answer(method, Exchange.DeleteOk())
 
     async def exchange_bind(self, method: Exchange.Bind) -> None:
         self.client.may("write", method.destination)
         self.client.may("read", method.source)
-        await self.host.bind_exchange(method.source, method.destination, method.routing_key, method.arguments or {})
+        where = (method.destination, method.source, method.routing_key, method.arguments or {})
+        await self.host.change(lambda model: model.plan_bind_exchange(*where))
         self._answer(method, Exchange.BindOk())
 
     async def exchange_unbind(self, method: Exchange.Unbind) -> None:
         self.client.may("write", method.destination)
         self.client.may("read", method.source)
-        await self.host.unbind_exchange(method.source, method.destination, method.routing_key, method.arguments or {})
+        where = (method.destination, method.source, method.routing_key, method.arguments or {})
+        await self.host.change(lambda model: model.plan_unbind_exchange(*where))
         self._answer(method, Exchange.UnbindOk())
 
     async def queue_declare(self, method: Queue.Declare) -> None:
@@ -194,8 +203,8 @@ class Channel:
         name = self._named(method.queue)
         self.client.may("write", name)
         self.client.may("read", method.exchange)
-        arguments = method.arguments or {}
-        await self.host.unbind_queue(name, method.exchange, method.routing_key, arguments, self.client.number)
+        where = (name, method.exchange, method.routing_key, method.arguments or {}, self.client.number)
+        await self.host.change(lambda model: model.plan_unbind_queue(*where))
         self._send(Queue.UnbindOk())
 
     async def queue_purge(self, method: Queue.Purge) -> None:

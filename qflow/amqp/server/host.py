@@ -155,7 +155,7 @@ class Host:
         """Those that were used since the server began."""
         self._hosts = hosts
         self._model = model
-        self._trimming = Trimming(self, hosts.dead_letters, hosts.tasks)
+        self.trim_soon = Trimming(self, hosts.dead_letters, hosts.tasks).soon
         self._expiring: set[str] = {name for name, one in model.queues.items() if one.settled.expires_ms is not None}
 
     @property
@@ -256,51 +256,27 @@ class Host:
         await self._hosts.dead_letters.bury(self, hosted.name, content, TOO_MANY)
         raise QueueFull(f"{hosted.where} is full")
 
-    def trim_soon(self, hosted: HostedQueue) -> None:
-        """Have what a queue has held for longest go, while it has too much and its arguments say so."""
-        self._trimming.soon(hosted)
-
     # Exchanges and bindings --------------------------------------------------------------------------------------
 
-    async def declare_exchange(
-        self, name: str, kind: str, durable: bool, auto_delete: bool, internal: bool, arguments: Table
-    ) -> None:
-        await self._change(
-            lambda: self._model.plan_declare_exchange(
-                name, kind, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
-            )
-        )
-
-    async def delete_exchange(self, name: str, if_unused: bool) -> None:
-        await self._change(lambda: self._model.plan_delete_exchange(name, if_unused=if_unused))
-
-    async def bind_exchange(self, source: str, destination: str, key: str, arguments: Table) -> None:
-        await self._change(lambda: self._model.plan_bind_exchange(destination, source, key, arguments))
-
-    async def unbind_exchange(self, source: str, destination: str, key: str, arguments: Table) -> None:
-        await self._change(lambda: self._model.plan_unbind_exchange(destination, source, key, arguments))
+    @ending
+    async def change(self, plan: Callable[[VirtualHost], Plan]) -> None:
+        """Have what is planned in the log, then make the change."""
+        async with self._hosts.changing:
+            await self._hosts.commit(plan(self._model))
 
     async def bind_queue(self, queue: str, exchange: str, key: str, arguments: Table, connection: int) -> None:
-        def plan() -> Plan:
-            planned = self._model.plan_bind_queue(queue, exchange, key, arguments, connection)
+        def plan(model: VirtualHost) -> Plan:
+            planned = model.plan_bind_queue(queue, exchange, key, arguments, connection)
             self._hosted(queue)  # 404 where a program has deleted it
             return planned
 
-        await self._change(plan)
-
-    async def unbind_queue(self, queue: str, exchange: str, key: str, arguments: Table, connection: int) -> None:
-        await self._change(lambda: self._model.plan_unbind_queue(queue, exchange, key, arguments, connection))
+        await self.change(plan)
 
     async def bind_for_now(self, queue: str, exchange: str, key: str, *, bound: bool = True) -> None:
         """Have a binding, or have it no more, that the log knows nothing of."""
         async with self._hosts.changing:
             plan = self._model.plan_bind_queue if bound else self._model.plan_unbind_queue
             plan(queue, exchange, key, {}, -1).apply()
-
-    @ending
-    async def _change(self, plan: Callable[[], Plan]) -> None:
-        async with self._hosts.changing:
-            await self._hosts.commit(plan())
 
     # Queues ------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl as tls
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
 
@@ -21,10 +21,8 @@ from qflow.mqtt.server.storing import STREAM
 from qflow.mqtt.server.tcp import TcpPipe
 from qflow.mqtt.server.terms import NO_TERMS, Terms, TermsOptions, check_permanent, check_reference
 from qflow.mqtt.wire import Connection
-from qflow.mqtt.wire.packets import Connect
 from qflow.serving import presence
 from qflow.serving.addresses import check_port
-from qflow.serving.budget import Budget
 from qflow.serving.extras import load
 from qflow.serving.listening import Listening
 from qflow.serving.tasks import Tasks
@@ -55,6 +53,12 @@ class Server(Listening):
         self._hub = self.house.hub
         self._gate = Gate(users)
         self._reception = Reception(self.house, self._gate.login, terms)
+        self.budget = self.house.budget
+        self.monotonic = clock.monotonic
+        self.tell = self._hub.tell
+        self.spawn = self._hub.tasks.spawn
+        self.admit = self._reception.admit
+        self.rest = self._reception.dismiss
         self._websockets: Any = None
         self._tasks = Tasks(_logger)
         self._clients: set[Client] = set()
@@ -140,15 +144,6 @@ class Server(Listening):
 
     # What a client needs; see `Office` -------------------------------------------------------------------------------
 
-    @property
-    def budget(self) -> Budget:
-        """What clients may hold together of packets and frames that are not whole."""
-        return self.house.budget
-
-    def monotonic(self) -> float:
-        """Return seconds from some beginning."""
-        return self._clock.monotonic()
-
     def flush_soon(self, client: Client) -> None:
         """Have `client.flush` called before the loop sleeps, with those of all others."""
         if not self._flushing:
@@ -167,22 +162,6 @@ class Server(Listening):
         except Exception:
             _logger.exception("%s: the connection ends by a fault of the server", client.pipe.peer)
             client.pipe.abort()
-
-    def tell(self, text: str, *values: object) -> None:
-        """Write a warning to the log, unless there was one a short time ago."""
-        self._hub.tell(text, *values)
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> object:
-        """Have a task do something; it is done before the server is closed."""
-        return self._hub.tasks.spawn(work)
-
-    async def admit(self, client: Client, connect: Connect) -> None:
-        """Answer CONNECT; if it is taken, `client.session` is there."""
-        await self._reception.admit(client, connect)
-
-    async def rest(self, client: Client) -> None:
-        """Have a session go to sleep whose client is told to go."""
-        await self._reception.dismiss(client)
 
     async def dismiss(self, client: Client) -> None:
         """Have a session go to sleep whose client is gone, and forget the client."""
