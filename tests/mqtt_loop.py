@@ -17,7 +17,7 @@ from doors.event_loop import until
 from mqtt_wire import packet, string
 from qflow.mqtt import Server, serve
 from qflow.mqtt.server.clock import Clock
-from qflow.mqtt.server.terms import Terms
+from qflow.mqtt.server.connecting import Terms
 
 CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, SUBACK, UNSUBACK = 2, 3, 4, 5, 6, 7, 9, 11
 PINGRESP, DISCONNECT = 13, 14

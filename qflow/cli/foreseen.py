@@ -39,6 +39,7 @@ def redrive(
     """
     from qflow import inspect
     from qflow.amqp.letters import reviving
+    from qflow.message import Message, encode_headers
     from qflow.queues.redrive import NOT_DUE
 
     now_ms = time.time() * 1000
@@ -58,7 +59,8 @@ def redrive(
         if message.due_ms > now_ms:
             kept[NOT_DUE] += 1
             continue
-        origin, record = revive(_record(message))
+        headers = encode_headers(message.headers)
+        origin, record = revive(Message(message.body, headers, topic=message.topic))
         target = to or origin
         reason = _obstacle(name, target, record, queues, moved)
         if reason is None and target is not None:
@@ -160,29 +162,18 @@ def _alter(
 
 def altered_stream(spool: Path, name: str, changes: dict[str, Any]) -> StreamSettings:
     """Return the settings of a stream as they are. Raises InvalidArgument: they cannot be changed so."""
+    from qflow import inspect
     from qflow.streams.registry import altered
 
-    before = _stream_settings(spool, name)
+    with asked_if_there(spool) as owner:
+        before = None if owner is None else existing_stream(owner, name).settings
+    if before is None:
+        read = inspect.read_spool(spool)
+        streams = {stream.name: stream for stream in read.streams}
+        found = named(spool, name, "stream", streams, queues=[queue.name for queue in read.queues])
+        before = StreamSettings.from_dict(found.settings)
     altered(before, changes)
     return before
-
-
-def _stream_settings(spool: Path, name: str) -> StreamSettings:
-    from qflow import inspect
-
-    with asked_if_there(spool) as owner:
-        if owner is not None:
-            return existing_stream(owner, name).settings
-    read = inspect.read_spool(spool)
-    streams = {stream.name: stream for stream in read.streams}
-    found = named(spool, name, "stream", streams, queues=[queue.name for queue in read.queues])
-    return StreamSettings.from_dict(found.settings)
-
-
-def _record(message: MessageFacts) -> Record:
-    from qflow.message import Message, encode_headers
-
-    return Message(message.body, encode_headers(message.headers), topic=message.topic)
 
 
 def _obstacle(

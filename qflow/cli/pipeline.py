@@ -42,10 +42,9 @@ def _spark(master: str) -> Iterator[SparkSession]:
     A signal during the start is handled once the session can be stopped: a Java left before that would run on.
     """
     from qflow.spark import session
-    from qflow.spark.failures import plain
     from qflow.spark.java import find_java
     from qflow.spark.sessions import is_elsewhere
-    from qflow.spark.words import check_pyspark
+    from qflow.spark.words import check_pyspark, plain
 
     check_pyspark()
     if not is_elsewhere():

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import qflow.aio
 import qflow.amqp
@@ -28,7 +30,6 @@ from qflow.serving.addresses import Address, is_of_this_machine_alone
 from qflow.serving.certificates import Certificates
 from qflow.serving.doors import Door, Opening, Secrets, Service, check_free
 from qflow.serving.extras import load
-from qflow.serving.logs import FORMATTERS
 from qflow.serving.loops import looking_after_handshakes, loop_factory, take_small_buffers, telling_of_few_files
 from qflow.serving.users import Users
 
@@ -267,3 +268,40 @@ def _missing(formatter: logging.Formatter, count: int) -> str:
 def _warn(sentence: str) -> None:
     """Say in the log what happens to the service."""
     _logger.warning("%s", sentence, extra={"event": "service"})
+
+
+_STANDARD = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+
+
+class OneLine(logging.Formatter):
+    """Puts a record on one line, unless it has a traceback: what comes from a client may have line ends."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return " ".join(super().format(record).split()) if record.exc_info is None else super().format(record)
+
+
+class JsonLines(logging.Formatter):
+    """Makes a JSON object of a record, on one line.
+
+    It has `time` (UTC), `level`, `logger`, `message`, the fields of the record's `extra`, such as `spool`, `queue` and
+    `event`, and `exception`, the traceback, if there is one.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        told |= {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in told}
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)
+
+
+FORMATTERS: dict[str, Callable[[], logging.Formatter]] = {
+    "text": lambda: OneLine("qflow: %(message)s"),
+    "json": JsonLines,
+}
+"""By the names that `--log-format` takes."""

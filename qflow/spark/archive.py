@@ -19,10 +19,10 @@ from urllib.parse import unquote, urlparse
 
 from qflow.errors import InvalidArgument, SpoolInUse, StorageError
 from qflow.named_tuples import NamedTuple
-from qflow.spark.failures import spark_errors
 from qflow.spark.options import naming
 from qflow.spark.places.local import LocalPlace
 from qflow.spark.places.parse import parse_places
+from qflow.spark.words import spark_errors
 from qflow.storage.files import FILE_MODE, Files, storage_error
 from qflow.streams.topic_filter import check_filter
 

@@ -15,7 +15,7 @@ from qflow.errors import NotFound
 from qflow.named_tuples import NamedTuple
 from qflow.spark import spools
 from qflow.spark.archive import check_place, path_of
-from qflow.spark.failures import spark_errors
+from qflow.spark.words import spark_errors
 from qflow.spark.write_options import batch_of, target_of
 from qflow.storage.inbox import batches as sink_batches
 from qflow.storage.inbox.stages import Batch

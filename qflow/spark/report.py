@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from qflow.errors import NotFound
 from qflow.named_tuples import NamedTuple
-from qflow.spark.failures import spark_errors
 from qflow.spark.options import naming
-from qflow.spark.words import INSTALL
+from qflow.spark.words import INSTALL, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,8 +17,8 @@ from mqtt_loop import DISCONNECT, client, cut_all, dialled, serving, slept, unco
 from mqtt_wire import connect, decoded, packet, publish
 from qflow.errors import InvalidArgument
 from qflow.mqtt.errors import ReasonCode
+from qflow.mqtt.server.connecting import Terms
 from qflow.mqtt.server.tcp import TcpPipe
-from qflow.mqtt.server.terms import Terms
 
 FLOOD = publish(5, "t", bytes(60_000)) * 100
 

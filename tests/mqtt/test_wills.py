@@ -14,9 +14,9 @@ from mqtt_loop import DISCONNECT, Raw, SetClock, client, serving, serving_at, sl
 from qflow.mqtt import Server
 from qflow.mqtt.model.sessions import left_ms_of
 from qflow.mqtt.server import connecting, session
+from qflow.mqtt.server.connecting import Terms
 from qflow.mqtt.server.leaving import STALE
 from qflow.mqtt.server.storing import RECEIVED, SESSIONS, WILLS
-from qflow.mqtt.server.terms import Terms
 
 run = asyncio.run
 DAY_S = 86_400

@@ -18,7 +18,7 @@ import pytest
 import mqtt_served
 import qflow
 from layout import ROOT
-from qflow.serving.logs import FORMATTERS, JsonLines, OneLine
+from qflow.cli.server import FORMATTERS, JsonLines, OneLine
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:

@@ -11,7 +11,7 @@ import sys
 
 from qflow.errors import QflowError
 from qflow.spark import session
-from qflow.spark.failures import spark_errors
+from qflow.spark.words import spark_errors
 
 SETTINGS = {
     "spark__driver__extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

@@ -16,7 +16,7 @@ import qflow.aio
 from qflow.cli.options import Seconds
 from qflow.config import parse_span, parse_timeout
 from qflow.durations import seconds_of
-from qflow.mqtt.server.terms import Terms
+from qflow.mqtt.server.connecting import Terms
 
 BAD = ["", " ", "h", "7 days", "30m1h", "1h30", "1h1h", "-1s", "1,5s", "1e3", "nan", "1H", "٣s", "1s\n2s", "9" * 400]
 

@@ -17,7 +17,7 @@ import qflow
 from qflow.cli import pipeline as commands
 from qflow.cli.main import app
 from qflow.spark.archive import CHECKPOINT, COUNTED, KEPT, Archive, Contents, check_place
-from qflow.spark.failures import plain
+from qflow.spark.words import plain
 from qflow.spark.write_options import parse_for_writing
 
 

@@ -15,11 +15,10 @@ from qflow.mqtt.errors import MqttError, ReasonCode
 from qflow.mqtt.server.access import Gate
 from qflow.mqtt.server.client import Client, Pipe
 from qflow.mqtt.server.clock import Clock
-from qflow.mqtt.server.connecting import Reception
+from qflow.mqtt.server.connecting import NO_TERMS, Reception, Terms, TermsOptions, check_permanent, check_reference
 from qflow.mqtt.server.house import House
 from qflow.mqtt.server.storing import STREAM
 from qflow.mqtt.server.tcp import TcpPipe
-from qflow.mqtt.server.terms import NO_TERMS, Terms, TermsOptions, check_permanent, check_reference
 from qflow.mqtt.wire import Connection
 from qflow.serving import presence
 from qflow.serving.addresses import check_port

@@ -118,16 +118,14 @@ class RemoteBroker(Unpicklable):
         Raises:
             InDoubt: the connection ended before the answer came; it may have been published.
         """
-        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        return self._connection.call(requests.publish(topic, body, key, **options))
+        return self._connection.call(requests.publish(topic, body, key, headers, producer, number, timeout_s))
 
     def publish_many(
         self, messages: Iterable[Publication], *, headers: Headers | None = None, producer: str | None = None,
         number: int | None = None, timeout_s: Duration | None = None,
     ) -> Sequence[PublishResult]:  # fmt: skip
         """Publish (topic, body) pairs, or (topic, body, key), in one commit, all of them or none; see `publish`."""
-        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        request = requests.publish_many(messages, **options)
+        request = requests.publish_many(messages, headers, producer, number, timeout_s)
         return [] if request is None else self._connection.call(request)
 
     def submit_publish(
@@ -135,8 +133,7 @@ class RemoteBroker(Unpicklable):
         producer: str | None = None, number: int | None = None, timeout_s: Duration | None = None,
     ) -> Future[PublishResult]:  # fmt: skip
         """`publish` that does not wait: the future has the result once it is confirmed."""
-        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        return self._connection.submit(requests.publish(topic, body, key, **options))
+        return self._connection.submit(requests.publish(topic, body, key, headers, producer, number, timeout_s))
 
     # Streams ------------------------------------------------------------------------------------------------------
 

@@ -318,7 +318,6 @@ def cancel_schedule(name: str) -> Request:
 
 def publish_many(
     messages: Iterable[Any],
-    *,
     headers: Headers | None = None,
     producer: str | None = None,
     number: int | None = None,
@@ -351,9 +350,9 @@ def publish_many(
     return Request(head, columns, "what was published", lambda reply: decode_results(reply.result)) if given else None
 
 
-def publish(topic: str, body: Any, key: Any, **options: Any) -> Request:
-    """Its reply is a result."""
-    request = publish_many([(topic, body, key)], **options)
+def publish(topic: str, body: Any, key: Any, *options: Any) -> Request:
+    """Its reply is a result. `options`: as `publish_many` has them."""
+    request = publish_many([(topic, body, key)], *options)
     assert request is not None
     return request._replace(read=lambda reply: decode_results(reply.result)[0])
 

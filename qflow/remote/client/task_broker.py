@@ -152,16 +152,14 @@ class AsyncRemoteBroker(Unpicklable):
         Raises:
             InDoubt: the connection ended before the answer came; it may have been published.
         """
-        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        return await self._connection.call(requests.publish(topic, body, key, **options))
+        return await self._connection.call(requests.publish(topic, body, key, headers, producer, number, timeout_s))
 
     async def publish_many(
         self, messages: Iterable[Publication], *, headers: Headers | None = None, producer: str | None = None,
         number: int | None = None, timeout_s: Duration | None = None,
     ) -> Sequence[PublishResult]:  # fmt: skip
         """Publish (topic, body) pairs, or (topic, body, key), in one commit, all of them or none; see `publish`."""
-        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        request = requests.publish_many(messages, **options)
+        request = requests.publish_many(messages, headers, producer, number, timeout_s)
         return [] if request is None else await self._connection.call(request)
 
     def submit_publish(
@@ -169,8 +167,7 @@ class AsyncRemoteBroker(Unpicklable):
         producer: str | None = None, number: int | None = None, timeout_s: Duration | None = None,
     ) -> asyncio.Future[PublishResult]:  # fmt: skip
         """`publish` that does not wait: the future has the result once it is confirmed."""
-        options: dict[str, Any] = {"headers": headers, "producer": producer, "number": number, "timeout_s": timeout_s}
-        return self._connection.submit(requests.publish(topic, body, key, **options))
+        return self._connection.submit(requests.publish(topic, body, key, headers, producer, number, timeout_s))
 
     # Streams -----------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class Draft:
 
     def publish(self, topic: str, body: Any, key: Key | None, headers: Headers | None) -> None:
         """Take what is published."""
-        request = requests.publish(topic, body, key, headers=headers)
+        request = requests.publish(topic, body, key, headers)
         said = decode_headers(encode_headers(headers)) if headers else None
         step = {"do": "publish", "topic": topic, "headers": said, "key": key is not None}
         self._add(step, list(request.columns[0]), list(request.columns[1]) if key is not None else [])
