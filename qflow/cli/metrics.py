@@ -31,6 +31,5 @@ def metrics(spool: Path, named: int) -> None:
 
     of_spools = load("qflow.metrics.spools", needs="prometheus_client", what="qflow metrics")
     collecting = load("qflow.metrics.collecting", needs="prometheus_client", what="qflow metrics")
-    exposing = load("qflow.metrics.exposing", needs="prometheus_client", what="qflow metrics")
     collector = collecting.SpoolCollector(of_spools.source_of_spool(spool), named=named, strict=True)
-    click.echo(exposing.Exposition(collector).text(), nl=False)
+    click.echo(collecting.Exposition(collector).text(), nl=False)

@@ -93,8 +93,8 @@ async def _metrics(request: Request) -> Response:
     state = request.app.state
     broker = state.site.broker
     if not hasattr(state, "metrics"):  # one for all scrapes: it knows which queues have series of their own
-        exposing: Any = load("qflow.metrics.exposing", needs="prometheus_client", what="/metrics")
-        state.metrics = exposing.Exposition(collector(broker))
+        collecting: Any = load("qflow.metrics.collecting", needs="prometheus_client", what="/metrics")
+        state.metrics = collecting.Exposition(collector(broker))
     body, content_type = await in_thread(broker, lambda: state.metrics.answer(request.headers.get("accept", "")))
     return Response(body, headers={"Content-Type": content_type})
 

@@ -131,7 +131,7 @@ class Guard:
             )
         except (binascii.Error, ValueError):
             return None
-        user = await self._site.login(name, password, peer_of(scope)) if colon else None
+        user = await self._site.logins.check(name, password, peer_of(scope)) if colon else None
         return None if user is None else Rights(user)
 
 

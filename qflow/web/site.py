@@ -22,7 +22,7 @@ from qflow.inspect import Health, owner_of
 from qflow.loggers import get_logger
 from qflow.serving import presence
 from qflow.serving.logins import Logins
-from qflow.serving.users import Account, User, Users
+from qflow.serving.users import Account, Users
 from qflow.web import reading
 from qflow.web.figures import Figures
 from qflow.web.rights import READER, Rights
@@ -144,7 +144,7 @@ class Site:
     async def open_session(self, name: str, password: str, peer: str) -> str | None:
         """Return the value of the cookie of somebody who logs in; None if the password is wrong."""
         account = self._account(name)  # whose password is checked: there may be another one when that is done
-        user = await self.login(name, password, peer) if self.has_users else None
+        user = await self.logins.check(name, password, peer) if self.has_users else None
         if user is None or account is None:
             return None
         return self.sessions.open(user.name, str(account.password))[0]
@@ -152,10 +152,6 @@ class Site:
     def _account(self, name: str) -> Account | None:
         users = self.logins.users
         return None if users is None else users.accounts.get(name)
-
-    async def login(self, name: str, password: str, peer: str) -> User | None:
-        """Return the user if the password is right; a wrong one takes the longer the more there were."""
-        return await self.logins.check(name, password, peer)
 
     def anybody(self) -> Rights | None:
         """Return what may be done without a login; None if nothing."""

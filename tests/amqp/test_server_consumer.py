@@ -12,10 +12,10 @@ import pytest
 import qflow.aio
 from doors.event_loop import run, until
 from qflow.amqp.model.queues import Queue
+from qflow.amqp.server.client import Turns
 from qflow.amqp.server.consuming import AT_ONCE, BUFFER_BYTES, Consumer, give_back
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.stores import QueueStore
-from qflow.amqp.server.turns import Turns
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
 
 

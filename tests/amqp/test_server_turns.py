@@ -11,13 +11,13 @@ from pamqp.commands import Basic
 from amqp_loop import connected, serving, turns_noted
 from doors.event_loop import run
 from qflow.amqp.server.channel import Channel
+from qflow.amqp.server.client import MOST_IN_A_TURN, Turns
 from qflow.amqp.server.consuming import AT_ONCE
-from qflow.amqp.server.turns import MOST, Turns
 
 
 def test_what_consumers_send_in_one_turn_of_the_loop_is_bounded(tmp_path: Path) -> None:
     """A login waited a second for the messages of 1,500 consumers, as each sent all that it had before its next step."""
-    consumers, each = 4 * MOST // AT_ONCE, 2 * AT_ONCE
+    consumers, each = 4 * MOST_IN_A_TURN // AT_ONCE, 2 * AT_ONCE
 
     async def scenario() -> None:
         async with serving(tmp_path / "spool") as server:
@@ -31,7 +31,7 @@ def test_what_consumers_send_in_one_turn_of_the_loop_is_bounded(tmp_path: Path) 
                 client.send(commands.Channel.Flow(True))
                 for _ in range(consumers * each):
                     await client.expect(Basic.Deliver)
-            assert max(sent.count(turn) for turn in set(sent)) <= MOST + AT_ONCE
+            assert max(sent.count(turn) for turn in set(sent)) <= MOST_IN_A_TURN + AT_ONCE
 
     run(scenario())
 
@@ -43,7 +43,7 @@ def test_a_consumer_that_ends_while_it_waits_for_its_turn_takes_none(tmp_path: P
         turns, had = Turns(), list[int]()
 
         async def send(number: int) -> None:
-            await turns.begin(MOST)
+            await turns.begin(MOST_IN_A_TURN)
             had.append(number)
 
         tasks = [asyncio.create_task(send(number)) for number in range(4)]

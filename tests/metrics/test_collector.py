@@ -25,8 +25,7 @@ import qflow
 import qflow.aio
 import qflow.metrics
 from qflow.errors import InvalidArgument, NotFound
-from qflow.metrics.collecting import SpoolCollector
-from qflow.metrics.exposing import Exposition
+from qflow.metrics.collecting import Exposition, SpoolCollector
 from qflow.metrics.names import listed
 from qflow.metrics.sources import Asked
 

@@ -14,7 +14,7 @@ from mqtt_loop import SetClock, client, serving_at, slept, unconnected
 from qflow.errors import DiskFull
 from qflow.mqtt.model.messages import of_headers
 from qflow.mqtt.model.sessions import left_ms_of
-from qflow.mqtt.server.recent import MOST_BYTES, Recent
+from qflow.mqtt.server.feeding import MOST_RECENT_BYTES, Recent
 from qflow.mqtt.server.server import Server
 from qflow.mqtt.server.storing import SESSIONS
 
@@ -178,5 +178,5 @@ def test_properties_count_among_what_is_kept_in_memory() -> None:
         message = of_headers("a", b"", {"key": f"{offset:060000}"})
         message.offset = offset
         recent.add(message)
-    assert not recent.has(1000 - MOST_BYTES // 60_000 - 1)
+    assert not recent.has(1000 - MOST_RECENT_BYTES // 60_000 - 1)
     assert recent.has(999)

@@ -39,10 +39,6 @@ def declared_name(name: str) -> str:
     return name.translate(_LINE_ENDS)
 
 
-def no_headers() -> Table:
-    return {}
-
-
 class VirtualHost:
     """See the module. For one thread."""
 
@@ -52,6 +48,8 @@ class VirtualHost:
         self._routing = Routing(self.has_queue)
         self.exchanges = self._routing.exchanges
         self.bindings = self._routing.bindings
+        self.add_exchange = self._routing.add_exchange
+        self.add_binding = self._routing.add_binding
         self.queues: dict[str, Queue] = {}
         """Those that AMQP declared; see `find_queue`."""
         self._owned: dict[int, dict[str, None]] = {}
@@ -114,7 +112,7 @@ class VirtualHost:
     # Routing ---------------------------------------------------------------------------------------------------------
 
     def route(
-        self, exchange: str, routing_key: str, headers: Headers = no_headers, copies: Sequence[str] = ()
+        self, exchange: str, routing_key: str, headers: Headers = dict, copies: Sequence[str] = ()
     ) -> tuple[str, ...]:
         """Return the names of the queues that a message goes to, each once, in the order of their bindings.
 
@@ -340,14 +338,6 @@ class VirtualHost:
         facts |= {records.key_of(records.OF_QUEUE, self.name, one.name): None for one in queues if one.durable}
         changes: list[Callable[[], object]] = [partial(self._routing.remove, removal)]
         return Plan(facts=facts, changes=[*changes, *(partial(self._remove_queue, one) for one in queues)])
-
-    def add_exchange(self, exchange: Exchange) -> None:
-        """Have an exchange that is loaded."""
-        self._routing.add_exchange(exchange)
-
-    def add_binding(self, binding: Binding) -> None:
-        """Have a binding that is loaded."""
-        self._routing.add_binding(binding)
 
     def add_queue(self, queue: Queue) -> None:
         """Have a queue; for plans, and what is loaded."""

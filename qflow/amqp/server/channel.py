@@ -278,10 +278,6 @@ class Channel:
             await self.host.consumer_left(consumer)
         self._answer(method, Basic.CancelOk(method.consumer_tag))
 
-    def publish(self, exchange: str, routing_key: str, mandatory: bool, properties: bytes, body: bytes) -> Handled:
-        """Take a message that the client published."""
-        return self.publishing.publish(exchange, routing_key, mandatory, properties, body)
-
     async def get(self, method: Basic.Get) -> None:
         await self.publishing.done()
         hosted = self._queue(method.queue)

@@ -155,6 +155,7 @@ class Host:
         """Those that were used since the server began."""
         self._hosts = hosts
         self._model = model
+        self.check_exchange = model.check_exchange
         self.trim_soon = Trimming(self, hosts.dead_letters, hosts.tasks).soon
         self._expiring: set[str] = {name for name, one in model.queues.items() if one.settled.expires_ms is not None}
 
@@ -223,10 +224,6 @@ class Host:
         if model.settled.is_stream:
             return StreamStore(model.name, name, self.broker.stream(name), self.broker)
         return QueueStore(model.name, self.broker.queue(name), counts=model.settled.queue_type == QUORUM)
-
-    def check_exchange(self, name: str) -> None:
-        """Refuse an exchange that is not there."""
-        self._model.check_exchange(name)
 
     def route(
         self, exchange: str, keys: Sequence[str], properties: Properties, *, inside: bool = False

@@ -15,10 +15,9 @@ from qflow import __version__
 from qflow.aio.broker import AsyncBroker
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.channel import TICK_S
+from qflow.amqp.server.client import Permissions, Turns
 from qflow.amqp.server.host import Host, Hosts
-from qflow.amqp.server.permissions import Permissions
 from qflow.amqp.server.session import Session
-from qflow.amqp.server.turns import Turns
 from qflow.amqp.wire.connection import SERVER_PROPERTIES, Connection
 from qflow.amqp.wire.events import Login
 from qflow.amqp.wire.limits import DEFAULT_LIMITS, Limits

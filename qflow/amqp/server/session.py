@@ -12,13 +12,11 @@ from pamqp import commands
 
 from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
 from qflow.amqp.server.channel import TICK_S, Channel
-from qflow.amqp.server.client import Share
+from qflow.amqp.server.client import Permissions, Share, Turns
 from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.host import Host
-from qflow.amqp.server.permissions import Permissions
 from qflow.amqp.server.publishing import PUBLISH
 from qflow.amqp.server.revoking import end_forbidden
-from qflow.amqp.server.turns import Turns
 from qflow.amqp.wire import events
 from qflow.amqp.wire.connection import Connection
 from qflow.amqp.wire.states import State
@@ -93,6 +91,8 @@ class Session:
         self.share = Share(server.budget)
         """What it holds of the budget that connections have together."""
         self.turns = server.turns
+        self.max_unit_bytes = server.max_unit_bytes
+        self.warn = server.tell
         self._closing_s: float | None = None
         """When the client was told to close."""
         self._task = asyncio.current_task()
@@ -186,7 +186,9 @@ class Session:
             if event.immediate:
                 raise AmqpError(ReplyCode.NOT_IMPLEMENTED, "immediate=true")
             self._running = channel
-            return channel.publish(event.exchange, event.routing_key, event.mandatory, event.properties, event.body)
+            return channel.publishing.publish(
+                event.exchange, event.routing_key, event.mandatory, event.properties, event.body
+            )
         if kind is events.Method:
             channel = self.channels.get(event.channel)
             return channel.handle(event.method) if channel is not None else self._connection_method(event)
@@ -280,15 +282,6 @@ class Session:
     def cancels_consumers(self) -> bool:
         """The client wants to be told when a consumer's queue is gone."""
         return bool(self.machine.capabilities.get("consumer_cancel_notify"))
-
-    @property
-    def max_unit_bytes(self) -> int:
-        """The most that a transaction may hold."""
-        return self.server.max_unit_bytes
-
-    def warn(self, text: str, *values: object) -> None:
-        """Write a warning to the log, unless there was one a short time ago."""
-        self.server.tell(text, *values)
 
     def new_tag(self) -> str:
         """Return a consumer tag."""

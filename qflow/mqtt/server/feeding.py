@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from operator import attrgetter
@@ -25,13 +25,47 @@ from qflow.mqtt.model.messages import Message, of_headers, unpack
 from qflow.mqtt.model.searching import Search
 from qflow.mqtt.model.sessions import Flight, Subscribed
 from qflow.mqtt.server.outbound import Counts, Outbound
-from qflow.mqtt.server.recent import Recent
 from qflow.mqtt.server.storing import RETAINED
 from qflow.named_tuples import NamedTuple
 from qflow.serving.tasks import Tasks
 from qflow.streams.deliveries import StreamDelivery, StreamMessage
 from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import FilterTrie
+
+MOST_RECENT = 4096
+MOST_RECENT_BYTES = 8 * 1024**2
+
+
+class Recent:
+    """The newest messages of the stream, shared by all who are a little behind; without holes. In the loop alone."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._size = 0
+
+    def add(self, message: Message) -> None:
+        """Add the next message of the stream; the oldest go."""
+        messages = self._messages
+        if messages and messages[-1].offset + 1 != message.offset:
+            messages.clear()
+            self._size = 0
+        messages.append(message)
+        self._size += message.size
+        while len(messages) > MOST_RECENT or self._size > MOST_RECENT_BYTES:
+            self._size -= messages.popleft().size
+
+    def has(self, offset: int) -> bool:
+        """Tell whether all messages from an offset on are here."""
+        return bool(self._messages) and offset >= self._messages[0].offset
+
+    def since(self, offset: int) -> Iterator[Message]:
+        """Yield the messages from an offset on, which `has` said are here."""
+        for message in islice(self._messages, offset - self._messages[0].offset, None):
+            try:
+                yield message
+            finally:
+                message.forget_encodings()
+
 
 _logger = get_logger("qflow.mqtt")
 

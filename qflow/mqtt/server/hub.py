@@ -21,10 +21,9 @@ from qflow.mqtt.model.marks import Marks
 from qflow.mqtt.model.messages import Message
 from qflow.mqtt.model.sessions import Subscribed
 from qflow.mqtt.server.clock import Clock
-from qflow.mqtt.server.feeding import message_of
+from qflow.mqtt.server.feeding import Recent, message_of
 from qflow.mqtt.server.keeping import Keeper
 from qflow.mqtt.server.outbound import Counts
-from qflow.mqtt.server.recent import Recent
 from qflow.mqtt.server.retaining import Retaining
 from qflow.mqtt.server.storing import RETAINED, Records, Rooms
 from qflow.mqtt.server.sys_topics import SysTopics
@@ -59,6 +58,7 @@ class Hub:
     def __init__(self, broker: AsyncBroker, clock: Clock) -> None:
         self.broker = broker
         self.clock = clock
+        self.monotonic = clock.monotonic
         self.counts = Counts()
         self.recent = Recent()
         self.steps = Steps(clock.now_ms, lambda: clock.monotonic() * 1000, SET_MS)
@@ -320,10 +320,6 @@ class Hub:
     def connected(self) -> int:
         """How many clients are."""
         return len(self.sessions)
-
-    def monotonic(self) -> float:
-        """Return seconds from some beginning."""
-        return self.clock.monotonic()
 
     def has_subscribers(self, topic: str) -> bool:
         """Tell whether somebody who is there subscribes to a topic."""
