@@ -37,15 +37,11 @@ from qflow.routing.results import PublishResult
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
 
 
-class RemoteBroker(Unpicklable):
-    """A spool that another process owns, and its queues. Made by `qflow.connect`; every method is thread-safe.
+class AnyRemoteBroker(Unpicklable):
+    """What the brokers of threads and of tasks tell without asking the owner."""
 
-    Arguments, results and errors are those of `qflow.Broker`; see there. `close` ends the connection, not the broker.
-    """
-
-    _connection: Connection
+    _connection: Any
     _welcome: dict[str, Any]
-    _events: Events
 
     @property
     def path(self) -> str:
@@ -65,7 +61,20 @@ class RemoteBroker(Unpicklable):
     @property
     def closed(self) -> bool:
         """Whether the connection has ended."""
-        return self._connection.closed
+        return bool(self._connection.closed)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path!r}{', closed' if self.closed else ''}>"
+
+
+class RemoteBroker(AnyRemoteBroker):
+    """A spool that another process owns, and its queues. Made by `qflow.connect`; every method is thread-safe.
+
+    Arguments, results and errors are those of `qflow.Broker`; see there. `close` ends the connection, not the broker.
+    """
+
+    _connection: Connection
+    _events: Events
 
     @property
     def recovery(self) -> RecoveryReport:
@@ -249,9 +258,6 @@ class RemoteBroker(Unpicklable):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"<RemoteBroker {self.path!r}{', closed' if self.closed else ''}>"
 
 
 def broker_of(connection: Connection, welcome: dict[str, Any]) -> RemoteBroker:

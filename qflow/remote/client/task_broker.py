@@ -8,12 +8,11 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Unpack
-from uuid import UUID
 
 from qflow.aio.loops import running_loop
 from qflow.aio.opening import Opening
 from qflow.callbacks import call, check_callback
-from qflow.config import BrokerSettings, QueueSettings, StreamSettings, is_url, parse_timeout
+from qflow.config import QueueSettings, StreamSettings, is_url, parse_timeout
 from qflow.descriptors import occupy_standard
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed
@@ -32,8 +31,8 @@ from qflow.options import (
     SubscriptionOptions,
 )
 from qflow.periodic import Schedule
-from qflow.pickling import Unpicklable
 from qflow.remote.client import replies, requests, stream_requests
+from qflow.remote.client.broker import AnyRemoteBroker
 from qflow.remote.client.connecting import AGAIN_S, gone, open_socket, path_of, silent
 from qflow.remote.client.events import event_of
 from qflow.remote.client.task_queue import AsyncRemoteQueue, queue_of
@@ -48,7 +47,7 @@ from qflow.tokens import token_of
 _logger = get_logger("qflow")
 
 
-class AsyncRemoteBroker(Unpicklable):
+class AsyncRemoteBroker(AnyRemoteBroker):
     """A spool that another process owns, for tasks of one event loop. Made by `qflow.aio.connect`.
 
     Arguments, results and errors are those of `qflow.aio.AsyncBroker`; see there. What is known there at once is asked
@@ -60,29 +59,9 @@ class AsyncRemoteBroker(Unpicklable):
     _callbacks: list[Callable[[Event], object]]
 
     @property
-    def path(self) -> str:
-        """The directory of the spool, as its owner has it."""
-        return str(self._welcome["path"])
-
-    @property
-    def uuid(self) -> UUID:
-        """The uuid of the spool."""
-        return UUID(self._welcome["uuid"])
-
-    @property
-    def settings(self) -> BrokerSettings:
-        """How its owner opened it."""
-        return BrokerSettings.from_dict(self._welcome["settings"])
-
-    @property
     def recovery(self) -> RecoveryReport:
         """What its owner found when it opened the spool, as of the connecting."""
         return replies.report(RecoveryReport, self._welcome["recovery"])
-
-    @property
-    def closed(self) -> bool:
-        """Whether the connection has ended."""
-        return self._connection.closed
 
     # Queues ------------------------------------------------------------------------------------------------------
 
@@ -272,9 +251,6 @@ class AsyncRemoteBroker(Unpicklable):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def __repr__(self) -> str:
-        return f"<AsyncRemoteBroker {self.path!r}{', closed' if self.closed else ''}>"
 
 
 def broker_of(connection: TaskConnection, welcome: dict[str, Any]) -> AsyncRemoteBroker:
