@@ -27,6 +27,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial, wraps
 from opcode import opmap
 from operator import methodcaller
@@ -35,7 +36,7 @@ from threading import Lock, get_ident
 from types import CodeType, FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from qflow.errors import BrokerClosed, QflowError, Reentered
+from qflow.errors import BrokerClosed, ForkedProcess, QflowError, Reentered
 from qflow.memory.line import Alarm, Wake
 
 P = ParamSpec("P")
@@ -106,6 +107,17 @@ class _Shelter:
         """As many as there are threads that wait for a job, and jobs that are on their way to one less."""
         self.inside: dict[int, bool] = {}
         """Other threads that are in a call."""
+        self._waited_for: list[_Job] = []
+
+    def forked(self) -> None:
+        """In a forked child: what others did for the main thread is not done here, and it waits for none of that."""
+        waited_for = self._waited_for
+        self.__init__()  # type: ignore[misc]
+        for job in waited_for:
+            if not job.done:
+                job.error, job.done = ForkedProcess("this process was forked from another in the middle of a call"), True
+            with suppress(RuntimeError):  # it was about to go on
+                job.gate.release()
 
     def call(self, work: Callable[[], T]) -> T:
         """Have a thread do some work for the main thread; an interrupt is raised when it is done."""
@@ -114,6 +126,7 @@ class _Shelter:
         if sys.is_finalizing():
             raise BrokerClosed("the interpreter is ending: close a broker before that, in the program or by `atexit`")
         job = _Job(work)
+        self._waited_for.append(job)
         try:
             try:
                 del self._idle[-1]  # no call, so that an interrupt finds the job with a thread, or none taken
@@ -129,6 +142,8 @@ class _Shelter:
             if job.sent:
                 job.outlast()
             raise
+        finally:
+            self._waited_for.remove(job)
         error, job.error = job.error, None
         if error is not None:
             try:
@@ -150,7 +165,7 @@ class _Shelter:
 
 
 _shelter = _Shelter()
-os.register_at_fork(after_in_child=_shelter.__init__)  # type: ignore[misc]
+os.register_at_fork(after_in_child=_shelter.forked)
 
 
 class _Collecting(set[str]):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
+import signal
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -669,8 +671,6 @@ def test_an_error_of_a_sync_is_told_to_the_writer_too(tmp_path: Path, monkeypatc
 
 def test_an_error_that_a_handler_raises_comes_out_though_it_looks_like_one_of_the_disk(broker: qflow.Broker) -> None:
     """A time-out is an `OSError`, and may have an error number."""
-    import signal
-
     def handler(*_: object) -> None:
         raise TimeoutError(110, "too late")
 
@@ -738,6 +738,35 @@ def test_a_handler_forks_in_the_middle_and_the_child_writes_nothing(broker: qflo
     one.write_alone = fork_first
     queue.put(b"d")
     assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_handler_forks_while_another_thread_works_for_it_and_the_child_is_told(broker: qflow.Broker) -> None:
+    """There is no such thread in the child, which waits for nobody, whatever it was in the middle of."""
+    children: list[int] = []
+
+    def fork(*_: object) -> None:
+        children.append(os.fork())
+        if not children[0]:
+            faulthandler.dump_traceback_later(30, exit=True)
+        forked.set()
+
+    def strike() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        assert forked.wait(60)
+
+    forked, before = threading.Event(), signal.signal(signal.SIGUSR1, fork)
+    status = 1
+    try:
+        at_sync(broker, strike)
+        put_together(broker, b"d", b"e")
+    except qflow.ForkedProcess:
+        status = 0
+    finally:
+        if children and not children[0]:
+            os._exit(status)
+        signal.signal(signal.SIGUSR1, before)
+    assert os.waitpid(children[0], 0)[1] == 0
+    assert broker.queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d", b"e"]
 
 
 def test_a_journal_without_notes_is_read_and_another_takes_its_place(
