@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 from uuid import UUID
 
-from qflow.aio.loops import Home, Worker, homes_of, running_loop
+from qflow.aio.home import Home
+from qflow.aio.loops import Worker, homes_of, running_loop
 from qflow.aio.opening import Opening
 from qflow.aio.publishing import AsyncPublishing
 from qflow.aio.queue import AsyncQueue, plain_queue, queue_of

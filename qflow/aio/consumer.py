@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from qflow.aio.delivery import AsyncDelivery, Settling
-from qflow.aio.loops import Home
+from qflow.aio.home import Home
 from qflow.callbacks import is_failure, run
 from qflow.delivery import Delivery
 from qflow.errors import AlreadySettled, QflowError

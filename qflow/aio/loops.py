@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
-from threading import get_ident
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
+from qflow.aio.home import Home, Log
 from qflow.aio.threads import Threads
-from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument, again
+from qflow.errors import BrokerClosed, ForkedProcess, InvalidArgument
 from qflow.memory.line import FOREVER, WORK, Wake
 from qflow.memory.waiting import StraightLock, in_place
 from qflow.named_tuples import NamedTuple
@@ -63,148 +62,6 @@ class Steps(NamedTuple):
     give_up: Callable[[], object]
 
 
-class Request(Protocol):
-    """A put, settle or unit handed to the log."""
-
-    @property
-    def done(self) -> bool: ...
-    @property
-    def error(self) -> BaseException | None: ...
-    def outcome(self) -> Any: ...
-
-
-class Promise(Protocol):
-    """A future, or what is told the same."""
-
-    def done(self) -> bool: ...
-    def set_result(self, result: Any) -> None: ...
-    def set_exception(self, exception: BaseException) -> None: ...
-
-
-Crowd = list[tuple[Promise, Request, Callable[[], Any]]]
-"""Requests that tasks handed to the log in one turn of their loop, with their futures."""
-
-
-class Log(Protocol):
-    """The transaction log, as far as tasks need it."""
-
-    def put(self, put: Any, soon: bool = True) -> Any: ...
-    def tell(self, request: Any, told: Callable[[], object]) -> None: ...
-    def now(self) -> None: ...
-
-
-class Home:
-    """State that the tasks of one event loop share in one broker."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, log: Log | None) -> None:
-        self.loop = loop
-        self._thread = get_ident()
-        """That of the loop: under gevent, all that it calls threads have the same loop running."""
-        self._log = log
-        self._calls: deque[Callable[[], object]] = deque()
-        self._called = False
-        self._crowd: Crowd | None = None
-        self.unfinished: set[Callable[[], object]] = set()
-        """What gives up each thing that a task has begun and not ended; twice is fine."""
-
-    def call(self, function: Callable[[], object]) -> None:
-        """Have the loop call a function; from any thread, also under locks. Cost: 0.2 µs, 10 µs if the loop sleeps."""
-        self._calls.append(function)
-        if not self._called:
-            if asyncio._get_running_loop() is self.loop and get_ident() == self._thread:
-                self.loop.call_soon(self._run)
-                self._called = True  # behind that: a handler may raise between, and twice is harmless
-                return
-            self._called = True
-            try:
-                self.loop.call_soon_threadsafe(self._run)
-            except RuntimeError:  # the loop is closed
-                self._forget_calls()
-
-    def _forget_calls(self) -> None:
-        self._called = False
-        self._calls.clear()
-
-    def give_up(self) -> None:
-        """Give up what tasks have begun, which do not go on: the loop is closed."""
-        self._crowd = None
-        self._forget_calls()
-        with ExitStack() as each:  # whichever of them fails
-            for one in list(self.unfinished):
-                each.callback(self.end, one)
-
-    def end(self, give_up: Callable[[], object]) -> None:
-        """Give up what a task has begun, once more if that was struck, and have it unfinished no more."""
-        try:
-            try:
-                in_place(give_up)
-            except BaseException:
-                in_place(give_up)
-                raise
-        finally:
-            self.unfinished.discard(give_up)
-
-    def _run(self) -> None:
-        self._called = False
-        calls = self._calls
-        while calls:
-            calls.popleft()()
-
-    def resolved(self, result: T) -> asyncio.Future[T]:
-        """Return a future that has a result."""
-        future: asyncio.Future[T] = self.loop.create_future()
-        future.set_result(result)
-        return future
-
-    def confirmed(self, request: Request, outcome: Callable[[], Any] | None = None) -> asyncio.Future[Any]:
-        """Return a future of a request just handed to the log: resolved when it is done, with its outcome or another.
-
-        Requests of one turn of the loop are written together, after all tasks that are ready now have run. Their
-        futures are resolved together, when the last request is done: the log does most of them in order. Those that
-        others have passed, as they pass what is stored ahead, are looked at again when the last of them is done.
-        """
-        future: asyncio.Future[Any] = self.loop.create_future()
-        self.promise(request, future, outcome)
-        return future
-
-    def promise(self, request: Request, promise: Promise, outcome: Callable[[], Any] | None = None) -> None:
-        """`confirmed` with something that is told the outcome as a future would be."""
-        if self._crowd is None:
-            self.loop.call_soon(self._ring)
-            self._crowd = []  # behind that: a handler may raise between, and a call for nobody is harmless
-        self._crowd.append((promise, request, outcome or request.outcome))
-
-    def _ring(self) -> None:
-        crowd, self._crowd = self._crowd, None
-        assert self._log is not None
-        if crowd:
-            self._await_last(crowd)
-            self._log.now()
-
-    def _await_last(self, crowd: Crowd) -> None:
-        """Have futures resolved when the last of their requests is done."""
-        assert self._log is not None
-        _, last, _ = crowd[-1]
-        self._log.tell(last, partial(self.call, partial(self._resolve, crowd)))
-
-    def _resolve(self, crowd: Crowd) -> None:
-        """Resolve the futures of requests that are done; twice is fine. In the loop."""
-        left: Crowd = []
-        for one in crowd:
-            future, request, outcome = one
-            if future.done():
-                continue  # resolved before, or cancelled
-            if not request.done:
-                left.append(one)
-            elif request.error is not None:
-                future.set_exception(again(request.error))
-            else:
-                future.set_result(outcome())
-        if left:
-            self._await_last(left)
-        crowd.clear()  # requests lead here
-
-
 class Homes:
     """The homes of a broker, by event loop. Made by `homes_of`."""
 
@@ -212,7 +69,7 @@ class Homes:
         """`jobs`: what maintenance does each second, under its name."""
         self._log = log
         self._jobs = jobs
-        self._job = "loops that were closed", self._give_up_closed
+        self._job = "loops that were closed, or struck", self._look_after
         self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
         self._lock = StraightLock()
         self._latest: Home | None = None
@@ -231,14 +88,20 @@ class Homes:
                 self._latest = home
         return home
 
-    def _give_up_closed(self) -> bool:
-        """Give up what tasks of closed loops have begun, and forget those loops; there is no more to do at once."""
+    def _look_after(self) -> bool:
+        """Give up what tasks of closed loops have begun, and forget those loops; have the others do what stands there.
+
+        Returns False: there is no more to do at once.
+        """
         with self._lock:
-            closed = [home for loop, home in self._homes.items() if loop.is_closed()]
+            homes = list(self._homes.values())
         with ExitStack() as each:  # whichever of them fails
-            for home in closed:
-                each.callback(self._forget, home)
-                each.callback(home.give_up)
+            for home in homes:
+                if home.loop.is_closed():
+                    each.callback(self._forget, home)
+                    each.callback(home.give_up)
+                else:
+                    each.callback(home.look_after)
         return False
 
     def _forget(self, home: Home) -> None:

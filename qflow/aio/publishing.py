@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from qflow.aio.loops import Home, Homes, Steps, Waiter, Worker, attend
+from qflow.aio.home import Home
+from qflow.aio.loops import Homes, Steps, Waiter, Worker, attend
 from qflow.aio.transaction import AsyncTogether
 from qflow.config import parse_timeout
 from qflow.durations import Duration

@@ -11,7 +11,8 @@ from typing import Any, Generic, Unpack
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
-from qflow.aio.loops import Homes, Log, Promise, Waiter, Worker, attend
+from qflow.aio.home import Log, Promise
+from qflow.aio.loops import Homes, Waiter, Worker, attend
 from qflow.aio.queue_work import QueueWork, enter, put_if_room
 from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task

@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from qflow.aio.delivery import AnyDeliveries, AsyncDeliveries, InMemory, held_of
-from qflow.aio.loops import Home, Homes, Log, Worker, attend
+from qflow.aio.home import Home, Log
+from qflow.aio.loops import Homes, Worker, attend
 from qflow.deliveries import Deliveries
 from qflow.delivery import AT_ONCE, Delivery, Return
 from qflow.durations import Duration

@@ -115,7 +115,8 @@ class _Shelter:
         self.__init__()  # type: ignore[misc]
         for job in waited_for:
             if not job.done:
-                job.error, job.done = ForkedProcess("this process was forked from another in the middle of a call"), True
+                job.error = ForkedProcess("this process was forked from another one in the middle of this call")
+                job.done = True
             with suppress(RuntimeError):  # it was about to go on
                 job.gate.release()
 

@@ -18,8 +18,8 @@ import qflow.aio
 from calls import count
 from doors import event_loop
 from doors.event_loop import leave_no_reader_behind, leave_nothing_behind, run, turns
-from qflow.aio import loops
-from qflow.aio.loops import Waiter
+from qflow.aio.home import Home
+from qflow.aio.loops import Waiter, homes_of
 from qflow.aio.subscription import subscription_of
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, until
@@ -371,7 +371,7 @@ def test_a_broker_that_nobody_takes_is_closed(spool: Path, monkeypatch: pytest.M
 
 def test_calls_of_a_closed_loop_do_not_pile_up(left: Left) -> None:
     """Events for a callback in it, before maintenance has seen that it is closed and after."""
-    homes: list[loops.Home] = []
+    homes: list[Home] = []
 
     async def begin() -> None:
         left.tasks.on_event(lambda event: None)
@@ -421,7 +421,7 @@ def test_a_loop_that_is_open_is_left_alone(left: Left, monkeypatch: pytest.Monke
 def test_what_cannot_be_given_up_keeps_nothing_else_from_it(left: Left) -> None:
     """Neither of its loop, nor of another one."""
     queue = left.broker.declare_queue("q", durable=False)
-    homes = loops.homes_of(left.broker.engine)._homes
+    homes = homes_of(left.broker.engine)._homes
     for _ in range(2):
         left.close_with(_get, lambda: getters(queue) > len(homes) - 1)
         next(reversed(homes.values())).unfinished.add(lambda: 1 // 0)

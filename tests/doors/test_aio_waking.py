@@ -18,7 +18,8 @@ import qflow.aio
 from calls import count
 from doors.event_loop import leave_nothing_behind, plain, run, turns, until
 from drivers import opening_tasks
-from qflow.aio.loops import Home, Step, Steps, Waiter, Worker, attend
+from qflow.aio.home import Home
+from qflow.aio.loops import Step, Steps, Waiter, Worker, attend
 from qflow.memory.gate import LINE
 from qflow.memory.line import FOREVER, WORK
 from qflow.memory.waiting import in_place

@@ -671,6 +671,7 @@ def test_an_error_of_a_sync_is_told_to_the_writer_too(tmp_path: Path, monkeypatc
 
 def test_an_error_that_a_handler_raises_comes_out_though_it_looks_like_one_of_the_disk(broker: qflow.Broker) -> None:
     """A time-out is an `OSError`, and may have an error number."""
+
     def handler(*_: object) -> None:
         raise TimeoutError(110, "too late")
 

@@ -9,7 +9,8 @@ from typing import Any, Unpack
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
-from qflow.aio.loops import Home, running_loop
+from qflow.aio.home import Home
+from qflow.aio.loops import running_loop
 from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback

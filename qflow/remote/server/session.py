@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import qflow
 from qflow.aio.broker import AsyncBroker
-from qflow.aio.loops import Promise
+from qflow.aio.home import Promise
 from qflow.aio.queue import put_at_once
 from qflow.delivery import Entry
 from qflow.errors import (
