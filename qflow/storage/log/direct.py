@@ -173,7 +173,7 @@ class Direct:
             confirming.noted_bytes += size
             self.confirmed += 1
             self.abandoned = False
-            self.request = None
+            self.request = self._noted = self._synced = None
             request.done = True
 
     def leave(self, request: Request) -> None:
@@ -290,6 +290,7 @@ class Direct:
         if isinstance(request, Unit):
             batch.units = [request]
         batch.committed = True
+        self._noted = self._synced = None  # which hold bodies
 
     def confirm_alone(self, batch: Batch) -> bool:
         """Confirm a batch by a note, if all it has is a request that stands alone; False where that is not so.
