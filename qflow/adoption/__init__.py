@@ -129,10 +129,13 @@ class Adoption:
         What fails is told by `stats`, and tried again by the next call.
         """
         self._in_vain = {}
-        self.look()
+        self._look()
 
     def look(self) -> None:
         """`run`, but leave alone for a while what was tried in vain: a small part of the time goes into that."""
+        self._look()
+
+    def _look(self) -> None:
         with self._running:
             try:
                 stages = self._inbox.waiting()

@@ -16,6 +16,7 @@ from qflow import inspect
 from qflow.cli.chosen import Chosen
 from qflow.cli.main import app
 from qflow.queues import redrive
+from qflow.queues.assembly import Assembly
 from qflow.queues.together import Together
 from qflow.remote.client.queue import RemoteQueue
 
@@ -61,7 +62,7 @@ def test_what_an_interrupt_came_upon_is_told_as_not_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     """A commit goes on without whoever waits for it: those in it are not among the moved, and may have moved."""
-    spool, committed = tmp_path / "spool", Together.commit
+    spool, go_on = tmp_path / "spool", Together.go_on
     with qflow.open(spool) as broker:
         queue = broker.declare_queue("q", dead_letter="dead")
         queue.put_many([b"x"] * 250)
@@ -69,14 +70,13 @@ def test_what_an_interrupt_came_upon_is_told_as_not_known(
     words = [verb, str(spool), "dead", *(["q"] if verb == "move" else [])]
     counts: list[int] = []
 
-    def commit(together: Together, *arguments: Any, **options: Any) -> Any:
-        receipts = committed(together, *arguments, **options)
-        counts.append(len(receipts))
+    def struck(together: Together, assembly: Assembly, *arguments: Any, **options: Any) -> None:
+        go_on(together, assembly, *arguments, **options)
+        counts.append(len(assembly.receipts))
         if len(counts) == 2:
             raise KeyboardInterrupt
-        return receipts
 
-    monkeypatch.setattr(Together, "commit", commit)
+    monkeypatch.setattr(Together, "go_on", struck)
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, done.stdout.splitlines()) == (
         130,

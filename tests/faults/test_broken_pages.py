@@ -35,7 +35,7 @@ BODIES = [b"%03d" % number * 40 for number in range(60)]
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A spool whose queues fill some pages each, with acked messages between others; and a stream."""
     spool = tmp_path_factory.mktemp("source") / "spool"
-    with qflow.open(spool) as broker:
+    with qflow.open(spool, journal="off") as broker:
         for name in QUEUES:
             broker.bind(broker.declare_queue(name), "all")
         for body in BODIES:  # into so many queues at once, in blocks that lie in pages of the tree

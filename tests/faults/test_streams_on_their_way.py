@@ -58,11 +58,11 @@ def test_a_deletion_waits_for_who_is_about_to_join(open_spool: Open, monkeypatch
     join = broker.engine.log.join
     about, go = threading.Event(), threading.Event()
 
-    def late(unit: Any, soon: bool = True) -> Any:
+    def late(unit: Any, soon: bool = True, **options: Any) -> Any:
         if any(put.topics for put in unit.puts):
             about.set()
             assert go.wait(PATIENCE_S)
-        return join(unit, soon)
+        return join(unit, soon, **options)
 
     def work() -> None:
         if way == "publish":
