@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,9 @@ def test_a_full_disk_has_fewer_expire_in_a_commit(
 
         with monkeypatch.context() as patch:
             patch.setattr(expiring, "delete", short)
-            if room:
+            with nullcontext() if room else pytest.raises(qflow.DiskFull):
                 while broker.engine.streams.tick():
                     pass
-            else:
-                with pytest.raises(qflow.DiskFull):
-                    broker.engine.streams.tick()
         assert min(sizes) == 1
         if not room:
             broker.subscribe("s", name="n0").close()
