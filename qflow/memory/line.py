@@ -70,7 +70,8 @@ class Line:
     To watch, to end that, to wake one: 1 µs. A broker has two for each queue, so one in which nobody waits is small.
 
     Who may call nothing under the lock, as in a straight line, adds to `rung` instead; if that was 0, it rings the bell
-    next. Whoever that wakes has the others woken (`notify(-1)`), unless another notification comes before.
+    next. Whoever that wakes has the others woken (`notify(-1)`), unless another notification comes before. Who was
+    woken by one, and finds a bell rung, has that done by `notify(0)`: it came for something else.
     """
 
     __slots__ = ("_back", "_turns", "bell", "fresh", "order", "rung")

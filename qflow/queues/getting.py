@@ -217,11 +217,12 @@ class Getting:
 
     def _unwatch(self, watcher: Watcher) -> None:
         gate = self._queue.gate
+        heard = 0 if watcher.called else -1  # a notification for another message: the bell rings for somebody else
         gate.arrived.unwatch(watcher)
         self._watcher = None  # and no call until that is counted
         gate.getters -= 1
         if gate.arrived.rung:
-            gate.arrived.notify(-1)
+            gate.arrived.notify(heard)
         if self._starved:
             gate.starved -= 1
             self._queue.lanes.refresh()

@@ -455,6 +455,30 @@ def test_a_getter_that_was_woken_for_others_hands_that_on(open_spool: Open, how:
     assert not inside.left_behind(queue)
 
 
+@pytest.mark.parametrize("how", ["goes on", "gives up"])
+def test_a_getter_woken_before_a_bell_rings_leaves_that_to_whom_it_rings(open_spool: Open, how: str) -> None:
+    """It has its own message: what comes behind that is for as many others."""
+    queue = with_room(open_spool())
+    queue.put(b"held")
+    held = queue.get()
+    getters = [Getter(queue) for _ in range(4)]
+    held.nack()
+    queue.put(b"0")
+    queue.put(b"1")
+    assert [one.is_woken for one in getters] == [True, True, False, False]
+    if how == "goes on":
+        assert getters[0].goes_on()
+        assert [one.is_woken for one in getters] == [False, True, True, False]
+    else:
+        getters[0].give_up()
+        assert [one.is_woken for one in getters] == [False, True, True, True]
+        assert getters[3].goes_on()
+    assert [one.goes_on() for one in getters[1:3]] == [True, True]
+    if how == "goes on":
+        getters[3].give_up()
+    assert not inside.left_behind(queue)
+
+
 def test_an_interrupt_between_a_message_and_its_wake_up_loses_neither(open_spool: Open) -> None:
     """Wherever a handler raises in a put: what is visible has woken who waits for it."""
     queue = with_room(open_spool())
