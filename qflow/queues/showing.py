@@ -71,7 +71,11 @@ def put_at_once(
             _ring(queue, bell)
     except BaseException:
         if rings:
-            (in_place if in_loop else shelter)(partial(_notify, queue))
+            call = in_place if in_loop else shelter
+            try:
+                call(partial(_notify, queue))
+            finally:  # see `attend`
+                call(partial(_notify, queue))
         raise
     return first
 
@@ -109,7 +113,10 @@ def show_alone(queue: Reserved, put: Put, turn: Turn, first: int) -> bool:
             _ring(queue, bell)
     except BaseException:
         if rings:
-            shelter(partial(_notify, queue))
+            try:
+                shelter(partial(_notify, queue))
+            finally:  # see `attend`
+                shelter(partial(_notify, queue))
         raise
     if is_short:
         shelter(partial(_borrow_ahead, gate, context.lock, charged))

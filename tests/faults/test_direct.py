@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import itertools
 import logging
 import os
 import signal
@@ -34,6 +35,7 @@ from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal
 from qflow.storage.log.notes import NOTED_LANES
 from qflow.storage.log.shared_reading import open_to_read
 from unit.clocks import until
+from unit.test_waking import is_told_wherever
 
 FILES = Files()
 
@@ -479,6 +481,18 @@ def test_a_message_that_is_not_logged_takes_its_sequence_while_an_ack_has_the_tu
     assert confirmed(broker) == before + 1
     assert [*later, queue.put(b"6", durable=False)] == [5, 6]
     assert [(one.sequence, one.body) for one in queue.get_many(9)] == [(4, b"4"), (5, b"5"), (6, b"6")]
+
+
+@pytest.mark.parametrize("strikes", [1, 2])
+def test_an_interrupt_at_any_place_wakes_who_waits_for_it(
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch, strikes: int
+) -> None:
+    """Once the message is visible, also where the next one comes as that is made good."""
+    queue = broker.queue("q")
+    queue.purge()
+    struck = (is_told_wherever(monkeypatch, queue, strikes, lambda: rest(broker), at) for at in itertools.count())
+    places = [*itertools.takewhile(bool, struck)]
+    assert any("line.py" in where and "__call__" in where for where in places)
 
 
 @pytest.mark.parametrize("call", ["put", "put_many", "transaction", "ack"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from collections import Counter
@@ -14,11 +15,12 @@ import pytest
 import inside
 import qflow
 from calls import count
-from faults.strikes import Strike
+from faults.strikes import Strike, Struck
 from qflow.memory import waiting
 from qflow.memory.line import FOREVER, Alarm, Line
 from qflow.memory.waiting import shelter
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues import showing
 from qflow.queues.admission import TURN, Admission
 from qflow.queues.getting import Getting
 from qflow.queues.putting import Putting
@@ -479,19 +481,43 @@ def test_a_getter_woken_before_a_bell_rings_leaves_that_to_whom_it_rings(open_sp
     assert not inside.left_behind(queue)
 
 
-def test_an_interrupt_between_a_message_and_its_wake_up_loses_neither(open_spool: Open) -> None:
-    """Wherever a handler raises in a put: what is visible has woken who waits for it."""
+def is_told_wherever(
+    monkeypatch: pytest.MonkeyPatch, queue: qflow.Queue, strikes: int, ready: Callable[[], object], at: int
+) -> str | None:
+    """Strike a put at a place, and perhaps once more as that is made good; return the place, if the put came so far.
+
+    What is visible then has woken who waits for it. `ready`: what was handed over is done.
+    """
+
+    left = [Struck] * (strikes - 1)
+
+    def strike_again(work: Callable[[], object]) -> object:
+        if left:
+            raise left.pop()
+        return shelter(work)
+
+    ready()
+    getter, strike = Getter(queue), Strike(at)
+    monkeypatch.setattr(showing, "shelter", strike_again)
+    strike.run(lambda: queue.put(b"x"))
+    monkeypatch.setattr(showing, "shelter", shelter)
+    ready()
+    assert getter.is_woken is (len(queue) == 1), strike.where
+    getter.give_up()
+    assert not inside.left_behind(queue)
+    queue.purge()
+    return strike.where
+
+
+@pytest.mark.parametrize("strikes", [1, 2])
+def test_an_interrupt_between_a_message_and_its_wake_up_loses_neither(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, strikes: int
+) -> None:
+    """Wherever a handler raises in a put, and another one as that is made good."""
     queue = with_room(open_spool())
-    at, struck, visible = 0, True, 0
-    while struck:
-        getter = Getter(queue)
-        struck = Strike(at).run(lambda: queue.put(b"x"))
-        visible += struck and len(queue)
-        assert getter.is_woken is (len(queue) == 1)
-        getter.give_up()
-        queue.purge()
-        at += 1
-    assert visible > 0
+    struck = (is_told_wherever(monkeypatch, queue, strikes, lambda: None, at) for at in itertools.count())
+    places = [*itertools.takewhile(bool, struck)]
+    assert any("__call__" in where for where in places)
 
 
 def test_getters_without_room_are_woken_one_by_one(open_spool: Open) -> None:
