@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import signal
 import threading
 from collections import Counter
@@ -384,16 +385,18 @@ def test_a_message_that_comes_wakes_one_getter(
 
 
 class Getter:
-    """A get that waits as a thread does, without one."""
+    """A get that waits as a thread does, without one; or as a task."""
 
-    def __init__(self, queue: qflow.Queue) -> None:
+    def __init__(self, queue: qflow.Queue, *, is_task: bool = False) -> None:
         self._getting = parts_of(queue).gets.begin(1, None, "getter", single=True)
         self.alarm = Alarm()
+        self._is_task = is_task
         assert not self.goes_on()
 
     def goes_on(self) -> bool:
         """Tell whether it has what it waits for, after another step."""
-        return shelter(partial(self._getting.step, self.alarm, may_work=True)) is None
+        wake = self.alarm.__call__ if self._is_task else self.alarm
+        return shelter(partial(self._getting.step, wake, may_work=True)) is None
 
     @property
     def is_woken(self) -> bool:
@@ -478,6 +481,62 @@ def test_a_getter_woken_before_a_bell_rings_leaves_that_to_whom_it_rings(open_sp
     assert [one.goes_on() for one in getters[1:3]] == [True, True]
     if how == "goes on":
         getters[3].give_up()
+    assert not inside.left_behind(queue)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_getter_waits_beside_a_message_that_nobody_was_woken_for(open_spool: Open, seed: int) -> None:
+    """Threads and tasks in any order, messages that come and come back, getters that look or give up at any time."""
+    queue, chance = with_room(open_spool()), random.Random(seed)
+    for _ in range(150):
+        queue.put(b"held")
+        held = [queue.get()]
+        getters = [Getter(queue, is_task=chance.random() < 0.4) for _ in range(4)]
+        woken: list[Getter] = []
+
+        def look(getter: Getter, getters: list[Getter] = getters) -> None:
+            if getter.goes_on():
+                getters.remove(getter)
+
+        for act in chance.choices(
+            ["put", "put_many", "nack", "look", "look unasked", "give up"], [6, 1, 2, 5, 1, 1], k=9
+        ):
+            woken = [one for one in getters if one in woken or one.is_woken]
+            if act == "put":
+                queue.put(b"x")
+            elif act == "put_many":
+                queue.put_many([b"x", b"x"])
+            elif act == "nack" and held:
+                held.pop().nack()
+            elif act == "look" and woken:
+                look(woken.pop(chance.randrange(len(woken))))
+            elif act == "look unasked" and getters:
+                look(getters[-1])
+            elif act == "give up" and getters:
+                getters.pop(0).give_up()
+        while woken := [one for one in getters if one in woken or one.is_woken]:
+            look(woken.pop(0))
+        assert not getters or len(queue) == queue.stats().acquired_messages
+        for one in getters:
+            one.give_up()
+        assert not inside.left_behind(queue)
+        queue.purge()
+
+
+def test_threads_that_wait_get_messages_by_turns(open_spool: Open) -> None:
+    """Who has had one is behind those that wait."""
+    queue = with_room(open_spool())
+    getters = [Getter(queue) for _ in range(3)]
+    order = []
+    for _ in range(9):
+        queue.put(b"x")
+        [at] = [at for at, one in enumerate(getters) if one.is_woken]
+        assert getters[at].goes_on()
+        getters[at] = Getter(queue)
+        order.append(at)
+    assert order == [0, 1, 2] * 3
+    for one in getters:
+        one.give_up()
     assert not inside.left_behind(queue)
 
 
