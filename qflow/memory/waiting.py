@@ -69,10 +69,12 @@ class _Closed(Protocol):
 class _Job:
     """A call that another thread makes for the main thread."""
 
-    __slots__ = ("done", "error", "gate", "result", "sent", "work")
+    __slots__ = ("beneath", "done", "error", "gate", "result", "sent", "work")
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self.work = work
+        self.beneath: _Job | None = None
+        """What the main thread waited for when a handler asked for this."""
         self.gate = Lock()
         self.gate.acquire()
         self.sent = False
@@ -107,18 +109,19 @@ class _Shelter:
         """As many as there are threads that wait for a job, and jobs that are on their way to one less."""
         self.inside: dict[int, bool] = {}
         """Other threads that are in a call."""
-        self._waited_for: list[_Job] = []
+        self._waited_for: _Job | None = None
 
     def forked(self) -> None:
         """In a forked child: what others did for the main thread is not done here, and it waits for none of that."""
-        waited_for = self._waited_for
+        job = self._waited_for
         self.__init__()  # type: ignore[misc]
-        for job in waited_for:
+        while job is not None:
             if not job.done:
                 job.error = ForkedProcess("this process was forked from another one in the middle of this call")
                 job.done = True
             with suppress(RuntimeError):  # it was about to go on
                 job.gate.release()
+            job = job.beneath
 
     def call(self, work: Callable[[], T]) -> T:
         """Have a thread do some work for the main thread; an interrupt is raised when it is done."""
@@ -127,7 +130,7 @@ class _Shelter:
         if sys.is_finalizing():
             raise BrokerClosed("the interpreter is ending: close a broker before that, in the program or by `atexit`")
         job = _Job(work)
-        self._waited_for.append(job)
+        job.beneath, self._waited_for = self._waited_for, job
         try:
             try:
                 del self._idle[-1]  # no call, so that an interrupt finds the job with a thread, or none taken
@@ -144,7 +147,7 @@ class _Shelter:
                 job.outlast()
             raise
         finally:
-            self._waited_for.remove(job)
+            self._waited_for = job.beneath
         error, job.error = job.error, None
         if error is not None:
             try:
