@@ -305,6 +305,10 @@ class BrokerMachine(SpoolMachine):
                 assert not ready or any(self.held.values()), "a message is stuck"
                 return
             ready = self.ready(name)  # the clock may have gone on
+            ahead_ms = int(self.clock.now * 1000) - self.now_ms()
+            for one in ready:
+                if one.returned_ms is not None:  # of two clocks, by how long each is late
+                    one.due = one.returned_ms + ahead_ms
             if name == "dead":
                 self.notice_dead(delivery)
                 ready = list(self.waiting[name].values())
