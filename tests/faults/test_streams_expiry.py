@@ -60,7 +60,7 @@ def test_subscriptions_that_expire_share_commits(spool: Path, clock: Clock, monk
         assert broker.stats().commits_total - commits <= 2 * steps + 4
         assert broker.check() == []
     with open_still(killed, clock) as broker:
-        assert len(names(broker)) == MANY + 1 - sessions.EXPIRED_AT_ONCE
+        assert len(names(broker)) <= MANY + 1 - sessions.EXPIRED_AT_ONCE  # maintenance may have taken a step before
         while broker.engine.streams.tick() or inside.upkeep(broker).remove_deleted():
             pass
         assert names(broker) == {"for good"}
