@@ -127,21 +127,22 @@ class Line:
         n, self.rung = n + self.rung, 0
         while n > 0 and (fresh or order):
             n -= 1
-            if order and (not fresh or -order[-1] < next(iter(fresh))):
-                watcher = self._back.pop(-order.pop())
-            else:
-                watcher = fresh.popitem(last=False)[1]
+            watcher = self._back.pop(-order.pop()) if self._is_back_first() else fresh.popitem(last=False)[1]
             watcher.called = True
             watcher.wake()
         self._find_bell()
 
-    def _find_bell(self) -> None:
+    def _is_back_first(self) -> bool:
+        """Tell whether who waits first was here before."""
         fresh, order = self.fresh, self.order
+        return bool(order) and (not fresh or -order[-1] < next(iter(fresh)))
+
+    def _find_bell(self) -> None:
         first = None
-        if order and (not fresh or -order[-1] < next(iter(fresh))):
-            first = self._back[-order[-1]].wake
-        elif fresh:
-            first = next(iter(fresh.values())).wake
+        if self._is_back_first():
+            first = self._back[-self.order[-1]].wake
+        elif self.fresh:
+            first = next(iter(self.fresh.values())).wake
         self.bell = first if isinstance(first, Alarm) else None
 
     def notify_all(self) -> None:

@@ -78,9 +78,13 @@ class Assembly:
         """(queue, messages, they are dropped) of what limits turned away."""
         self.unit: Unit | None = None
         """All of it, once it is to join a batch."""
-        self.is_done = False
-        """It holds, or what is not logged was done at once."""
         self._leave: dict[object, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
+
+    @property
+    def is_done(self) -> bool:
+        """After it was begun: it holds, or what is not logged was done at once."""
+        unit = self.unit
+        return not self.blocked and (unit is None or (unit.done and unit.error is None))
 
     def reserve(self) -> list[Receipt]:
         """Reserve room where there is some now, and add the puts; return what is to wait for room next, or nothing.

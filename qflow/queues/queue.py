@@ -136,10 +136,10 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
                     runs.next = sequence + 1
                     tail += one
                     return sequence
-            puts, settings, number = self._parts.puts, self.settings, priority or 0
-            if settings.ttl_s is None:
+            puts, number = self._parts.puts, priority or 0
+            if puts.context.settings.ttl_s is None:
                 if number:
-                    check_priority(number, settings, self.name)
+                    check_priority(number, puts.context.settings, self.name)
                 at_once = puts.put_at_once(one, len(body), number) if number or gate.places or gate.getters else None
                 return puts.put([body], True, number, timeout_s) if at_once is None else at_once  # type: ignore[return-value]
         puts = self._parts.puts

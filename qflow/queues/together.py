@@ -114,8 +114,7 @@ class Together:
         """
         assembly.blocked = assembly.reserve()
         if not assembly.blocked:
-            entered = self.enter(assembly, future, alone=alone)
-            assembly.is_done = entered is None or (entered.done and entered.error is None)
+            self.enter(assembly, future, alone=alone)
 
     def go_on(
         self, assembly: Assembly, timeout: float | None, future: Future[Any] | None = None, *, wait: bool = True

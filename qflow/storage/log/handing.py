@@ -55,7 +55,7 @@ class Handing:
                 pass
         self._check_ended(request)
 
-    def has_turn(self, request: Request) -> bool:
+    def takes_turn(self, request: Request) -> bool:
         """Have a request take the turn, if it stands alone; tell whether it has. Its thread confirms it next.
 
         Raises as `hand_over`.

@@ -65,7 +65,7 @@ class TransactionLog:
 
         `alone`: nothing strikes the calling thread here, which waits for it next: it may confirm it by itself.
         """
-        if alone and self._handing.has_turn(unit):
+        if alone and self._handing.takes_turn(unit):
             self._writer.confirm(unit)
         else:
             self._handing.hand_over(unit, soon)
