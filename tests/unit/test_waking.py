@@ -384,6 +384,18 @@ def test_a_message_that_comes_wakes_one_getter(
     assert counted["woken"] == 256
 
 
+def test_a_commit_that_has_to_wait_for_nothing_is_one_hop(open_spool: Open, counted: Counter[str]) -> None:
+    """The main thread has another gather its puts, and then do all of the commit."""
+    broker = open_spool()
+    queue = with_room(broker)
+    counted.clear()
+    with broker.transaction() as tx:
+        tx.put(queue, b"1")
+        tx.put(queue, b"2")
+    assert tx.result == [1, 2]
+    assert counted["hops"] == 2
+
+
 class Getter:
     """A get that waits as a thread does, without one; or as a task."""
 
