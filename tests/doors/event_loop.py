@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import types
+from collections import Counter
 from collections.abc import Coroutine, Generator
 from contextlib import suppress
 from itertools import count
@@ -14,7 +15,9 @@ import pytest
 
 import inside
 import qflow
+from calls import count as count_calls
 from drivers import owner_of
+from qflow.aio.home import Home
 from qflow.queues.queue import parts_of
 from qflow.remote.server.session import Session
 
@@ -123,6 +126,12 @@ async def until(condition: Any) -> None:
         if condition():
             return
         await asyncio.sleep(0 if turn < TURNS else LOOK_S)
+
+
+def count_wake_ups(monkeypatch: pytest.MonkeyPatch, counts: Counter[str], key: str) -> None:
+    """Count calls that wake the running loop, but maintenance's, which may look after it at any moment."""
+    monkeypatch.setattr(Home, "look_after", lambda home: None)
+    count_calls(monkeypatch, counts, asyncio.get_running_loop(), "call_soon_threadsafe", key)
 
 
 async def told(value: Any) -> Any:

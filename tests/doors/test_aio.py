@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,18 @@ import pytest
 import inside
 import qflow
 import qflow.aio
-from doors.event_loop import PATIENCE_S, close_spool, leave_nothing_behind, length, plain, run, told, turns, until
+from doors.event_loop import (
+    PATIENCE_S,
+    close_spool,
+    count_wake_ups,
+    leave_nothing_behind,
+    length,
+    plain,
+    run,
+    told,
+    turns,
+    until,
+)
 from drivers import joining, opening_tasks, owner_of
 from faults.seams import Faults, open_faulty
 from qflow.aio.queue import nack_all
@@ -912,28 +924,19 @@ def test_tasks_and_threads_at_a_limit_of_100_never_make_101(on: On) -> None:
     on(scenario)
 
 
-def test_a_thousand_tasks_share_commits_and_wake_ups(on: On) -> None:
+def test_a_thousand_tasks_share_commits_and_wake_ups(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch, or a few where the loop's thread is interrupted; one wake-up of the loop for each, no thread per put."""
+    counts: Counter[str] = Counter()
 
     async def scenario(broker: Any) -> None:
         queue = await broker.declare_queue("q")
         await queue.put(b"first")
-        loop = asyncio.get_running_loop()
-        wake_ups = 0
-        real = loop.call_soon_threadsafe
-
-        def counted(*arguments: Any, **options: Any) -> Any:
-            nonlocal wake_ups
-            wake_ups += 1
-            return real(*arguments, **options)
-
         log = owner_of(broker).broker.engine.log
         before, threads = log.commits, set(threading.enumerate())
-        loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
-        try:
+        with monkeypatch.context() as patched:
+            count_wake_ups(patched, counts, "wake-ups")
             sequences = await asyncio.gather(*(queue.put(b"%d" % number) for number in range(1000)))
-        finally:
-            loop.call_soon_threadsafe = real  # type: ignore[method-assign]
+        wake_ups = counts["wake-ups"]
         assert sequences == list(range(1, 1001))
         if broker is owner_of(broker):
             assert wake_ups <= log.commits - before <= 10  # none, where the writer was done before the tasks waited

@@ -16,7 +16,7 @@ import inside
 import qflow
 import qflow.aio
 from calls import count
-from doors.event_loop import leave_nothing_behind, plain, run, turns, until
+from doors.event_loop import count_wake_ups, leave_nothing_behind, plain, run, turns, until
 from drivers import opening_tasks
 from qflow.aio.home import Home
 from qflow.aio.loops import Step, Steps, Waiter, Worker, attend
@@ -216,7 +216,7 @@ def test_tasks_that_a_thread_wakes_are_called_together(on: On, monkeypatch: pyte
         queue = await broker.declare_queue("q", durable=False)
         getters = [asyncio.create_task(queue.get()) for _ in range(1_000)]
         await turns()
-        count(monkeypatch, calls, asyncio.get_running_loop(), "call_soon_threadsafe", "calls")
+        count_wake_ups(monkeypatch, calls, "calls")
         thread = threading.Thread(target=queue.queue.put_many, args=([b""] * 1_000,))
         thread.start()
         thread.join()
@@ -272,7 +272,7 @@ def test_putters_are_admitted_together_and_called_by_one_call_of_the_loop(
         waiting, _, what = admission.told_blocked()
         assert (waiting, what) == (1_000, "limit_messages")
         assert sorted(admission.blocked.values()) == list(admission.blocked.values())
-        count(monkeypatch, calls, asyncio.get_running_loop(), "call_soon_threadsafe", "loop")
+        count_wake_ups(monkeypatch, calls, "loop")
         count(monkeypatch, calls, Admission, "admit_line", "looks")
         thread = threading.Thread(target=lambda: queue.queue.get_many(100).ack())
         thread.start()
