@@ -73,7 +73,6 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
     async def put(
         self,
         body: Body,
-        *,
         headers: Headers | None = None,
         durable: bool | None = None,
         priority: int = 0,
@@ -99,7 +98,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
             and dedupe_key is None
             and ttl_s is delay_s is not_before is settings.ttl_s is None
         ):
-            at_once = None if settings.durable else puts.put_at_once((body,), len(body), in_loop=True)
+            at_once = None if settings.durable else puts.put_at_once((body,), len(body), 0, True, True)
             if at_once is not None:
                 return at_once
             put, home = puts.draft_one(body), self._homes.here()
@@ -226,7 +225,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
 
     # Get ---------------------------------------------------------------------------------------------------------
 
-    async def get(self, timeout_s: Duration | None = None, *, consumer: str | None = None) -> AsyncDelivery:
+    async def get(self, timeout_s: Duration | None = None, consumer: str | None = None) -> AsyncDelivery:
         """Acquire the first available message, waiting for one; see `Queue.get`.
 
         Cancelled, it takes nothing: a message it may have acquired goes back to its place, not counted as delivered.

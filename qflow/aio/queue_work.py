@@ -6,7 +6,7 @@ And how what tasks put comes into a queue once there is room for it, in the loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from qflow.durations import Duration
 from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import in_place
 from qflow.message import Record, is_logged
+from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumers
 from qflow.queues.deleting import deletings_of
 from qflow.queues.getting import Getting
@@ -34,9 +35,16 @@ class QueueWork(InMemory):
         self.queue = queue
         self._log = parts_of(queue).context.log
         self._gets = parts_of(queue).gets
-        self._claims = parts_of(queue).claims
+        self._claims: Claims = parts_of(queue).claims
         self._homes = homes
         self._worker = worker
+
+    def settle(self, held: Delivery | AnyDeliveries, wait: bool) -> Awaitable[None] | None:
+        """See `InMemory.settle`; an ack that is not logged is a straight line, where nobody waits for its room."""
+        claims = self._claims
+        if self._log is None and type(held) is Delivery and held.settler is claims and claims.settle_at_once(held):
+            return None
+        return super().settle(held, wait)
 
     @property
     def consumed(self) -> Consumers:

@@ -35,8 +35,9 @@ class Claims:
     def __init__(
         self, lanes: Lanes, admission: Admission, held: Held, source: Source, spiller: Spiller, exits: Exits
     ) -> None:
-        self._context = lanes.context
-        self._log = lanes.context.log
+        self._context = context = lanes.context
+        self.name, self.owner = context.name, context.owner
+        self._lock, self._log = context.lock, context.log
         self._gate = lanes.gate
         self._lanes = lanes
         self._admission = admission
@@ -45,14 +46,6 @@ class Claims:
         self._spiller = spiller
         self._exits = exits
         self.returns = Returns(lanes, held, source, exits)
-
-    @property
-    def name(self) -> str:
-        return self._context.name
-
-    @property
-    def owner(self) -> int:
-        return self._context.owner
 
     def shares(self, ledger: Ledger) -> bool:
         """Tell whether it is one of those who share this ledger: of the same broker."""
@@ -63,7 +56,7 @@ class Claims:
     @sheltered
     def settle_all(self, deliveries: list[Delivery]) -> tuple[Request | None, AlreadySettled | None]:
         """Ack deliveries in one batch of the log; return what to wait for, and why one of them was left out."""
-        with self._context.lock:
+        with self._lock:
             wanted, problem = self._singled(deliveries)
             segments = segments_of(wanted)
             joined = self._log_settled(segments)
@@ -104,29 +97,45 @@ class Claims:
             self._settle_logged(delivery, wait)
             return
         size = len(delivery.record)
-        done = looks = False
-        context, lanes, gate = self._context, self._lanes, self._gate
+        looks = False
+        lanes, gate, singles = self._lanes, self._gate, self._singles
         try:
-            with context.lock:  # a straight line; see `waiting`
-                singles = self._singles
+            with self._lock:  # a straight line; see `waiting`
                 if delivery in singles and not collecting:
-                    done = True
-                    lanes.acked += 1
+                    lanes.acked = acked = lanes.acked + 1
                     gate.used = used = gate.used - size - _SINGLE_CHARGE
                     lanes.message_bytes -= size
                     del singles[delivery]
-                    if used >= gate.give_back_below or lanes.acked < gate.quiet_until:
+                    if used >= gate.give_back_below or acked < gate.quiet_until:
                         return
                     if lanes.message_bytes > gate.quiet_bytes:
                         return
                     looks = True
             if looks:
                 self._let_others_look()
-            elif not done:
+            else:
                 self._settle_long(delivery, False)
         except BaseException:
             self._let_others_look()
             raise
+
+    @straight
+    def settle_at_once(self, delivery: Delivery) -> bool:
+        """Ack one delivery that is not logged, where nobody has to be told; else False: nothing was done. For tasks."""
+        size = len(delivery.record)
+        lanes, gate, singles = self._lanes, self._gate, self._singles
+        with self._lock:  # as in `settle_one`
+            acked = lanes.acked + 1
+            used = gate.used - size - _SINGLE_CHARGE
+            left = lanes.message_bytes - size
+            quiet = used >= gate.give_back_below or acked < gate.quiet_until or left > gate.quiet_bytes
+            if quiet and delivery in singles and not collecting:
+                lanes.acked = acked
+                gate.used = used
+                lanes.message_bytes = left
+                del singles[delivery]
+                return True
+        return False
 
     @straight
     def _settle_logged(self, delivery: Delivery, wait: bool) -> None:
@@ -173,7 +182,7 @@ class Claims:
     @sheltered
     def _settle_long(self, delivery: Delivery, wait: bool) -> None:
         """Ack one delivery that is held apart, or while garbage is collected; or tell why it is not held."""
-        with self._context.lock:
+        with self._lock:
             was_apart = self._held.bring_back(delivery)
             if not was_apart and self._is_held(delivery):
                 self.settle_all([delivery])
@@ -183,7 +192,7 @@ class Claims:
     @sheltered
     def _let_others_look(self) -> None:
         """After something was settled: return slack, lend less, wake who waits."""
-        with self._context.lock:
+        with self._lock:
             self._admission.rebalance()
 
     def settle_batch(self, batch: HeldBatch, wait: bool) -> None:
@@ -237,7 +246,7 @@ class Claims:
     @sheltered
     def _settle_batch(self, batch: HeldBatch) -> Request | None:
         """Settle what is left of a batch; return what was handed over to the log."""
-        with self._context.lock:
+        with self._lock:
             if not self._holds(batch):
                 return None
             left = batch.left()
@@ -291,7 +300,7 @@ class Claims:
 
     @sheltered
     def _return_all(self, deliveries: list[Delivery], how: Return) -> None:
-        with self._context.lock:
+        with self._lock:
             wanted, problem = self._singled(deliveries)
             self.returns.take_back(wanted, how)
             for one in deliveries if problem is not None else ():
@@ -307,7 +316,7 @@ class Claims:
 
     @sheltered
     def _return_batch(self, batch: HeldBatch, how: Return) -> None:
-        with self._context.lock:
+        with self._lock:
             if batch not in self._held:
                 self.return_if_refused(batch)
             if self._holds(batch):
@@ -328,14 +337,14 @@ class Claims:
     @sheltered
     def give_up(self, one: HeldOne) -> None:
         """Take back a message, or what is left of a batch, that was handed to nobody; nothing if it is not acquired."""
-        with self._context.lock:
+        with self._lock:
             self.return_if_refused(one)
             self.returns.give_up(one)
 
     @sheltered
     def abandon(self, batch: HeldBatch) -> None:
         """Take back what is left of a batch whose holder has gone, and what is leaving if its commit is refused."""
-        with self._context.lock:
+        with self._lock:
             self.return_if_refused(batch)
             if batch in self._held:
                 self.returns.take_back([batch])
@@ -355,7 +364,7 @@ class Claims:
         self, batch: HeldBatch, index: int, delivery: Delivery | None = None, *, stays: bool = True
     ) -> Delivery | None:
         """Make one delivery of a batch a single one, for a while if it `stays`; None if it was purged."""
-        with self._context.lock:
+        with self._lock:
             if not batch.is_over:
                 batch.check_unsettled(index)
             if not self._holds(batch):
@@ -405,7 +414,7 @@ class Claims:
     @sheltered
     def extend_one(self, one: HeldOne, seconds: float) -> None:
         """Give a holder more time; see `Delivery.extend`."""
-        with self._context.lock:
+        with self._lock:
             if self._is_held(one):
                 self._held.extend(one, self._context.monotonic() + seconds)
 
@@ -419,7 +428,7 @@ class Claims:
         Raises:
             AlreadySettled: one of them is not acquired any more; nothing was done.
         """
-        with self._context.lock:
+        with self._lock:
             self._context.check_not_closed()
             wanted = [] if self._context.ended else [(one, *_place_of(one)) for one in deliveries if self._is_held(one)]
             parts = [(one, batch, at) for one, batch, at in wanted if isinstance(one, Delivery) and batch is not None]

@@ -22,7 +22,6 @@ def put_at_once(
     records: Sequence[Record],
     size: int,
     number: int = 0,
-    *,
     plain: bool = True,
     in_loop: bool = False,
 ) -> int | None:
