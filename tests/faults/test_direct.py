@@ -148,7 +148,7 @@ def test_what_is_put_together_is_one_note(broker: qflow.Broker, tmp_path: Path) 
 
 
 def test_a_transaction_that_stands_alone_is_one_note_of_its_own_thread(broker: qflow.Broker, tmp_path: Path) -> None:
-    """All of it or nothing of it is there after a kill. Not where a queue gives and takes, nor what is stored once."""
+    """All of it or nothing of it is there after a kill, also where a queue gives and takes. Not what is stored once."""
     queue, other = broker.queue("q"), broker.declare_queue("other")
     other.put(b"0")
     rest(broker)
@@ -177,9 +177,70 @@ def test_a_transaction_that_stands_alone_is_one_note_of_its_own_thread(broker: q
             tx.ack(queue.get())
             for name, body in puts:
                 tx.put(name, body)
-    assert confirmed(broker) == before + 1
+    assert confirmed(broker) == before + 2
     assert reopened(broker, tmp_path / "batches") == [b"d", large]
     assert other.get_many(9).bodies == [b"0", b"1", b"2", large]
+
+
+def test_a_put_and_the_acks_before_it_that_nobody_waits_for_are_one_note(
+    broker: qflow.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a consumer does all day: of the queue it puts into, and of another one."""
+    monkeypatch.setattr(writer, "FLUSH_S", 1000)
+    queue, other, log = broker.queue("q"), broker.declare_queue("other"), broker.engine.log
+    other.put_many([b"0", b"1", b"2"])
+    rest(broker)
+    before, batches = confirmed(broker), log.commits
+    queue.get().ack()
+    other.get().ack()
+    queue.get().ack()
+    queue.put(b"d")
+    assert (confirmed(broker), log.commits) == (before + 1, batches + 1)
+    with qflow.open(inside.copy_as_killed(broker, tmp_path / "note")) as again:
+        assert again.check() == []
+        assert [again.queue(name).get_many(9).bodies for name in ("q", "other")] == [[b"c", b"d"], [b"1", b"2"]]
+    with qflow.open(cut(broker, tmp_path / "cut")) as again:
+        assert again.check() == []
+        assert [len(again.queue(name)) for name in ("q", "other")] == [3, 3]
+    rest(broker)
+    queue.put(b"e")
+    assert reopened(broker, tmp_path / "batch") == [b"c", b"d", b"e"]
+    assert queue.get_many(9).bodies == [b"c", b"d", b"e"]
+
+
+def test_what_tasks_do_together_is_one_note(broker: qflow.Broker, tmp_path: Path) -> None:
+    """Plain, with headers, and by a transaction that gives and takes, in one turn of a loop; each has its sequence."""
+    log, queue = broker.engine.log, broker.queue("q")
+    other = broker.declare_queue("other")
+    other.put(b"0")
+    rest(broker)
+    before, batches = confirmed(broker), log.commits
+
+    async def work() -> list[Any]:
+        around = AsyncBroker(broker)
+        here, there = around.queue("q"), around.queue("other")
+
+        async def move() -> list[Any]:
+            async with around.transaction() as tx:
+                await tx.ack(await here.get())
+                await tx.put("other", b"moved")
+            return tx.result
+
+        puts = here.put(b"d"), here.put(b"e", headers={"n": 1}), here.put_many([b"f", b"g"]), there.put(b"1")
+        return await asyncio.gather(*puts, move())
+
+    assert asyncio.run(work()) == [3, 4, range(5, 7), 1, [2]]
+    assert (confirmed(broker), log.commits) == (before + 1, batches + 1)
+    bodies = [b"b", b"c", b"d", b"e", b"f", b"g"]
+    with qflow.open(inside.copy_as_killed(broker, tmp_path / "note")) as again:
+        assert again.check() == []
+        found = again.queue("q").get_many(9)
+        assert (found.bodies, found[3].headers) == (bodies, {"n": 1})
+        assert again.queue("other").get_many(9).bodies == [b"0", b"1", b"moved"]
+    with qflow.open(cut(broker, tmp_path / "cut")) as again:
+        assert [len(again.queue(name)) for name in ("q", "other")] == [3, 1]
+    assert queue.get_many(9).bodies == bodies
+    assert other.get_many(9).bodies == [b"0", b"1", b"moved"]
 
 
 def test_a_publish_to_a_few_queues_that_stands_alone_is_one_note(broker: qflow.Broker, tmp_path: Path) -> None:
@@ -281,7 +342,7 @@ def test_what_was_put_and_acked_alone_is_never_written_to_the_log(broker: qflow.
 
 
 def test_the_writer_notes_what_stands_alone_and_was_handed_over(broker: qflow.Broker, tmp_path: Path) -> None:
-    """A put that a future or a task waits for, and an ack that nobody waits for; of two together, neither."""
+    """A put that a future or a task waits for, and an ack that nobody waits for; not what comes right behind those."""
     queue, before, batches = broker.queue("q"), confirmed(broker), broker.engine.log.commits
     assert queue.submit(b"d").result() == 3
     rest(broker)

@@ -16,8 +16,8 @@ same bytes to the same place, so it does not matter how far the thread came. Bec
 of the system still, the journal is not begun anew before it is out of it: `Journal.inside`.
 
 A unit, as a transaction is, takes more than straight lines. Its thread confirms it where no handler strikes, publishes
-it as the writer would, and keeps the turn until it has. What stands alone among all that was handed over, as the put of
-a task, the writer confirms by a note of its own.
+it as the writer would, and keeps the turn until it has. What little was handed over, as the put of a task, or a put and
+the acks before it that nobody waits for, the writer confirms by a note of its own.
 """
 
 from __future__ import annotations
@@ -35,17 +35,57 @@ from qflow.storage.log.batch import Batch, Put, Request, Unit
 from qflow.storage.log.confirming import NOTED_BYTES, Confirming
 from qflow.storage.log.journal import Journal, Record
 from qflow.storage.log.lane import Lane, Step
-from qflow.storage.log.notes import NOTED_LANES, Note
+from qflow.storage.log.notes import MOST_BYTES, NOTED_LANES, Note, Noting, joint_note, put_note, settle_note
 from qflow.storage.log.placing import is_removed
 
 PATIENCE_S = 0.25
 """Most syncs take less; one that takes longer, while others wait for the log, is done twice."""
 
 
+class Beside:
+    """The requests of a batch that one note confirms. What it is asked is as of a request."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def note(self, now_ms: int) -> Noting | None:
+        """Return what the batch does as one note; None if that is more than to put and to settle, or not little."""
+        batch = self._batch
+        others = batch.spreads, batch.shared, batch.references, batch.writes, batch.attempts, batch.purges
+        if any(others) or batch.applies or batch.damaged or batch.hollows or batch.deletes:
+            return None
+        settled, puts = batch.all_settled(), batch.puts
+        if batch.size > MOST_BYTES or len(settled) + len(puts) > NOTED_LANES:
+            return None
+        if any(unit.writes or unit.notes or unit.size for unit in batch.units):
+            return None
+        settles = [settle_note(lane, ranges) for lane, ranges in settled.items()]
+        return joint_note([*settles, *[_put_note(lane, puts[lane], now_ms) for lane in puts]])
+
+    def starts(self, lane: Lane, first: int) -> int:
+        """Note where what is put begins in a lane; return of how many puts that is."""
+        puts = self._batch.puts[lane]
+        for put in puts:
+            put.starts(lane, first)
+            first += len(put.records)
+        return len(puts)
+
+
+def _put_note(lane: Lane, puts: list[Put], now_ms: int) -> Noting | None:
+    """Return a note of what some puts have for a lane, one behind the other."""
+    if len(puts) == 1:
+        return puts[0].note_of(lane, now_ms)
+    if any(put.topics is not None for put in puts):
+        return None
+    records = [record for put in puts for record in put.records]
+    plain = all(put.plain for put in puts)
+    return put_note(lane, records, plain, sum(put.size for put in puts), now_ms)
+
+
 class Noted(NamedTuple):
     """A request on its way by this one."""
 
-    request: Request
+    request: Request | Beside
     notes: tuple[Note, ...]
     """What it does; one note where its own thread confirms it."""
     record: Record
@@ -189,7 +229,7 @@ class Direct:
         if request is not None and self.thread == threading.get_ident():
             self.leave(request)
 
-    def _note(self, request: Request) -> Noted | None:
+    def _note(self, request: Request | Beside) -> Noted | None:
         """Settle what is written for a request, and where; None if it is not to be noted."""
         confirming = self._confirming
         made, journal = request.note(int(self._clock() * 1000)), confirming.journal
@@ -260,7 +300,7 @@ class Direct:
             self.abandoned = False
         return request
 
-    def go_on(self, batch: Batch, request: Request) -> bool:
+    def go_on(self, batch: Batch, request: Request | Beside) -> bool:
         """Confirm in a batch of its own what a thread has left; False where the request is to be done as any other.
 
         What raises with `batch.committing` leaves it in doubt.
@@ -293,12 +333,13 @@ class Direct:
         self._noted = self._synced = None  # which hold bodies
 
     def confirm_alone(self, batch: Batch) -> bool:
-        """Confirm a batch by a note, if all it has is a request that stands alone; False where that is not so.
+        """Confirm a batch by a note, if it is little: a request that stands alone, or a few; False where it is not.
 
         What raises with `batch.committing` leaves it in doubt.
         """
-        is_alone = self._has_room and len(batch.requests) == 1 and not self._confirming.is_late
-        noted = self._note(batch.requests[0]) if is_alone else None
+        requests = batch.requests
+        takes = self._has_room and not self._confirming.is_late
+        noted = self._note(requests[0] if len(requests) == 1 else Beside(batch)) if takes else None
         began_s = perf_counter()
         self._noted = noted
         if noted is None or not self.go_on(batch, noted.request):
@@ -315,12 +356,12 @@ class Direct:
         self._stood = request
 
 
-def _step(note: Note, request: Request) -> Step:
+def _step(note: Note, request: Request | Beside) -> Step:
     """Return what a note of a request that is confirmed means for its lane."""
     lane, before, after, first, put, time_ms, _ = note
     records, puts = list(put or ()), 0 if put is None else 1
     if put is not None:
-        request.starts(lane, first)
+        puts = request.starts(lane, first) or 1
         if isinstance(request, Put) and request.visible:
             lane.next, puts = after.next, 0
     size, removing = after.bytes - before.bytes, lane.removing

@@ -5,7 +5,8 @@
     7  owner (4) · lane (1) · first (8) · time (8) · messages (4) · sizes · records    messages that were put together
     8  for each note: its size (4) · note                                              what was done together
 
-A size (4) of a record is 2**31 more where that is a `Message`. Together are notes of different lanes.
+A size (4) of a record is 2**31 more where that is a `Message`. Together are notes of different lanes, or what was put
+into one behind what was settled there.
 
 A note is a record of its own, made without a look into the log: see `direct`. A batch that is written after some notes
 carries them out first, in its own transaction, so its changes hold what they did, too. Played back, notes count where
@@ -124,17 +125,31 @@ def settle_note(lane: Lane, ranges: Sequence[Any]) -> Noting | None:
 
 
 def joint_note(notings: Iterable[Noting | None]) -> Noting | None:
-    """Return one note of what is done together; None if a part of it is not to be noted, or meets another one."""
+    """Return one note of what is done together; None if a part of it is not to be noted, or meets another one.
+
+    What is put into a lane may come behind what is settled there.
+    """
+    last: dict[Lane, Note] = {}
     notes: list[Note] = []
     parts = [bytes((_TOGETHER,))]
     for noting in notings:
         if noting is None:
             return None
-        notes += noting[0]
+        for note in noting[0]:
+            before = last.get(note.lane)
+            if before is not None and (before.records is not None or note.records is None):
+                return None
+            notes.append(note if before is None else _behind(before, note))
+            last[note.lane] = note
         parts += _SIZE.pack(len(noting[1])), noting[1]
-    if not notes or len({note.lane for note in notes}) < len(notes):
-        return None
-    return tuple(notes), b"".join(parts)
+    return (tuple(notes), b"".join(parts)) if notes else None
+
+
+def _behind(settled: Note, put: Note) -> Note:
+    """Return a note of what is put into a lane as that is where something of it was settled."""
+    before, size = settled.after, put.after.bytes - put.before.bytes
+    after = before._replace(next=put.after.next, messages=before.messages + put.messages, bytes=before.bytes + size)
+    return put._replace(before=before, after=after)
 
 
 def _each(records: Iterable[bytes]) -> Iterator[bytes]:
@@ -168,7 +183,7 @@ class Tally:
 
     def __init__(self, before: Row) -> None:
         self._before = before
-        self.after = before
+        self._next, self._floor, self._messages, self._bytes = before[:4]
         self._first = -1
         self._records: list[Record] = []
         self._time_ms = 0
@@ -177,23 +192,27 @@ class Tally:
         """Have some messages more."""
         if not self._records:
             self._first, self._time_ms = first, time_ms
+        count = len(records)
         self._records += records
-        row, count = self.after, len(records)
-        self.after = row._replace(
-            next=max(row.next, first + count),
-            messages=row.messages + count,
-            bytes=row.bytes + sum(map(len, records)),
-        )
+        self._next = max(self._next, first + count)
+        self._messages += count
+        self._bytes += sum(map(len, records))
 
     def settle(self, end: int, messages: int, size: int) -> None:
         """Have everything settled below `end`, where that takes so many messages away."""
-        row = self.after
-        self.after = row._replace(floor=end, messages=row.messages - messages, bytes=row.bytes - size)
+        self._floor = end
+        self._messages -= messages
+        self._bytes -= size
+
+    @property
+    def after(self) -> Row:
+        """The lane's row behind them, but for its tail."""
+        return Row(self._next, self._floor, self._messages, self._bytes, *self._before[4:])
 
     @property
     def fits(self) -> bool:
         """It is about a lane as it was: nothing is put where something is, or taken away that is not there."""
-        return (not self._records or self._first >= self._before.next) and min(self.after[2:4]) >= 0
+        return (not self._records or self._first >= self._before.next) and min(self._messages, self._bytes) >= 0
 
     def write(self, txn: Any, owner: int, lane: int, full_tail: int, join: Join) -> Row:
         """Bring a lane of the log up to them; return its row. Cost: as one put of all messages that still wait.
