@@ -204,9 +204,8 @@ class Lanes:
 
     def _has_scheduled(self) -> bool:
         """Tell whether the next message may come from a schedule."""
-        return any(schedule.messages for schedule in self.schedules.values()) or (
-            bool(self.schedules) and self.has_unread()
-        )
+        schedules = self.schedules
+        return bool(schedules) and (any(one.messages for one in schedules.values()) or self.has_unread())
 
     def has_unread(self) -> bool:
         """Tell whether the log holds delayed messages that no schedule knows yet."""
