@@ -135,7 +135,10 @@ def append_stand_ins(
 def _grow_tail(
     txn: Any, key: BlockKey, row: Row, messages: Messages, offsets: Sequence[int], now_ms: int, full_bytes: int
 ) -> bool:
-    """Write the tail block with messages added and what is settled dropped; False if it is full or gone."""
+    """Write the tail block with messages added and what is settled dropped; False if they take one of their own.
+
+    That is where it is full or gone, or they leave a gap, or it has one, as beside messages that are not logged.
+    """
     tail, floor = row.tail, row.floor
     if not row.messages:
         return False  # nothing in it is waiting any more
@@ -152,8 +155,7 @@ def _grow_tail(
         settled = floor - tail if floor > tail else 0
         grown = encoding.grow(value, place, first, messages, settled=settled, time_ms=now_ms)
     if grown is None:
-        grown = _rewritten(value, place, floor, messages, [first + offset for offset in offsets], now_ms)
-    if grown is None:
+        _check_behind(value, place, floor, first + offsets[0])
         return False
     added = sum(messages.sizes)
     kept = encoding.payload_bytes(grown) - added
@@ -161,35 +163,15 @@ def _grow_tail(
     return True
 
 
-def _rewritten(
-    value: bytes, key: BlockKey, floor: int, messages: Messages, sequences: Sequence[int], now_ms: int
-) -> bytes | None:
-    """Return what `encoding.grow` does by the long way: for any block, and any sequences. None if they do not fit."""
+def _check_behind(value: bytes, key: BlockKey, floor: int, sequence: int) -> None:
+    """Refuse a message that the tail block has already; of a damaged one nobody knows, and who reads it sets it aside.
+
+    Raises:
+        CorruptionError: it has.
+    """
     try:
-        block = blocks.decode(value, key, where="the tail block")
+        header = blocks.read_header(value, where="the tail block")
     except CorruptionError:
-        return None  # it stays as it is, to be quarantined by whoever reads it
-    records, _, _, topics = messages
-    if floor >= block.end or len(block.records) + len(records) > encoding.MAX_MESSAGES:
-        return None
-    if sequences[0] < block.end:
-        raise _taken(key, sequences[0], f"the last block ends at {block.end}")
-    base = block.header.time_ms
-    times = [moment - base for moment in [*block.times_ms, *[now_ms] * len(records)]]
-    if sequences[-1] - key.first >= 2**32 or not all(0 <= time < 2**32 for time in times):
-        return None
-    if (topics is not None) != bool(block.names):
-        return None
-    old = block.records
-    if floor > block.first:  # what is settled keeps its position and loses its bytes
-        old = [b"" if key.first + at < floor else record for record, at in zip(old, block.offsets, strict=True)]
-    offsets = [*block.offsets, *[sequence - key.first for sequence in sequences]]
-    return encoding.encode(
-        key,
-        [*old, *records],
-        previous=block.header.previous,
-        time_ms=base,
-        offsets=None if offsets[-1] == len(offsets) - 1 else offsets,
-        times=times,
-        topics=None if topics is None else [*map(block.names.__getitem__, block.topics), *topics],
-    )
+        return
+    if header.key == key and max(floor, sequence) < header.end:
+        raise _taken(key, sequence, f"the last block ends at {header.end}")
