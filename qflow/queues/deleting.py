@@ -28,7 +28,6 @@ from qflow.memory.waiting import attend
 from qflow.message import DELAYED, OVERHEAD_BYTES, RETURNED, Record, lane_of
 from qflow.queues.context import Unlocked
 from qflow.queues.exits import Fate, Leaving
-from qflow.queues.overflow import Depth
 from qflow.queues.parts import Parts
 from qflow.storage.log import reading
 from qflow.storage.log.rows import Settled, read_row
@@ -86,19 +85,15 @@ class Leavers:
 
 
 class InLog:
-    """A message that memory does not have, on its way out, as a `Leaving`. Its run has it until the commit holds."""
+    """A message that memory does not have, on its way out with a `Leaving`. Its run has it until the commit holds."""
 
-    writes = ()
-
-    __slots__ = ("_lane", "_leavers", "_leaving", "_queue", "_sequence", "_size")
+    __slots__ = ("_lane", "_leavers", "_queue", "_sequence", "size")
 
     def __init__(self, queue: Parts, run: Run, sequence: int) -> None:
         self._queue = queue
         self._sequence = sequence
         self._lane = queue.lanes.logged[lane_of(sequence)]
-        self._size = 0
-        self._leaving: Leaving
-        """One without messages: it tells whether something else takes this away meanwhile."""
+        self.size = 0
         self._leavers = leavers = run.claim if isinstance(run.claim, Leavers) else Leavers(run)
         leavers.by_sequence[sequence] = self
         run.claim = leavers
@@ -121,62 +116,18 @@ class InLog:
                 f"{found.problems[0][1]}; what is damaged is set aside when its turn comes"
             )
         record = next((record for _, records in found.pieces for record in records), None)
-        self._size = 0 if record is None else len(record)
+        self.size = 0 if record is None else len(record)
         return record
 
-    def begin(self, fate: Fate) -> None:
-        """Have it leave."""
-        self._leaving = self._queue.exits.begin([], fate, {})
+    def settled(self) -> tuple[Lane, list[Settled]]:
+        """Return what the log is to settle."""
+        return self._lane, [Settled(self._sequence, self._sequence + 1, 1, self.size)]
 
-    @property
-    def queue(self) -> object:
-        """Which it leaves."""
-        return self._queue.context
-
-    @property
-    def depth(self) -> Depth:
-        """How much of the queue's depth it takes with it."""
-        return Depth(1, self._size)
-
-    @property
-    def unit(self) -> Unit | None:
-        """What takes it away."""
-        return self._leaving.unit
-
-    @unit.setter
-    def unit(self, unit: Unit) -> None:
-        self._leaving.unit = unit
-
-    @property
-    def has_left(self) -> bool:
-        """It is gone by this."""
-        return self._leaving.has_left
-
-    def settles(self) -> list[tuple[Lane, list[Settled]]]:
-        """Return what the log is to settle, by lane."""
-        return [(self._lane, [Settled(self._sequence, self._sequence + 1, 1, self._size)])]
-
-    def committed(self, unit: Unit | None) -> None:
-        """Called by the writer."""
+    def discharge(self) -> None:
+        """Have its run be without it. Under the lock."""
         run = self._leavers.run
-        with self._queue.context.lock:
-            self._leaving.committed(unit)
-            if self.has_left:
-                run.count -= 1
-                run.discharge(self._size + OVERHEAD_BYTES)
-                self._queue.exits.count_off(1, self._size, self._leaving.fate)
-            self.let_go()
-
-    def refused(self, unit: Unit | None) -> None:
-        """Called by the writer."""
-        with self._queue.context.lock:
-            self._leaving.refused(unit)
-            self.let_go()
-
-    def give_up(self) -> None:
-        """It stays, unless it was handed over."""
-        if self.unit is None or not self.unit.joined:
-            self.refused(None)
+        run.count -= 1
+        run.discharge(self.size + OVERHEAD_BYTES)
 
     def let_go(self) -> None:
         """Claim the run no more; twice is fine. What is settled at its front is no part of it then. Under the lock."""
@@ -206,7 +157,7 @@ class Deleting:
         self._queue = queue
         self.sequence = sequence
         self._moves = moves
-        self.leaving: Leaving | InLog | None = None
+        self.leaving: Leaving | None = None
         self.record: Record = b""
         self._seekings: dict[int, Seeking] = {}  # by the number of the schedule
         self._is_over = False
@@ -291,7 +242,7 @@ class Deleting:
     def _fate(self) -> Fate:
         return Fate.ACKED if self._moves else Fate.DELETED
 
-    def _leave(self, leaving: Leaving | InLog, record: Record) -> None:
+    def _leave(self, leaving: Leaving, record: Record) -> None:
         """Have what is leaving settled, unless another commit does that."""
         self.leaving = leaving
         if self._moves:
@@ -320,8 +271,9 @@ class Deleting:
             if not in_log.stands:
                 return AGAIN
             if record is not None:
-                in_log.begin(self._fate)
-                self._leave(in_log, record)
+                leaving = queue.exits.begin([], self._fate, {})
+                leaving.in_log = in_log
+                self._leave(leaving, record)
             return None
         finally:
             if self.leaving is None:

@@ -74,6 +74,7 @@ class Leaving:
         "gone",
         "has_left",
         "held",
+        "in_log",
         "parts",
         "queue",
         "segments",
@@ -101,15 +102,17 @@ class Leaving:
         """What takes them away, once they are to join a batch."""
         self.has_left = False
         """They are gone by this, and by nothing that came before it."""
+        self.in_log: Any = None
+        """What leaves in place of segments, as memory does not have it; see `deleting.InLog`."""
 
     @property
     def depth(self) -> Depth:
         """How much of the queue's depth it takes with it."""
-        return Depth(*weigh(self.segments))
+        return Depth(*weigh(self.segments)) if self.in_log is None else Depth(1, self.in_log.size)
 
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane."""
-        return self._exits.settled_parts(self.segments)
+        return self._exits.settled_parts(self.segments) if self.in_log is None else [self.in_log.settled()]
 
     @property
     def is_delivered(self) -> bool:
@@ -207,24 +210,34 @@ class Exits:
     def left(self, leaving: Leaving) -> None:
         """Forget messages whose leaving is committed. Takes the lock."""
         with self.context.lock:
-            if leaving not in self._held.leaving:
-                return
-            del self._held.leaving[leaving]
-            leaving.has_left = True
-            leaving.end()
-            for one in leaving.held:
-                if isinstance(one, HeldBatch):
-                    one.end()
-            self.forget(leaving.segments, leaving.fate)
-            if leaving.cause is not None:
-                count = weigh(leaving.segments)[0]
-                if leaving.fate is Fate.EXPIRED:
-                    self.counts[Fate.DEAD_LETTERED] += count
-                self.context.tell(EventKind.DEAD_LETTERED, leaving.cause.told(count))
+            if leaving in self._held.leaving:
+                self._count_left(leaving)
+            if leaving.in_log is not None:
+                leaving.in_log.let_go()
+
+    def _count_left(self, leaving: Leaving) -> None:
+        """`left`, of what nothing took away before. Under the lock."""
+        del self._held.leaving[leaving]
+        leaving.has_left = True
+        leaving.end()
+        for one in leaving.held:
+            if isinstance(one, HeldBatch):
+                one.end()
+        self.forget(leaving.segments, leaving.fate)
+        if leaving.in_log is not None:
+            leaving.in_log.discharge()
+            self.count_off(1, leaving.in_log.size, leaving.fate)
+        if leaving.cause is not None:
+            count = weigh(leaving.segments)[0]
+            if leaving.fate is Fate.EXPIRED:
+                self.counts[Fate.DEAD_LETTERED] += count
+            self.context.tell(EventKind.DEAD_LETTERED, leaving.cause.told(count))
 
     def stays(self, leaving: Leaving) -> None:
         """Undo `begin`: whoever held the messages has them again; the others are in their place. Takes the lock."""
         with self.context.lock:
+            if leaving.in_log is not None:
+                leaving.in_log.let_go()
             if leaving not in self._held.leaving:
                 return
             del self._held.leaving[leaving]

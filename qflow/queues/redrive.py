@@ -15,7 +15,7 @@ from qflow.memory.waiting import attend, shelter
 from qflow.message import DELAYED, Message, Record, body_of, expires_of, lane_of
 from qflow.queues.assembly import Insert
 from qflow.queues.dead_letters import headers_of, revived
-from qflow.queues.deleting import Deleting, InLog
+from qflow.queues.deleting import Deleting
 from qflow.queues.exits import Leaving
 from qflow.queues.looking import not_due
 from qflow.queues.queue import Queue, parts_of
@@ -83,7 +83,7 @@ class Redrive:
         self.in_doubt = 0
         """As many more at most have moved: of those in a commit that was interrupted, or whose end is not known."""
         self._patience_s = PATIENCE_S
-        self._flying: list[tuple[Queue, Leaving | InLog]] = []  # chosen ones in commits, and where they go
+        self._flying: list[tuple[Queue, Leaving]] = []  # chosen ones in commits, and where they go
         self._begin()
 
     def _begin(self) -> None:
@@ -269,7 +269,7 @@ class Redrive:
         self._begin()
 
 
-def _commit_of(leaving: Leaving | InLog | None) -> Unit | None:
+def _commit_of(leaving: Leaving | None) -> Unit | None:
     """Return the commit that takes a message away, if the log has it."""
     unit = None if leaving is None else leaving.unit
     return unit if unit is not None and unit.joined else None
