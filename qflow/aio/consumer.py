@@ -63,7 +63,7 @@ class ConsumerTasks:
         self._batch: HeldBatch | None = None
         self._index = 0
         self._turn = asyncio.Lock()
-        self._troubles = Troubles(self._consumed)
+        self._troubles = Troubles(self._consumed.tell_failure)
         self._current: dict[asyncio.Task[None], Delivery] = {}
         self._consumed.list_consumer(self)
         home.unfinished.add(self._give_up)

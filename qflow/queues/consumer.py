@@ -66,17 +66,11 @@ class Consumed(Protocol):
     def tell_end(self, error: QflowError) -> None: ...
 
 
-class Told(Protocol):
-    """Who is told that a consumer failed."""
-
-    def tell_failure(self, sequence: int | None, error: BaseException) -> None: ...
-
-
 class Troubles:
     """Errors of a consumer's gets: the same one is told once, until a get succeeds."""
 
-    def __init__(self, queue: Told) -> None:
-        self._queue = queue
+    def __init__(self, tell_failure: Callable[[int | None, BaseException], object]) -> None:
+        self._tell_failure = tell_failure
         self._told = ""
 
     def tell(self, error: Exception) -> None:
@@ -84,7 +78,7 @@ class Troubles:
         text = repr(error)
         if text != self._told:
             self._told = text
-            self._queue.tell_failure(None, error)
+            self._tell_failure(None, error)
 
     def end(self) -> None:
         """A get has succeeded."""
@@ -105,7 +99,7 @@ class Consuming:
         self._stopped = False
         self._batch: HeldBatch | None = None
         self._current: Delivery | None = None
-        self._troubles = Troubles(queue)
+        self._troubles = Troubles(queue.tell_failure)
         self._alarm = Alarm()  # ends a rest
         self._thread = threading.Thread(target=self._run, name=self.taker.name, daemon=True)
 
@@ -347,7 +341,7 @@ class Consumers:
     def wake(self) -> None:
         """Let every waiting getter look whether it is to stop."""
         with self._context.lock:
-            self._gets.wake_all()
+            self._gets.gate.arrived.notify_all()
 
     def tell_failure(self, sequence: int | None, error: BaseException) -> None:
         """A consumer's callback has raised; or, without a sequence, the consumer could not get a message."""

@@ -282,10 +282,6 @@ class Gets:
         repeated = [part._replace(marks=part.marks + ONE_ATTEMPT) for part in batch.segments if part.marks]
         return self.lanes.log_attempts(repeated) if repeated else None
 
-    def wake_all(self) -> None:
-        """Let every waiting getter look whether it is to stop, or has something by now. Under the lock."""
-        self.gate.arrived.notify_all()
-
     def next_moment_s(self) -> float | None:
         """Return in how many seconds something may become available by itself; None = not at all. Under the lock."""
         if not self.lanes.schedules and self.context.settings.ack_timeout_s is None:

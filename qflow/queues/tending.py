@@ -107,7 +107,7 @@ def tick(queue: Parts) -> bool:
         queue.admission.admit_line()
         queue.spiller.note_what_came_back()
         if queue.gate.getters and lanes.next_due_in_ms() <= 0:
-            queue.gets.wake_all()
+            queue.gate.arrived.notify_all()
     for consumer in slow:
         consumer.stop()
     return more or late

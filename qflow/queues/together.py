@@ -200,9 +200,7 @@ class Together:
     def waiting_together(self, drafts: list[Put], assembly: Assembly) -> Reserving:
         """The same for partitions of streams, whose room is reserved all at once."""
         first: Any = drafts[0].lane.publisher
-        asking = first.begin_puts(drafts)
-        step, give_up = partial(first.try_put, drafts, asking), partial(first.give_up_put, drafts, asking)
-        return self.waiting(assembly, step, give_up)
+        return self.waiting(assembly, *first.reserving(drafts))
 
     def leave_deleted(self) -> None:
         """Have commits that wait for room elsewhere give back what they have in queues that were deleted, and fail.

@@ -6,12 +6,12 @@ filter that matches, and wakes the cursors that wait with one of those: see `fee
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from qflow.config import StreamSettings
 from qflow.errors import MessageTooLarge, QflowError, TransactionTooLarge
-from qflow.memory.line import Wake
 from qflow.memory.waiting import StraightLock
 from qflow.message import OVERHEAD_BYTES, Message, Record, text_bytes
 from qflow.storage.log.bodies import SHARED_BYTES
@@ -150,17 +150,10 @@ class Partition:
         """Reserve memory for what one commit puts into partitions, if there is some; an interrupted call has none."""
         return self.room.reserve_at_once(sum(map(put_charge, drafts)))
 
-    def begin_puts(self, drafts: list[Put]) -> Asking:
-        """Begin to reserve memory for them: call `try_put` until it is reserved."""
-        return Asking(sum(map(put_charge, drafts)))
-
-    def try_put(self, puts: list[Put], asking: Asking, wake: Wake | None, may_work: bool) -> float | None:
-        """A step of reserving memory for puts; see `line`. Call `give_up_put` if it raises."""
-        return self.room.try_reserve(asking, wake, may_work=may_work)
-
-    def give_up_put(self, puts: list[Put], asking: Asking) -> None:
-        """Give back what was reserved for a call that was given up."""
-        self.room.give_up(asking)
+    def reserving(self, drafts: list[Put]) -> tuple[Callable[..., float | None], Callable[[], None]]:
+        """Return what takes steps to reserve memory for them, see `line`, and what gives that up if one raises."""
+        asking = Asking(sum(map(put_charge, drafts)))
+        return partial(self.room.try_reserve, asking), partial(self.room.give_up, asking)
 
     def check_not_deleted(self) -> None:
         """Raise `StreamDeleted` if the stream was deleted."""

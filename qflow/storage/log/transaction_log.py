@@ -52,6 +52,10 @@ class TransactionLog:
         """How long commits and syncs took."""
         self._writer = Writer(env, confirming, clock, self._reading, shares, left)
         self._handing = self._writer.handing
+        self.turn: Direct = self._handing.turn
+        """What stands alone takes it in place of `requests`, under the lock of its queue, and is waited for then."""
+        self.requests: Any = self._handing.requests
+        """Where who may call nothing hands a request over: `check_usable` before, and it is `handed_over` after."""
 
     # Handing over ----------------------------------------------------------------------------------------------------
 
@@ -138,16 +142,6 @@ class TransactionLog:
         self._handing.hand_over(request)
         return request
 
-    @property
-    def turn(self) -> Direct:
-        """What stands alone takes it in place of `requests`, under the lock of its queue, and is waited for then."""
-        return self._handing.turn
-
-    @property
-    def requests(self) -> Any:
-        """Where who may call nothing hands a request over: `check_usable` before, and it is `handed_over` after."""
-        return self._handing.requests
-
     def handed_over(self, request: Request, *, urgent: bool | None = False) -> None:
         """Have what stands in `requests` written; at once, if it is urgent; if that is None, by a call of `now`.
 
@@ -162,7 +156,7 @@ class TransactionLog:
 
     def interrupted(self, request: Request) -> None:
         """Have a request written that may stand in `requests`, or have the `turn`: its thread was interrupted."""
-        self._handing.turn.leave(request)
+        self.turn.leave(request)
         self._handing.rouse()
 
     def check_usable(self) -> None:
@@ -243,7 +237,7 @@ class TransactionLog:
         """Return when a request is done; its `error` says what became of it."""
         if request.done:
             return
-        writer, turn = self._writer, self._handing.turn
+        writer, turn = self._writer, self.turn
         try:
             self.check_can_wait()
             if turn.request is request:
@@ -290,9 +284,9 @@ class TransactionLog:
 
     def drain(self) -> None:
         """Return when everything that was handed over so far is done, also what a thread has begun that is away."""
-        request = self._handing.turn.request
+        request = self.turn.request
         if request is not None:
-            self._handing.turn.leave(request)
+            self.turn.leave(request)
             request = None
         with suppress(BrokerFailed, BrokerClosed):  # nothing is on its way then
             request = self._hand_over(Order(lambda batch: None, after=None))
@@ -352,7 +346,7 @@ class TransactionLog:
         def add(batch: Any) -> None:
             batch.applies = True
 
-        while self._handing.turn.request is not None or self._writer.held_back:  # it is counted before it has left
+        while self.turn.request is not None or self._writer.held_back:  # it is counted before it has left
             request = self._order(add)
             self.wait(request)
             if request.error is None:
@@ -411,7 +405,7 @@ class TransactionLog:
 
     def disown(self, refuse: Callable[[], NoReturn]) -> None:
         """In a forked child: a signal handler may have forked in the middle of a put, which goes on in both."""
-        self._handing.turn.disown()
+        self.turn.disown()
         self._handing.now = refuse  # type: ignore[method-assign]
 
     def close(self) -> None:
