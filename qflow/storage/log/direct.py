@@ -203,7 +203,7 @@ class Direct:
             lane.row = row = note.after
             if note.records is not None:  # else a message that is not logged may have taken the next one meanwhile
                 lane.next = row.next
-            env.messages += note.messages
+            env.messages += row.messages - note.before.messages
             journal.position = record.end
             journal.following = record.number + 1
             if not confirming.pending:
@@ -358,7 +358,7 @@ class Direct:
 
 def _step(note: Note, request: Request | Beside) -> Step:
     """Return what a note of a request that is confirmed means for its lane."""
-    lane, before, after, first, put, time_ms, _ = note
+    lane, before, after, first, put, time_ms = note
     records, puts = list(put or ()), 0 if put is None else 1
     if put is not None:
         puts = request.starts(lane, first) or 1

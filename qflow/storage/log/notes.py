@@ -55,8 +55,6 @@ class Note(NamedTuple):
     records: Sequence[Record] | None
     """What is put; None where it settles."""
     time_ms: int
-    messages: int
-    """How many more the lane holds."""
 
 
 Noting: TypeAlias = tuple[tuple[Note, ...], bytes]
@@ -86,7 +84,7 @@ def put_note(lane: Lane, records: Sequence[Record], plain: bool, size: int, now_
             changes = head + _together(records)
     except struct.error:  # a clock before 1970: a batch takes that for 1970
         return None
-    return (tuple.__new__(Note, (lane, row, after, first, records, now_ms, messages)),), changes
+    return (tuple.__new__(Note, (lane, row, after, first, records, now_ms)),), changes
 
 
 def _together(records: Sequence[Record]) -> bytes:
@@ -121,7 +119,7 @@ def settle_note(lane: Lane, ranges: Sequence[Any]) -> Noting | None:
     next_, _, count, total, *rest = row
     after = Row(next_, end, count - messages, total - size, *rest)
     changes = _SETTLED_ALL.pack(_SETTLED, lane.owner, lane.lane, first, end, messages, size)
-    return (Note(lane, row, after, first, None, 0, -messages),), changes
+    return (Note(lane, row, after, first, None, 0),), changes
 
 
 def joint_note(notings: Iterable[Noting | None]) -> Noting | None:
@@ -147,9 +145,9 @@ def joint_note(notings: Iterable[Noting | None]) -> Noting | None:
 
 def _behind(settled: Note, put: Note) -> Note:
     """Return a note of what is put into a lane as that is where something of it was settled."""
-    before, size = settled.after, put.after.bytes - put.before.bytes
-    after = before._replace(next=put.after.next, messages=before.messages + put.messages, bytes=before.bytes + size)
-    return put._replace(before=before, after=after)
+    before, after, row = put.before, put.after, settled.after
+    messages, size = row.messages + after.messages - before.messages, row.bytes + after.bytes - before.bytes
+    return put._replace(before=row, after=row._replace(next=after.next, messages=messages, bytes=size))
 
 
 def _each(records: Iterable[bytes]) -> Iterator[bytes]:
