@@ -15,8 +15,7 @@ from qflow.cli import facts, messages, options, stream_messages
 from qflow.cli.damage import tell_of_examination
 from qflow.cli.exits import Exit
 from qflow.cli.progress import counting
-from qflow.errors import NotFound
-from qflow.names import choices
+from qflow.cli.spool import not_there
 
 if TYPE_CHECKING:
     from qflow import StreamMessage
@@ -106,9 +105,7 @@ def _chosen(search: _Search, found: SpoolFacts, names: tuple[str, ...]) -> Itera
     }
     for name in names:
         if name not in there:
-            raise NotFound(
-                f"there is no durable queue and no stream {name!r} in {search.spool}; {choices(name, there)}"
-            )
+            raise not_there(search.spool, name, "durable queue and no stream", there)
     for name in names or there:
         yield name, there[name](name)
 
@@ -130,14 +127,8 @@ class _Search:
             self.advance(page.looked_at)
 
     def stream(self, name: str) -> Iterator[StreamMessage]:
-        from qflow import inspect
-
-        def note(gap: inspect.Gap) -> None:
-            if gap.damaged:
-                self.problems.append(f"stream {name!r}, partition {gap.partition}: {gap.reason}")
-
         left = -1 if self.most is None else self.most
-        for batch in stream_messages.batches(self.spool, name, note):
+        for batch in stream_messages.batches(self.spool, name, self.problems):
             self.advance(len(batch))
             for message in batch:
                 if left and self.matches(message.body, message.headers):

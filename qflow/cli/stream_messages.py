@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +14,20 @@ if TYPE_CHECKING:
     from qflow.inspect import Gap
 
 
-def batches(spool: Path, name: str, note: Callable[[Gap], object]) -> Iterator[list[StreamMessage]]:
+def batches(spool: Path, name: str, problems: list[str]) -> Iterator[list[StreamMessage]]:
     """Yield the messages there are, in batches; each partition in order, but for topics that begin with `$`.
 
     Those come at the end: `#` is all others, as in MQTT.
 
     Args:
-        note: called with each gap, once.
+        problems: is added a text for each stretch that is damaged, as it is come upon.
     """
     from qflow import inspect
     from qflow.streams.topic_filter import compile_filter
+
+    def note(gap: Gap) -> None:
+        if gap.damaged:
+            problems.append(f"stream {name!r}, partition {gap.partition}: {gap.reason}")
 
     with inspect.read_stream(spool, name, on_gap=note) as reader:
         own = [one for one in reader.topics if one.startswith("$")]

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import attrs
 
-from qflow.cli import stream_messages
+from qflow.cli import messages, stream_messages
 from qflow.cli.portable.items import Declared
-from qflow.errors import NotFound
-from qflow.names import choices
+from qflow.cli.spool import not_there
 from qflow.restoring import Item
-
-if TYPE_CHECKING:
-    from qflow.inspect import Gap
 
 
 @attrs.define
@@ -35,11 +30,7 @@ class Contents:
             yield from (self._queue if one.kind == "queue" else self._stream)(one.name)
 
     def _queue(self, name: str) -> Iterator[list[Item]]:
-        from qflow import inspect
-
-        positions: dict[int, int] | None = None
-        while True:
-            page = inspect.read_page(self.spool, name, positions)
+        for page in messages.pages(self.spool, name):
             self.problems += page.problems
             yield [
                 Item(
@@ -50,12 +41,9 @@ class Contents:
                 )
                 for one in page.messages
             ]
-            positions = page.positions
-            if not page.more:
-                return
 
     def _stream(self, name: str) -> Iterator[list[Item]]:
-        for batch in stream_messages.batches(self.spool, name, self._noted(name)):
+        for batch in stream_messages.batches(self.spool, name, self.problems):
             yield [
                 Item(
                     kind="stream",
@@ -71,13 +59,6 @@ class Contents:
                 for one in batch
             ]
 
-    def _noted(self, name: str) -> Callable[[Gap], object]:
-        def note(gap: Gap) -> None:
-            if gap.damaged:
-                self.problems.append(f"stream {name!r}, partition {gap.partition}: {gap.reason}")
-
-        return note
-
 
 _OF_MESSAGE = ("time_ms", "priority", "expires_ms", "due_ms", "topic", "key", "headers", "body")
 
@@ -90,7 +71,7 @@ def contents(spool: Path, names: tuple[str, ...]) -> Contents:
     there = {*(one.name for one in found.queues), *(one.name for one in found.streams)}
     for name in names:
         if name not in there:
-            raise NotFound(f"there is no durable queue and no stream {name!r} in {spool}; {choices(name, there)}")
+            raise not_there(spool, name, "durable queue and no stream", there)
     wanted = set(names) or there
     queues = [one for one in found.queues if one.name in wanted]
     streams = [one for one in found.streams if one.name in wanted]
