@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import islice, takewhile
-from typing import Any, Protocol
+from typing import Any
 
 from qflow.errors import QueueDeleted
 from qflow.memory.line import Wake
@@ -169,10 +169,8 @@ class Assembly:
             queue.count_turned_away(messages, dropped=dropped)
 
 
-class ReserveStep(Protocol):
-    """A step of reserving room; see `line`."""
-
-    def __call__(self, wake: Wake | None, may_work: bool) -> float | None: ...
+ReserveStep = Callable[[Wake | None, bool], float | None]
+"""A step of reserving room; see `line`."""
 
 
 class Reserving:
@@ -197,7 +195,7 @@ class Reserving:
         self._table[self._assembly] = wake  # before the look: either the end finds it, or it finds the end
         try:
             self._assembly.check_not_deleted()
-            wait_s = self._step(wake, may_work=may_work)
+            wait_s = self._step(wake, may_work)
         finally:
             if wait_s is None:  # also where it had been given up
                 self._table.pop(self._assembly, None)

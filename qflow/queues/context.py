@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from qflow.config import QueueSettings
 from qflow.delivery import Segment
@@ -30,12 +30,6 @@ from qflow.memory.waiting import StraightLock
 from qflow.named_tuples import NamedTuple
 from qflow.queues.dead_letters import Cause
 from qflow.storage.log.transaction_log import TransactionLog
-
-
-class Bury(Protocol):
-    """Carry messages to their dead-letter queue in one commit with what is leaving; False if that failed."""
-
-    def __call__(self, source: Any, segments: list[Segment], cause: Cause, leaving: Any) -> bool: ...
 
 
 class Tick:
@@ -53,7 +47,8 @@ class Shared(NamedTuple):
     tick: Tick
     report: Callable[[str, int], None]
     tell: Teller
-    bury: Bury
+    bury: Callable[[Any, list[Segment], Cause, Any], bool]
+    """`DeadLetterRouter.carry`."""
     max_transaction_bytes: int
     clock: Callable[[], float]
     monotonic: Callable[[], float]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
-from qflow.config import QueueSettings
 from qflow.delivery import Segment
 from qflow.errors import BrokerClosed, NotFound, QflowError
 from qflow.events import EventKind, Teller
 from qflow.loggers import get_logger
 from qflow.memory.waiting import sheltered
 from qflow.queues.assembly import Insert
+from qflow.queues.context import Context
 from qflow.queues.dead_letters import REJECTED, Cause, dead_letters
 from qflow.queues.exits import Leaving, weigh
 from qflow.queues.puts import Puts
@@ -26,15 +25,6 @@ nothing: back in its queue, it would be delivered again. What else becomes a dea
 _logger = get_logger("qflow")
 
 
-class Source(Protocol):
-    """The queue that dead letters come from."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def settings(self) -> QueueSettings: ...
-
-
 class DeadLetterRouter:
     """See the module. One a broker; thread-safe."""
 
@@ -47,14 +37,14 @@ class DeadLetterRouter:
         """What commits several queues in one: dead letters, publishes, transactions."""
 
     @sheltered
-    def queue_for(self, source: Source) -> Puts:
+    def queue_for(self, source: Context) -> Puts:
         """Return where a queue's dead letters go, declaring it if it is missing."""
         name = source.settings.dead_letter
         if name is None:
             raise NotFound(f"queue {source.name!r} has no dead-letter queue any more")
         return parts_of(self._find(name)).puts
 
-    def carry(self, source: Source, segments: list[Segment], cause: Cause, leaving: Leaving | None) -> bool:
+    def carry(self, source: Context, segments: list[Segment], cause: Cause, leaving: Leaving | None) -> bool:
         """Carry messages to their dead-letter queue in one commit with what settles them; False if that failed.
 
         Without `leaving` they come from a put, which waits for it and gets the error.

@@ -18,6 +18,7 @@ from qflow.memory.line import Wake
 from qflow.memory.waiting import attend, shelter, sheltered
 from qflow.message import Record
 from qflow.queues.assembly import Assembly, Insert, Receipt, ReserveStep, Reserving, draft_together
+from qflow.queues.context import Context
 from qflow.queues.dead_letters import Cause, dead_letters
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
@@ -59,7 +60,7 @@ class Together:
     def __init__(
         self,
         log: TransactionLog,
-        dead_letter_queue: Callable[[Puts], Puts],
+        dead_letter_queue: Callable[[Context], Puts],
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
@@ -228,7 +229,7 @@ class Together:
             return None
         if not dead:
             records = dead_letters(queue.name, [Segment(-1, records, 0)], Cause("limit"), self._clock())
-        return Insert(self._dead_letter_queue(queue), 0, records)
+        return Insert(self._dead_letter_queue(queue.context), 0, records)
 
     def clear_up(self, assembly: Assembly) -> None:
         """After an error or an interrupt, wherever that came."""

@@ -462,7 +462,7 @@ def test_a_target_deleted_under_it_is_made_again(open_at: Open, clock: Clock) ->
     router = broker.engine.queues.router
     real = router.queue_for
 
-    def find(source: qflow.Queue) -> qflow.Queue:
+    def find(source: Any) -> Any:
         found = in_thread(lambda: real(source))
         router.together._dead_letter_queue = router.queue_for = real  # type: ignore[method-assign]
         in_thread(lambda: broker.delete_queue("dead"))

@@ -20,18 +20,10 @@ from qflow.storage.log import bodies
 from qflow.storage.log.keys import BLOCKS, key_of, next_block, scan
 from qflow.storage.log.rows import Row
 from qflow.storage.log.table import LAST, number_of
+from qflow.storage.topics.selection import Candidates
 
 BLOCKS_AT_ONCE = 256
 """Looked at in one read, at most: it holds a transaction open."""
-
-
-class Candidates(Protocol):
-    """Blocks that may hold wanted topics; see `topics.selection`."""
-
-    @property
-    def blocks(self) -> list[int]: ...
-    @property
-    def end(self) -> int: ...
 
 
 class Wanted(Protocol):
