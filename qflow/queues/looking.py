@@ -1,24 +1,30 @@
-"""Looking at a queue: figures, how often messages were delivered. Nothing is changed."""
+"""Looking at a queue: figures, who is at it, how often messages were delivered. Nothing is changed."""
 
 from __future__ import annotations
 
+from heapq import nsmallest
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from qflow.delivery import ONE_ATTEMPT
+from qflow.delivery import ONE_ATTEMPT, Delivery
 from qflow.memory.run import Place
 from qflow.memory.run_list import Tally
 from qflow.memory.shelves import Whereabouts
 from qflow.memory.waiting import sheltered
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
+from qflow.named_tuples import NamedTuple
+from qflow.queues.apart import HeldOne
 from qflow.queues.exits import Fate, weigh
 from qflow.queues.parts import Parts
-from qflow.queues.presence import present
 from qflow.rates import Totals
+from qflow.takers import Noted, kind_of, named
 
 if TYPE_CHECKING:
     from qflow.stats import QueueStats
 
 _NOWHERE = Whereabouts(0, 0, 0, 0)
+TOLD = 100
+"""As many holders and consumers a queue tells of by name."""
 
 
 @sheltered
@@ -156,6 +162,67 @@ def _totals(queue: Parts) -> dict[str, Any]:
         "lost_ranges": tuple(restorer.lost_ranges),
         "spill_repaired_total": restorer.repaired,
     }
+
+
+# Who is there ------------------------------------------------------------------------------------------------------
+
+
+class Present(NamedTuple):
+    """Who is there at one moment, as the queue has it."""
+
+    now_s: float
+    held: list[HeldOne]
+    since: list[float | None]
+    """Since when each of it is held; None of what is being collected."""
+    takers: list[tuple[Noted, float]]
+    """Consumers, and gets that wait, and since when."""
+
+    def held_bytes(self) -> int:
+        """Return how much is held."""
+        return sum([len(one.record) if isinstance(one, Delivery) else one.left_size()[1] for one in self.held])
+
+    def holders(self) -> list[dict[str, Any]]:
+        """Return who holds what, from the oldest on: fields of `HolderStats`. Cost: 0.15 µs a delivery or batch."""
+        found: dict[tuple[str, int], list[Any]] = {}
+        by_taker: dict[Any, list[Any]] = {}
+        for one, since in zip(self.held, self.since, strict=True):
+            if since is None:
+                continue
+            count = 1 if isinstance(one, Delivery) else one.left_size()[0]
+            known = by_taker.get(one.taker)
+            if known is None:
+                known = by_taker[one.taker] = found.setdefault(named(one.taker), [0, since])
+            known[0] += count
+            if since < known[1]:
+                known[1] = since
+        oldest = nsmallest(TOLD, ((since, *who, count) for who, (count, since) in found.items() if count))
+        return [
+            {"consumer": name, "pid": pid, "messages": count, "oldest_s": max(0.0, self.now_s - since)}
+            for since, name, pid, count in oldest
+        ]
+
+    def consumers(self) -> list[dict[str, Any]]:
+        """Return who is there to take, from the longest on: fields of `ConsumerStats`."""
+        found = []
+        for taker, since in nsmallest(TOLD, self.takers, key=itemgetter(1)) if self.takers else ():
+            name, pid = named(taker)
+            since_s = max(0.0, self.now_s - since)
+            found.append({"name": name, "pid": pid, "kind": kind_of(taker), "since_s": since_s})
+        return found
+
+
+_NOBODY = Present(0.0, [], [], [])
+
+
+def present(queue: Parts) -> Present:
+    """Return who is there. Under the lock. Cost: 0.02 µs a delivery or batch, and consumer."""
+    held, waiting = queue.held, queue.gets.waiting
+    known = queue.consumers.takers()
+    if not (known or waiting or held.singles or held.batches or held.apart):
+        return _NOBODY
+    takers: list[tuple[Noted, float]] = [(taker, taker.since_s) for taker in known]
+    takers += [(getting.taker, since) for getting, since in waiting.items() if getting.taker not in known]
+    return Present(queue.context.monotonic(), held.all(), held.all_since(), takers)
 
 
 # Deliveries so far -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from qflow.broker import Broker
 from qflow.inspect import log_check
 from qflow.queues.queue import parts_of
 from qflow.storage.blocks import NO_PREVIOUS
-from qflow.storage.log import append, batch_writing, hollowing, passes, writer
+from qflow.storage.log import append, batch_writing, hollowing, writer
 from qflow.storage.log.keys import BLOCKS, key_of, scan
 from qflow.storage.log.recovery import QueueRecord
 from qflow.storage.log.rows import Row
@@ -149,7 +149,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hollowing, "HOLLOWING_STEPS", 10)
     monkeypatch.setattr(append, "TAIL_BYTES", 1_000)
     monkeypatch.setattr(hollowing, "LEAST_GIVEN_BACK", 1)
-    monkeypatch.setattr(passes, "HOLLOW_BYTES", 1)
+    monkeypatch.setattr(hollowing, "HOLLOW_BYTES", 1)
 
 
 def test_a_pass_can_be_killed_at_any_step_and_resumes(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ One step of it is bounded, in time and in what it writes; `batch_writing` takes 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -32,6 +33,9 @@ _STEPS_A_REWRITE = 64
 _MARKS_A_BLOCK = 2 * encoding.MAX_MESSAGES
 LEAST_GIVEN_BACK = 4096
 """A block is hollowed when that gives back so many bytes, and three quarters of it."""
+HOLLOW_BYTES = 256 * 1024
+"""So much is settled above the floor before blocks are looked at to give it back; a message counts 16 bytes more."""
+NOWHERE = 2**64
 
 
 class Hollowed(NamedTuple):
@@ -43,6 +47,54 @@ class Hollowed(NamedTuple):
     """A limit stopped it."""
     steps: int
     """What it cost; a step is about 1.5 µs."""
+
+
+class Passes:
+    """The passes over the blocks of one lane: a step of one in a commit. By the writer alone."""
+
+    __slots__ = ("at", "lowest", "settled_bytes", "settled_messages", "steps")
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        """How far the pass that is on its way has come; NOWHERE if there is none."""
+        self.settled_messages = self.settled_bytes = 0
+        """What was settled above the floor since that one, or the last one, began."""
+        self.lowest = NOWHERE
+        """The lowest of those sequences: the next pass begins there."""
+        self.steps = 0
+        """What that one has cost; the next begins when that is spread over what was settled."""
+
+    @property
+    def due(self) -> bool:
+        """Blocks should be looked at. Passes cost a step, 1.5 µs, for each message or 4 KiB settled."""
+        messages, size = self.settled_messages, self.settled_bytes
+        enough = size + 16 * messages >= HOLLOW_BYTES and messages + size // 4096 >= self.steps
+        return enough or self.at != NOWHERE
+
+    def count(self, ranges: Iterable[list[int]], floor: int) -> None:
+        """Count what was settled above the floor. What is tried again counts twice."""
+        for first, end, messages, size in ranges:
+            if end > floor:
+                self.settled_messages += messages
+                self.settled_bytes += size
+                if first < self.lowest:
+                    self.lowest = first
+
+    def begin(self) -> int:
+        """Begin a pass, or go on with the one that is on its way; return where."""
+        if self.at == NOWHERE:
+            self.at, self.lowest = self.lowest, NOWHERE
+            self.settled_messages = self.settled_bytes = self.steps = 0
+        return self.at
+
+    def note(self, hollowed: Hollowed, tail: int) -> None:
+        """Remember how far a pass came, after the commit."""
+        self.steps += hollowed.steps
+        if hollowed.more:
+            self.at = hollowed.position
+        else:
+            self.at = NOWHERE
+            self.lowest = min(self.lowest, tail)  # the tail block was not looked at
 
 
 def hollow_lane(

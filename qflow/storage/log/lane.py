@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from qflow.message import LANE_SHIFT, Record
 from qflow.named_tuples import NamedTuple
-from qflow.storage.log.passes import NOWHERE, Passes
+from qflow.storage.log.hollowing import NOWHERE, Passes
 from qflow.storage.log.rows import Row, with_last_block
 
 
