@@ -41,6 +41,7 @@ class Backoff(Settings):
             queue's `max_deliveries` decides.
     """
 
+    of = " of a Backoff"
     first_s: float = setting(parse_span, default=1.0)
     factor: float = setting(partial(_number, least=1, most=1000), default=2.0)
     most_s: float = setting(parse_span, default=3600.0)
@@ -57,11 +58,6 @@ class Backoff(Settings):
     ) -> None:
         """Raises InvalidArgument: one of them makes no sense."""
         super().__init__(first_s=first_s, factor=factor, most_s=most_s, jitter=jitter, max_attempts=max_attempts)
-
-    def check(self) -> None:
-        for name in ("first_s", "factor", "most_s", "jitter"):
-            if getattr(self, name) is None:
-                raise InvalidArgument(f"{name} of a Backoff must not be None")
 
     def delay_s(self, failures: int) -> float:
         """Return how long a message waits that has failed so often."""

@@ -230,13 +230,10 @@ class QueueSettings(Settings):
     resume_ratio: float = setting(_ratio, default=0.8, performance=True)
 
     def check(self) -> None:
-        if self.max_message_bytes is None or self.max_message_bytes > MAX_MESSAGE_BYTES:
+        if self.max_message_bytes > MAX_MESSAGE_BYTES:
             raise InvalidArgument(
                 f"max_message_bytes must be at most {MAX_MESSAGE_BYTES}, got {self.max_message_bytes}"
             )
-        for name in ("durable", "on_overflow", "priorities", "resume_ratio"):
-            if getattr(self, name) is None:
-                raise InvalidArgument(f"{name} must not be None")
         if self.dedupe_window_s is not None and not self.durable:
             raise InvalidArgument("dedupe_window_s is for durable queues: keys are stored with their messages")
         if self.on_overflow is Overflow.DEAD_LETTER and self.dead_letter is None:
@@ -256,6 +253,7 @@ def _topics(value: Any, what: str) -> tuple[str, ...]:
 class StreamSettings(Settings):
     """Settings of a stream, parsed; `options.StreamOptions` says what each is."""
 
+    of = " of a stream"
     topics: tuple[str, ...] = setting(_topics, default=None)
     partitions: int = setting(partial(parse_count, most=MAX_PARTITIONS), default=1)
     retention_s: float | None = setting(
@@ -271,9 +269,6 @@ class StreamSettings(Settings):
     def check(self) -> None:
         if self.topics is None:
             raise InvalidArgument("topics of a stream must be a list of topic filters, at least one")
-        for name in ("partitions", "retain_until_consumed", "max_message_bytes"):
-            if getattr(self, name) is None:
-                raise InvalidArgument(f"{name} of a stream must not be None")
         if not 0 < self.max_message_bytes <= MAX_MESSAGE_BYTES:
             raise InvalidArgument(
                 f"max_message_bytes of a stream must be more than 0 and at most {MAX_MESSAGE_BYTES}, got "
@@ -294,6 +289,7 @@ class StreamSettings(Settings):
 class BrokerSettings(Settings):
     """Settings of a broker, parsed; `options.BrokerOptions` says what each is."""
 
+    of = " of a broker"
     capacity_bytes: int = setting(parse_size, default="64MiB")
     spill: str = setting(partial(_one_of, choices=SPILL_STORES), default="files")
     segment_bytes: int = setting(parse_size, default="8MiB")
@@ -305,9 +301,6 @@ class BrokerSettings(Settings):
     door: bool = setting(_flag, default=True)
 
     def check(self) -> None:
-        for name, value in self.values().items():
-            if value is None:
-                raise InvalidArgument(f"{name} of a broker must not be None")
         if not MIN_JOURNAL_BYTES <= self.journal_bytes <= MAX_JOURNAL_BYTES:
             raise InvalidArgument(f'journal_bytes must be from "8KiB" to "256MiB", got {self.journal_bytes} bytes')
         if not MIN_SEGMENT_BYTES <= self.segment_bytes <= MAX_SEGMENT_BYTES:

@@ -38,6 +38,8 @@ class Settings:
     """Settings of one kind: its class names them with `setting`, in the order in which they are shown."""
 
     fields: ClassVar[dict[str, Setting]] = {}
+    of: ClassVar[str] = ""
+    """Whose they are, where an error says that: such as " of a stream"."""
 
     def __init_subclass__(cls) -> None:
         own = {name: one for name, one in vars(cls).items() if isinstance(one, Setting)}
@@ -53,7 +55,10 @@ class Settings:
         if not given.keys() <= self.fields.keys():
             raise TypeError(f"{type(self).__name__} has no {min(given.keys() - self.fields.keys())!r}")
         for name, one in self.fields.items():
-            object.__setattr__(self, name, one.kept(given.get(name, one.default), name))
+            value = given.get(name, one.default)
+            if value is None and one.parse is not None and one.default is not None:
+                raise InvalidArgument(f"{name}{self.of} must not be None")
+            object.__setattr__(self, name, one.kept(value, name))
         self.check()
 
     def check(self) -> None:
