@@ -372,6 +372,19 @@ def submit_all(broker: AsyncBroker, messages: list[tuple[str, bytes]]) -> asynci
     return broker._publishing.submit_many(messages)
 
 
+def room_of(broker: AsyncBroker, put: asyncio.Future[Any]) -> asyncio.Future[bool]:
+    """Return what is done once a put or publish that waits for room has it, True, or has ended without.
+
+    From then on it waits for its sync alone, and what is put next comes behind it. To be called before its task runs.
+    """
+    return broker._homes.here().room_of(put)
+
+
+def has_room(broker: AsyncBroker, task: asyncio.Future[Any]) -> None:
+    """Tell who waits for the room of a task that the put on which it waits has its own."""
+    broker._homes.here().has_room(task)
+
+
 def keep(broker: AsyncBroker, rooms: Rooms) -> asyncio.Future[Any]:
     """Keep facts, all in one commit; the future is done when they are synced. Errors as `TransactionLog.keep_facts`."""
     return broker._publishing.keep(rooms)

@@ -62,6 +62,7 @@ class Home:
         self._calls: deque[Callable[[], object]] = deque()
         self._called = False
         self._crowd: Crowd | None = None
+        self._rooms: dict[asyncio.Future[Any], asyncio.Future[bool]] = {}
         self.unfinished: set[Callable[[], object]] = set()
         """What gives up each thing that a task has begun and not ended; twice is fine."""
 
@@ -124,6 +125,23 @@ class Home:
                     calls.popleft()
                 raise
             calls.popleft()
+
+    def room_of(self, task: asyncio.Future[Any]) -> asyncio.Future[bool]:
+        """Return what is done once a task that puts has its room, True, or ends without. Asked for before it runs."""
+        room = self._rooms[task] = self.loop.create_future()
+        task.add_done_callback(self._ended)
+        return room
+
+    def has_room(self, task: asyncio.Future[Any] | None = None) -> None:
+        """Tell that what a task puts, the running one if it says none, is in the log: only its sync is waited for."""
+        room = self._rooms.get(task or asyncio.current_task(self.loop)) if self._rooms else None  # type: ignore[arg-type]
+        if room is not None and not room.done():
+            room.set_result(True)
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        room = self._rooms.pop(task)
+        if not room.done():
+            room.set_result(False)
 
     def resolved(self, result: T) -> asyncio.Future[T]:
         """Return a future that has a result."""

@@ -190,6 +190,7 @@ class AsyncPublishing:
                 await asyncio.sleep(0)
                 continue  # a stream was deleted meanwhile: route anew
             if sent is not None:
+                home.has_room()
                 await home.confirmed(sent.request)
             return lots.results(sent)
         while True:

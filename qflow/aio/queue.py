@@ -217,6 +217,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
                 await self._worker.run(home, partial(queue.turn_away, put.records, turned.decision))
             return None
         enter(self._puts, self._log, put)
+        home.has_room()
         if put.lane.is_logged:
             await home.confirmed(put)
         if queue.exceeds:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ from pamqp.commands import Basic, Channel, Confirm, Queue, Tx
 
 import qflow
 from amqp_loop import Raw, connected, serving
-from doors.event_loop import run, until
+from doors.event_loop import PATIENCE_S, plain, run, until
 from qflow.queues.puts import Puts
+from qflow.queues.queue import parts_of
+from qflow.storage.files import Files
 
 BULKY = 20_000
 
@@ -226,3 +231,51 @@ def test_a_message_that_is_too_large_is_not_confirmed_with_those_before_it(tmp_p
             assert confirmed <= 1
 
     run(scenario())
+
+
+@contextmanager
+def held_syncs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The disk takes what is written, and a sync does not end in here."""
+    goes_on = threading.Event()
+    real = Files.sync_data
+
+    def slow(fd: int) -> None:
+        goes_on.wait(PATIENCE_S)
+        real(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Files, "sync_data", staticmethod(slow))
+        try:
+            yield
+        finally:
+            goes_on.set()
+
+
+def test_a_publisher_waits_for_room_in_memory_and_not_for_syncs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is on the disk makes room for what comes: a slow sync has many messages to hold, of several queues."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool", capacity_bytes="1MiB") as server:
+            earlier, client = await connected(server), await connected(server)
+            await declare(client, "q", "r")
+            for one in (earlier, client):
+                await one.ask(Confirm.Select(), Confirm.SelectOk)
+            for queue in "qr" * 40:
+                earlier.send(*publication(queue, bytes(BULKY)))
+            assert await told(earlier, 80) == (set(range(1, 81)), set())
+            assert plain(server.broker, "q").stats().spilled_messages
+            with held_syncs(monkeypatch):
+                for queue in "qr" * 5:
+                    client.send(*publication(queue, bytes(BULKY)))
+                await until(lambda: pending(server.broker, "q") + pending(server.broker, "r") == 10)
+            assert await told(client, 10) == (set(range(1, 11)), set())
+            assert [len(await bodies(client, queue)) for queue in "qr"] == [45, 45]
+
+    run(scenario())
+
+
+def pending(broker: qflow.aio.AsyncBroker, queue: str) -> int:
+    """Return how many messages of a queue are on their way through the log."""
+    return parts_of(plain(broker, queue)).admission.pending_messages

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Protocol
 
-from qflow.aio.broker import put_into_all
+from qflow.aio.broker import put_into_all, room_of
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import REJECT_DLX
 from qflow.amqp.server.client import until_done
@@ -180,7 +180,7 @@ class Publishing:
             confirms = self._channel.confirms
             assert confirms is not None
             confirms.end(publish)
-            if len(confirms) >= MOST_OPEN and not blocked:
+            if not blocked and len(confirms) >= MOST_OPEN:
                 return confirms.room()
         return self._until_put(blocked) if blocked else None
 
@@ -366,15 +366,17 @@ class Publishing:
         asyncio.get_running_loop().call_soon(self._client.fail, AmqpError(ReplyCode.INTERNAL_ERROR, text))
 
     async def _until_put(self, puts: list[asyncio.Future[Any]]) -> None:
-        """Return when puts are done that wait for room, or were given up."""
+        """Return when puts have the room that they wait for, or were given up; nobody waits for their sync."""
         self._waiting = puts
         try:
-            await until_done(self._client, puts)
+            await until_done(self._client, [room_of(self._host.broker, put) for put in puts])
         except asyncio.CancelledError:
             self.end()
             raise
         finally:
             self._waiting = []
+        if self._channel.confirms is not None:
+            await self._channel.confirms.room()
 
     async def done(self) -> None:
         """Return when what was published is in its queues: what the channel asks next sees it there."""

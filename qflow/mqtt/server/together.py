@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from qflow.aio.broker import AsyncBroker, submit_all
+from qflow.aio.broker import AsyncBroker, has_room, room_of, submit_all
 from qflow.errors import BrokerClosed, QflowError, StorageError
 from qflow.named_tuples import NamedTuple
 
@@ -135,7 +135,7 @@ class Lane:
         self._stored: asyncio.Future[Any] | None = None
         """Of the lot that is collected."""
         self._under_way = before
-        """What the log did not take at once, as it waits for memory, or goes to a queue: all others wait for it."""
+        """What the log did not take at once, as it waits for memory, or goes to a queue: all others wait for that."""
         self._waiting: deque[tuple[Submit, asyncio.Future[Any]]] = deque()
         if before is not None:
             before.add_done_callback(self._go_on)
@@ -199,7 +199,7 @@ class Lane:
         future = submit()
         if isinstance(future, asyncio.Task):
             self._under_way = future
-            future.add_done_callback(self._go_on)
+            room_of(self._broker, future).add_done_callback(self._go_on)
         return future
 
     def _wait(self, submit: Submit) -> asyncio.Future[Any]:
@@ -234,8 +234,16 @@ class Lane:
         with suppress(QflowError):  # that of one of them: each is told of by itself
             sent = submit_all(self._broker, messages)
         if sent is None or isinstance(sent, asyncio.Task):
-            sent = asyncio.get_running_loop().create_task(self._each(sent, lot))
+            each = asyncio.get_running_loop().create_task(self._each(sent, lot))
+            if sent is not None:
+                room_of(self._broker, sent).add_done_callback(partial(self._pass_on, each))
+            return each
         return sent
+
+    def _pass_on(self, each: asyncio.Future[Any], room: asyncio.Future[bool]) -> None:
+        """Those behind a lot go on if the log has it, and not where its messages are still to be stored one by one."""
+        if room.result():
+            has_room(self._broker, each)
 
     async def _each(self, sent: asyncio.Future[Any] | None, lot: Lot) -> dict[int, BaseException]:
         """Store one by one what is refused together; return the errors, by number."""
