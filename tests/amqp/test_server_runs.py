@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,9 @@ from pamqp.commands import Basic, Channel, Confirm, Queue, Tx
 
 import qflow
 from amqp_loop import Raw, connected, serving
-from doors.event_loop import PATIENCE_S, plain, run, until
+from doors.event_loop import held_syncs, plain, run, until
 from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
-from qflow.storage.files import Files
 
 BULKY = 20_000
 
@@ -231,24 +227,6 @@ def test_a_message_that_is_too_large_is_not_confirmed_with_those_before_it(tmp_p
             assert confirmed <= 1
 
     run(scenario())
-
-
-@contextmanager
-def held_syncs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The disk takes what is written, and a sync does not end in here."""
-    goes_on = threading.Event()
-    real = Files.sync_data
-
-    def slow(fd: int) -> None:
-        goes_on.wait(PATIENCE_S)
-        real(fd)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Files, "sync_data", staticmethod(slow))
-        try:
-            yield
-        finally:
-            goes_on.set()
 
 
 def test_a_publisher_waits_for_room_in_memory_and_not_for_syncs(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import types
 from collections import Counter
-from collections.abc import Coroutine, Generator
-from contextlib import suppress
+from collections.abc import Coroutine, Generator, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -20,6 +21,8 @@ from drivers import owner_of
 from qflow.aio.home import Home
 from qflow.queues.queue import parts_of
 from qflow.remote.server.session import Session
+from qflow.storage.environment import Environment
+from qflow.storage.files import Files
 
 PATIENCE_S = 120
 TURNS = 1000
@@ -202,3 +205,24 @@ async def leave_no_reader_behind(broker: Any) -> None:
     assert not streams.room._line
     assert (streams.room._incoming, streams.room._held, streams.room._slack) == (0, 0, 0)
     assert not streams.producers._busy
+
+
+@contextmanager
+def held_syncs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The disk takes what is written, and a sync does not end in here."""
+    goes_on = threading.Event()
+
+    def slow(real: Any) -> Any:
+        def operation(*arguments: Any) -> Any:
+            goes_on.wait(PATIENCE_S)
+            return real(*arguments)
+
+        return operation
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Files, "sync_data", staticmethod(slow(Files.sync_data)))
+        patched.setattr(Environment, "commit", slow(Environment.commit))
+        try:
+            yield
+        finally:
+            goes_on.set()

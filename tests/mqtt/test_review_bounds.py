@@ -9,16 +9,18 @@ from typing import Any
 
 import pytest
 
-from doors.event_loop import until
-from mqtt_loop import DISCONNECT, SUBACK, client, serving, unconnected
+from doors.event_loop import held_syncs, until
+from mqtt_loop import DISCONNECT, PINGRESP, PUBACK, SUBACK, client, serving, unconnected
 from mqtt_wire import packet, string
 from qflow.mqtt.server import hub as hub_module
+from qflow.mqtt.server import inbound
 
 run = asyncio.run
 
 
 def test_retained_with_qos_0_waits_for_the_log(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one client no more is read than may wait."""
+    monkeypatch.setattr(inbound, "MOST_TOGETHER_BYTES", 0)
     run(_retained(spool, monkeypatch))
 
 
@@ -224,3 +226,40 @@ async def _encodings(spool: Path) -> None:
         recent = server.house.hub.recent._messages
         assert len(recent) == 3
         assert not any(message._encoded for message in recent)
+
+
+def test_a_client_is_read_from_and_its_pings_are_answered_while_a_sync_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it keeps to the receive maximum; clients give up a connection on which no answer to a ping comes."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            raw = await client(server, "raw")
+            with held_syncs(monkeypatch):
+                for packet_id in range(1, 1001):
+                    raw.publish("a", bytes(1000), packet_id=packet_id)
+                raw.send(b"\xc0\0")
+                await raw.expect(PINGRESP)
+            assert [(await raw.expect(PUBACK)).packet_id for _ in range(1000)] == list(range(1, 1001))
+
+    run(scenario())
+
+
+def test_what_all_clients_wait_for_has_a_bound_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond it, each has 64 KiB, is read from again when its own are synced, and leaves nothing behind."""
+    monkeypatch.setattr(inbound, "MOST_TOGETHER_BYTES", 0)
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            raw = await client(server, "raw")
+            hub = server.house.hub
+            with held_syncs(monkeypatch):
+                for packet_id in range(1, 301):
+                    raw.publish("a", bytes(1000), packet_id=packet_id)
+                await until(lambda: hub.unsynced_bytes >= inbound.MOST_WAITING_BYTES)
+                assert hub.unsynced_bytes < inbound.MOST_WAITING_BYTES + 1100
+            assert [(await raw.expect(PUBACK)).packet_id for _ in range(300)] == list(range(1, 301))
+            assert not hub.unsynced_bytes
+
+    run(scenario())

@@ -76,6 +76,8 @@ class Hub:
         """The offset of the next message of the stream."""
         self.retaining: asyncio.Future[Any] | None = None
         """The commit of what was retained last with QoS 0, for which no publisher waits."""
+        self.unsynced_bytes = 0
+        """Of what clients have published, and wait for the sync of."""
         self.failed = False
         """It follows the stream no more: the broker is closed, or has failed."""
         self._has_warned = False

@@ -17,13 +17,16 @@ from qflow.mqtt.server.hub import Hub
 from qflow.mqtt.server.outbound import Line
 from qflow.mqtt.server.storing import RECEIVED, Rooms, received_key
 from qflow.mqtt.server.together import Stored
+from qflow.mqtt.wire.limits import DEFAULT_LIMITS
 from qflow.mqtt.wire.packets import MQTT_5, Puback, Pubcomp, Publish, Pubrec, Pubrel
 
 Answer = Puback | Pubrec | Pubcomp
 
-MOST_WAITING = 100
+MOST_WAITING = DEFAULT_LIMITS.receive_maximum
+"""Of publishes of a client that are not synced: above, no more is read from it, and no ping of it is answered."""
 MOST_WAITING_BYTES = 64 * 1024
-"""Of publishes of a client that are not synced: at one of them, no more is read from it."""
+MOST_TOGETHER_BYTES = 16 * 1024**2
+"""The same, where a client has so many bytes of them, and all have so many together."""
 SETTLE_S = 1.0
 """For so long a client that leaves has its publishes wait, for room in a queue or for the log."""
 
@@ -66,7 +69,8 @@ class Inbound:
     @property
     def is_full(self) -> bool:
         """So much waits for the log that no more is to be read."""
-        return len(self._waiting) >= MOST_WAITING or self._bytes >= MOST_WAITING_BYTES
+        is_large = self._bytes >= MOST_WAITING_BYTES and self._hub.unsynced_bytes >= MOST_TOGETHER_BYTES
+        return is_large or len(self._waiting) > MOST_WAITING
 
     def publish(self, packet: Publish) -> None:
         """Take a message."""
@@ -166,18 +170,22 @@ class Inbound:
             self._line.flush_soon()
             return
         self._waiting.append(_Waiting(answer, stored, size))
-        self._bytes += size
+        self._count(size)
         if stored is not None and stored.future is not self._awaited:
             self._awaited = stored.future
             stored.future.add_done_callback(self._acknowledge)
 
+    def _count(self, size: int) -> None:
+        """So many bytes more wait for the log, or fewer."""
+        self._bytes += size
+        self._hub.unsynced_bytes += size
+
     def _acknowledge(self, _: object) -> None:
         """Send all acknowledgements that wait for nothing any more, up to the first that does."""
-        was_full = self.is_full
         waiting = self._waiting
         while waiting and ((stored := waiting[0].stored) is None or stored.future.done()):
             one = waiting.popleft()
-            self._bytes -= one.size
+            self._count(-one.size)
             error = None if stored is None else stored.error()
             if one.answer is None:
                 continue
@@ -192,7 +200,7 @@ class Inbound:
         self._line.flush_soon()
         if not waiting and self._settled is not None and not self._settled.done():
             self._settled.set_result(None)
-        if was_full and not self.is_full:
+        if not self.is_full:
             self.has_room_again()
 
     def _refused(self, answer: Answer, error: MqttError) -> None:
@@ -224,11 +232,14 @@ class Inbound:
         if not self._waiting:
             return
         self._settled = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._settled], timeout=SETTLE_S)
-        for one in self._waiting:
-            if one.stored is not None:
-                one.stored.withdraw()
-        self._waiting.clear()
+        try:
+            await asyncio.wait([self._settled], timeout=SETTLE_S)
+        finally:
+            for one in self._waiting:
+                if one.stored is not None:
+                    one.stored.withdraw()
+            self._waiting.clear()
+            self._count(-self._bytes)
 
 
 def _digest(packet: Publish) -> bytes:
