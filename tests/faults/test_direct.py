@@ -342,7 +342,7 @@ def test_what_was_put_and_acked_alone_is_never_written_to_the_log(broker: qflow.
 
 
 def test_the_writer_notes_what_stands_alone_and_was_handed_over(broker: qflow.Broker, tmp_path: Path) -> None:
-    """A put that a future or a task waits for, and an ack that nobody waits for; not what comes right behind those."""
+    """A put that a future or a task waits for, and an ack that nobody waits for; what comes right behind, too."""
     queue, before, batches = broker.queue("q"), confirmed(broker), broker.engine.log.commits
     assert queue.submit(b"d").result() == 3
     rest(broker)
@@ -362,7 +362,7 @@ def test_the_writer_notes_what_stands_alone_and_was_handed_over(broker: qflow.Br
     one.sync = lambda: (both.extend([queue.submit(b"g"), queue.submit(b"h")]) if not both else None, sync())
     assert queue.submit(b"f").result() == 5
     assert [put.result() for put in both] == [6, 7]
-    assert confirmed(broker) == before + 4
+    assert confirmed(broker) == before + 5
     assert reopened(broker, tmp_path / "batch") == [b"b", b"c", b"d", b"e", b"f", b"g", b"h"]
 
 

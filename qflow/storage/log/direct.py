@@ -55,7 +55,7 @@ class Beside:
         if any(others) or batch.applies or batch.damaged or batch.hollows or batch.deletes:
             return None
         settled, puts = batch.all_settled(), batch.puts
-        if batch.size > MOST_BYTES or len(settled) + len(puts) > NOTED_LANES:
+        if len(settled) + len(puts) > NOTED_LANES:
             return None
         if any(unit.writes or unit.notes or unit.size for unit in batch.units):
             return None
@@ -277,10 +277,16 @@ class Direct:
 
     def give(self) -> None:
         """Have the turn taken by whoever comes, if that is as safe as a batch."""
-        if self._confirming.make_room_for_notes():
-            if not self._confirming.notes:
-                self._lanes.clear()
+        if self._makes_room():
             self.open = True
+
+    def _makes_room(self) -> bool:
+        """Make room for what may be noted from here on; return whether there is any."""
+        if not self._confirming.make_room_for_notes():
+            return False
+        if not self._confirming.notes:
+            self._lanes.clear()
+        return True
 
     def take(self, wait: Callable[..., object]) -> Request | None:
         """Have the turn; return the request that is to be gone on with, if its thread does not.
@@ -337,14 +343,18 @@ class Direct:
 
         What raises with `batch.committing` leaves it in doubt.
         """
-        requests = batch.requests
-        takes = self._has_room and not self._confirming.is_late
-        noted = self._note(requests[0] if len(requests) == 1 else Beside(batch)) if takes else None
+        confirming, requests = self._confirming, batch.requests
+        if batch.size > MOST_BYTES or confirming.is_late:
+            return False
+        if not (self._has_room or self._makes_room()):
+            return False
+        stands_alone = len(requests) == 1 and not batch.is_settling  # else that may be of a batch that failed
+        noted = self._note(requests[0] if stands_alone else Beside(batch))
         began_s = perf_counter()
         self._noted = noted
         if noted is None or not self.go_on(batch, noted.request):
             return False
-        self._confirming.timers.note_alone(perf_counter() - began_s)
+        confirming.timers.note_alone(perf_counter() - began_s)
         self.confirmed += 1
         return True
 

@@ -300,7 +300,7 @@ class Writer:
                 if batch.applies:
                     self._committing.apply()
                 batch.committed = True
-            elif not self.handing.turn.confirm_alone(batch):
+            elif ahead.is_active or not self.handing.turn.confirm_alone(batch):
                 self._committing.commit(batch)
         except BaseException as error:
             self._fail(batch, error)
