@@ -202,6 +202,8 @@ class TimeStats:
     counts: tuple[int, ...] = (0,) * (len(TIME_BOUNDS_S) + 1)
     """How often, by buckets: see `TIME_BOUNDS_S`; the last one has what took longer."""
     sum_s: float = 0.0
+    longest_s: float = 0.0
+    """The longest that ended in this minute or in the one before."""
 
 
 @attrs.frozen(kw_only=True)

@@ -30,6 +30,7 @@ KINDS = (
     "last-commit-unusable",
     "silent-owner",
     "pinned-pages",
+    "slow-syncs",
     "slow-consumers",
     "stream-behind",
     "memory-full",

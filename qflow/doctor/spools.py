@@ -11,6 +11,8 @@ from qflow.errors import FormatTooNew, FormatTooOld
 from qflow.names import argument
 from qflow.troubles import LOG_TAKES, SPOOL_THERE
 
+SLOW_S, STALLED_S = 0.5, 5.0
+"""Syncs of a disk that does nothing else take milliseconds."""
 SILENT_S = 30.0
 """An owner renews `stats.json` more often."""
 SMALL_LOG_BYTES = 64 * 2**20
@@ -38,6 +40,7 @@ def judge_spool(look: Look) -> Iterator[Finding]:
     yield from _problems(look)
     yield from _last_commit(look)
     yield from _disk(look)
+    yield from _slow_syncs(look)
     yield from _dead_log(look)
     yield from _readers(look)
     yield from _owner(look)
@@ -187,6 +190,20 @@ def _disk(look: Look) -> Iterator[Finding]:
         "full; acks go on",
         facts={"free_bytes": free, "disk_bytes": whole},
     )
+
+
+def _slow_syncs(look: Look) -> Iterator[Finding]:
+    longest_s = ((look.stats or {}).get("sync_times") or {}).get("longest_s", 0.0)
+    if longest_s >= SLOW_S:
+        yield Finding(
+            severity=Severity.PROBLEM if longest_s >= STALLED_S else Severity.NOTICE,
+            kind="slow-syncs",
+            sentence=f"the disk is slow: a sync of the log took {longest_s:.1f} s within the last two minutes, and "
+            "durable puts wait for that",
+            remedy="look what else writes to that disk (`iostat -x 1`), whether it is nearly full, and whether the "
+            "spool lies on a network file system: a local disk of its own is what it wants",
+            facts={"longest_s": longest_s},
+        )
 
 
 def _dead_log(look: Look) -> Iterator[Finding]:

@@ -277,6 +277,9 @@ def test_dead_letters_have_a_reason() -> None:
         ({"stats": {"troubles": {"spilling": "no room"}}}, "maintenance", Severity.PROBLEM),
         ({"stats": {"inbox": {"problem": "the queue is full"}}}, "maintenance", Severity.PROBLEM),
         ({"stats": {"capacity_bytes": 100, "resident_bytes": 99, "queues": {}}}, "memory-full", Severity.NOTICE),
+        ({"stats": {"sync_times": {"longest_s": 0.4}}}, None, None),
+        ({"stats": {"sync_times": {"longest_s": 0.6}}}, "slow-syncs", Severity.NOTICE),
+        ({"stats": {"sync_times": {"longest_s": 7}}}, "slow-syncs", Severity.PROBLEM),
         ({"owner_pid": 7, "is_told": False, "told_s_ago": 2.0, "stats": {}}, "no-door", Severity.NOTICE),
     ],
 )
