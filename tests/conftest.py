@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,16 @@ def collect_in_turns(config: pytest.Config) -> None:
         parts = sorted(str(path) for path in here.iterdir() if path.is_dir() or path.name.startswith("test_"))
         first = len(parts) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
         config.args = parts[first:] + parts[:first]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Have tests be found without collections of garbage: what is found stays, and each would go through all of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
