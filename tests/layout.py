@@ -42,8 +42,22 @@ PROJECT = project()
 parse = cache(ast.parse)
 
 
+@cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """Return all nodes of a module, which to find takes longer than to look at each."""
+    return list(ast.walk(tree))
+
+
 def functions(files: Files) -> Iterator[tuple[str, Function]]:
     """Yield (path and dotted name, function)."""
+    for path, text in files.items():
+        for name, function in functions_of(text):
+            yield f"{path}:{name}", function
+
+
+@cache
+def functions_of(text: str) -> list[tuple[str, Function]]:
+    """Return (dotted name, function) of each in a module."""
 
     def below(node: ast.AST, name: str) -> Iterator[tuple[str, Function]]:
         for child in ast.iter_child_nodes(node):
@@ -53,9 +67,7 @@ def functions(files: Files) -> Iterator[tuple[str, Function]]:
                 yield inner, child
             yield from below(child, inner)
 
-    for path, text in files.items():
-        for name, function in below(parse(text), ""):
-            yield f"{path}:{name}", function
+    return list(below(parse(text), ""))
 
 
 def file_lines(files: Files) -> dict[str, int]:
@@ -126,7 +138,7 @@ def borrowed_names(files: Files) -> dict[str, int]:
         own = own_names(tree)
         taken = [
             node.attr
-            for node in ast.walk(tree)
+            for node in nodes(tree)
             if isinstance(node, ast.Attribute)
             and is_private(node.attr)
             and node.attr not in own
@@ -134,7 +146,7 @@ def borrowed_names(files: Files) -> dict[str, int]:
         ]
         taken += [
             alias.name
-            for node in ast.walk(tree)
+            for node in nodes(tree)
             if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in FOLDERS
             for alias in node.names
             if is_private(alias.name)
@@ -146,7 +158,7 @@ def borrowed_names(files: Files) -> dict[str, int]:
 def own_names(tree: ast.Module) -> set[str]:
     """Return what a module gives a name to: functions, attributes of `self`, slots and fields."""
     own = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             own.add(node.name)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -167,7 +179,7 @@ def circles(files: Files) -> dict[str, int]:
     below: dict[str, set[str]] = {}
     for path, text in files.items():
         below[path] = set()
-        for node in ast.walk(parse(text)):
+        for node in nodes(parse(text)):
             wanted: list[str] = []
             if isinstance(node, ast.Import):
                 wanted = [alias.name for alias in node.names]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from layout import LIMITS, PROJECT, borrowed_names, circles, file_lines, function_lines, parameters, parse
+from layout import LIMITS, PROJECT, borrowed_names, circles, file_lines, function_lines, nodes, parameters, parse
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "qflow"
@@ -208,7 +208,7 @@ def room(dotted: str) -> str:
 def imports(tree: ast.Module) -> list[str]:
     """Return the dotted name of everything a module imports."""
     found: list[str] = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -313,7 +313,7 @@ def test_a_queue_is_composed() -> None:
         f"{dotted}.{node.name}": bases
         for dotted, _, tree in modules()
         if room(dotted) == "queues"
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ClassDef) and (bases := {ast.unparse(base) for base in node.bases} - plain)
     }
     assert heirs == {}
