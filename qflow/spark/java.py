@@ -117,14 +117,15 @@ def write_shim(name: str, script: str) -> Path:
 
 _WORKER = Path(__file__).with_name("worker-python")
 """Part of the package: in a temporary directory a cleaner could remove it during a session."""
-_CHECK = "import sys, importlib.util as u; sys.exit(not (u.find_spec('pyspark') and u.find_spec('py4j')))"
+_CHECK = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, ('pyspark', 'py4j', 'qflow'))))"
 
 
 def worker_python() -> str:
     """Return a program that runs this Python, given in `QFLOW_PYTHON`, with PySpark from where it is installed.
 
     Spark's workers import PySpark from a zip file, which compiles it anew: 0.4 s each time a streaming query
-    starts. If PySpark is installed only there, or the program cannot be run, this Python itself is returned.
+    starts. And each is forked from a daemon, which here has imported qflow; see `daemon.py`. If PySpark is installed
+    only in that file, if qflow is not installed, or the program cannot be run, this Python itself is returned.
 
     Cost: 50 ms.
     """

@@ -128,6 +128,21 @@ def test_workers_run_this_python_and_leave_out_zip_files(tmp: Path) -> None:
         assert ran.stdout == f"{sys.executable} {expected} ['x y', '*']\n"
 
 
+def test_what_forks_workers_has_imported_qflow_and_one_thread(spark: Any) -> None:
+    """A fork copies one thread, and leaves what others hold taken: what starts some is imported behind it."""
+    script = "import os, sys, qflow.spark.daemon; print(len(os.listdir('/proc/self/task')), 'pyarrow' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "1 False\n"
+
+    def look(_: int) -> tuple[bool, str]:
+        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().decode().replace("\0", " ")
+        return "qflow.spark.source" in sys.modules, parent
+
+    imported, parent = spark.sparkContext.parallelize([0], 1).map(look).collect()[0]
+    assert imported
+    assert parent.endswith(" -m qflow.spark.daemon pyspark.worker ")
+
+
 def test_workers_run_this_python_itself_where_no_shim_can_be_used(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system where nothing may be run, and where PySpark is found in Spark's zip file only."""
     with monkeypatch.context() as patched:
