@@ -49,6 +49,25 @@ def puts(setup: Setup) -> Iterator[Row]:
     yield Row(name=f"{what}: the slowest hundredth", figure=ratio(*slow), bound=at_most(1), details=slow)
 
 
+def behind_acks(setup: Setup) -> Iterator[Row]:
+    """As a consumer does all day: a message is taken, acked, and its result put, in one queue for simplicity."""
+    times, chunks, body = 20, setup.size(41, 3), bytes(1024)
+    with ExitStack() as stack:
+        queue = _open(stack, stack.enter_context(setup.scratch()), "auto")
+
+        def passed_on(body: bytes) -> None:
+            queue.get().ack()
+            queue.put(body)
+
+        measured = interleave(setup.rounds, chunks, putting(passed_on, body, times), putting(queue.put, body, times))
+    ours, alone = map(micros, ("get, ack, put", "put"), (times,) * 2, measured)
+    yield Row(
+        name="durable get, ack and put, 1 KiB, one by one: time over that of the put alone",
+        figure=ratio(ours, alone),
+        details=[ours, alone],
+    )
+
+
 def written(setup: Setup) -> Iterator[Row]:
     """What reaches the device, by the account that the kernel keeps of this process."""
     times = setup.size(10_000, 50)
@@ -156,6 +175,9 @@ WORKLOADS = [
     Workload("journal", "one thread waits for each 1 KiB message; bare: write and sync; without a journal", puts),
     Workload(
         "journal-busy", "single puts beside a thread that computes, by the interval of switches", beside_a_busy_thread
+    ),
+    Workload(
+        "journal-behind-acks", "a message is taken, acked, and another one put, against the put alone", behind_acks
     ),
     Workload("journal-bytes", "what reaches the device for single puts, with a journal and without", written),
 ]
