@@ -37,7 +37,7 @@ class Claims:
     ) -> None:
         self._context = context = lanes.context
         self.name, self.owner = context.name, context.owner
-        self._lock, self._log = context.lock, context.log
+        self._log = context.log
         self._gate = lanes.gate
         self._lanes = lanes
         self._admission = admission
@@ -56,7 +56,7 @@ class Claims:
     @sheltered
     def settle_all(self, deliveries: list[Delivery]) -> tuple[Request | None, AlreadySettled | None]:
         """Ack deliveries in one batch of the log; return what to wait for, and why one of them was left out."""
-        with self._lock:
+        with self._context.lock:
             wanted, problem = self._singled(deliveries)
             segments = segments_of(wanted)
             joined = self._log_settled(segments)
@@ -100,7 +100,7 @@ class Claims:
         looks = False
         lanes, gate, singles = self._lanes, self._gate, self._singles
         try:
-            with self._lock:  # a straight line; see `waiting`
+            with self._context.lock:  # a straight line; see `waiting`
                 if delivery in singles and not collecting:
                     lanes.acked = acked = lanes.acked + 1
                     gate.used = used = gate.used - size - _SINGLE_CHARGE
@@ -124,7 +124,7 @@ class Claims:
         """Ack one delivery that is not logged, where nobody has to be told; else False: nothing was done. For tasks."""
         size = len(delivery.record)
         lanes, gate, singles = self._lanes, self._gate, self._singles
-        with self._lock:  # as in `settle_one`
+        with self._context.lock:  # as in `settle_one`
             acked = lanes.acked + 1
             used = gate.used - size - _SINGLE_CHARGE
             left = lanes.message_bytes - size
@@ -182,7 +182,7 @@ class Claims:
     @sheltered
     def _settle_long(self, delivery: Delivery, wait: bool) -> None:
         """Ack one delivery that is held apart, or while garbage is collected; or tell why it is not held."""
-        with self._lock:
+        with self._context.lock:
             was_apart = self._held.bring_back(delivery)
             if not was_apart and self._is_held(delivery):
                 self.settle_all([delivery])
@@ -192,7 +192,7 @@ class Claims:
     @sheltered
     def _let_others_look(self) -> None:
         """After something was settled: return slack, lend less, wake who waits."""
-        with self._lock:
+        with self._context.lock:
             self._admission.rebalance()
 
     def settle_batch(self, batch: HeldBatch, wait: bool) -> None:
@@ -246,7 +246,7 @@ class Claims:
     @sheltered
     def _settle_batch(self, batch: HeldBatch) -> Request | None:
         """Settle what is left of a batch; return what was handed over to the log."""
-        with self._lock:
+        with self._context.lock:
             if not self._holds(batch):
                 return None
             left = batch.left()
@@ -300,7 +300,7 @@ class Claims:
 
     @sheltered
     def _return_all(self, deliveries: list[Delivery], how: Return) -> None:
-        with self._lock:
+        with self._context.lock:
             wanted, problem = self._singled(deliveries)
             self.returns.take_back(wanted, how)
             for one in deliveries if problem is not None else ():
@@ -316,7 +316,7 @@ class Claims:
 
     @sheltered
     def _return_batch(self, batch: HeldBatch, how: Return) -> None:
-        with self._lock:
+        with self._context.lock:
             if batch not in self._held:
                 self.return_if_refused(batch)
             if self._holds(batch):
@@ -337,14 +337,14 @@ class Claims:
     @sheltered
     def give_up(self, one: HeldOne) -> None:
         """Take back a message, or what is left of a batch, that was handed to nobody; nothing if it is not acquired."""
-        with self._lock:
+        with self._context.lock:
             self.return_if_refused(one)
             self.returns.give_up(one)
 
     @sheltered
     def abandon(self, batch: HeldBatch) -> None:
         """Take back what is left of a batch whose holder has gone, and what is leaving if its commit is refused."""
-        with self._lock:
+        with self._context.lock:
             self.return_if_refused(batch)
             if batch in self._held:
                 self.returns.take_back([batch])
@@ -364,7 +364,7 @@ class Claims:
         self, batch: HeldBatch, index: int, delivery: Delivery | None = None, *, stays: bool = True
     ) -> Delivery | None:
         """Make one delivery of a batch a single one, for a while if it `stays`; None if it was purged."""
-        with self._lock:
+        with self._context.lock:
             if not batch.is_over:
                 batch.check_unsettled(index)
             if not self._holds(batch):
@@ -414,7 +414,7 @@ class Claims:
     @sheltered
     def extend_one(self, one: HeldOne, seconds: float) -> None:
         """Give a holder more time; see `Delivery.extend`."""
-        with self._lock:
+        with self._context.lock:
             if self._is_held(one):
                 self._held.extend(one, self._context.monotonic() + seconds)
 
@@ -428,7 +428,7 @@ class Claims:
         Raises:
             AlreadySettled: one of them is not acquired any more; nothing was done.
         """
-        with self._lock:
+        with self._context.lock:
             self._context.check_not_closed()
             wanted = [] if self._context.ended else [(one, *_place_of(one)) for one in deliveries if self._is_held(one)]
             parts = [(one, batch, at) for one, batch, at in wanted if isinstance(one, Delivery) and batch is not None]
