@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import shutil
@@ -21,6 +22,7 @@ from crash.seams import run_in_child
 from faults.seams import drained, in_thread
 from qflow import engine as engine_module
 from qflow import inspect
+from qflow.aio.broker import AsyncBroker
 from qflow.storage.lock import lock_holders
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -78,6 +80,7 @@ def test_every_call_in_a_forked_child_says_so_and_the_parent_goes_on(spool, open
     for queue in (durable, transient):
         queue.put_many([b"a", b"b", b"c", b"d"])
     delivery, batch = durable.get(), durable.get_many(2)
+    held, task = transient.get(), asyncio.run(AsyncBroker(broker).queue("t").get())
 
     def child() -> None:
         calls: list[Callable[[], object]] = [
@@ -85,6 +88,7 @@ def test_every_call_in_a_forked_child_says_so_and_the_parent_goes_on(spool, open
             lambda: broker.declare_queue("new"), lambda: broker.delete_queue("q"), lambda: durable.submit(b"x"),
             delivery.ack, lambda: delivery.ack(wait=True), delivery.nack, batch.ack, lambda: batch[0].nack(),
             lambda: durable.ack_many([delivery]), lambda: broker.on_event(print),
+            held.ack, held.nack, lambda: held.extend(1), lambda: asyncio.run(task.ack()),
         ]  # fmt: skip
         for queue in (durable, transient):
             calls += [
@@ -103,6 +107,9 @@ def test_every_call_in_a_forked_child_says_so_and_the_parent_goes_on(spool, open
     delivery.ack(wait=True)
     batch.nack()
     assert drained(durable) == [b"b", b"c", b"d"]
+    held.ack()
+    asyncio.run(task.ack())
+    assert drained(transient) == [b"c", b"d"]
 
 
 BLOCKS: dict[str, Callable[[qflow.Broker], AbstractContextManager[object]]] = {

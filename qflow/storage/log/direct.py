@@ -353,6 +353,7 @@ class Direct:
         began_s = perf_counter()
         self._noted = noted
         if noted is None or not self.go_on(batch, noted.request):
+            self._noted = None  # which holds bodies
             return False
         confirming.timers.note_alone(perf_counter() - began_s)
         self.confirmed += 1
