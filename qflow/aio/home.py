@@ -20,6 +20,9 @@ from qflow.memory.waiting import in_place
 
 T = TypeVar("T")
 
+MOST_AHEAD = 4_096
+"""As many tasks at most, some 5 KB each, have room and wait for their sync while what comes behind them is taken."""
+
 
 class Request(Protocol):
     """A put, settle or unit handed to the log."""
@@ -127,9 +130,14 @@ class Home:
             calls.popleft()
 
     def room_of(self, task: asyncio.Future[Any]) -> asyncio.Future[bool]:
-        """Return what is done once a task that puts has its room, True, or ends without. Asked for before it runs."""
-        room = self._rooms[task] = self.loop.create_future()
-        task.add_done_callback(self._ended)
+        """Return what is done once a task that puts has its room, True, or ends without. Asked for before it runs.
+
+        Where `MOST_AHEAD` others are on their way, it is done when the task ends.
+        """
+        room: asyncio.Future[bool] = self.loop.create_future()
+        if len(self._rooms) < MOST_AHEAD:
+            self._rooms[task] = room
+        task.add_done_callback(partial(self._ended, room))
         return room
 
     def has_room(self, task: asyncio.Future[Any] | None = None) -> None:
@@ -138,8 +146,8 @@ class Home:
         if room is not None and not room.done():
             room.set_result(True)
 
-    def _ended(self, task: asyncio.Future[Any]) -> None:
-        room = self._rooms.pop(task)
+    def _ended(self, room: asyncio.Future[bool], task: asyncio.Future[Any]) -> None:
+        self._rooms.pop(task, None)
         if not room.done():
             room.set_result(False)
 

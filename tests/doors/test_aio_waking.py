@@ -18,6 +18,7 @@ import qflow.aio
 from calls import count
 from doors.event_loop import count_wake_ups, leave_nothing_behind, plain, run, turns, until
 from drivers import opening_tasks
+from qflow.aio import home as home_module
 from qflow.aio.home import Home
 from qflow.aio.loops import Step, Steps, Waiter, Worker, attend
 from qflow.memory.gate import LINE
@@ -497,5 +498,30 @@ def test_a_thread_that_seems_to_run_the_loop_wakes_it(monkeypatch: pytest.Monkey
         thread.join()
         assert len(woken) == 1
         monkeypatch.undo()
+
+    asyncio.run(scenario())
+
+
+def test_few_tasks_are_passed_while_they_wait_for_their_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes memory that no queue is charged for; one beyond a bound is waited for until it ends."""
+    monkeypatch.setattr(home_module, "MOST_AHEAD", 2)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        home, synced = Home(loop, None), loop.create_future()
+
+        async def put() -> None:
+            home.has_room()
+            await synced
+
+        tasks = [loop.create_task(put()) for _ in range(3)]
+        rooms = [home.room_of(task) for task in tasks]
+        await turns()
+        assert [room.done() for room in rooms] == [True, True, False]
+        synced.set_result(None)
+        assert await asyncio.gather(*rooms) == [True, True, False]
+        later = loop.create_task(put())
+        assert await home.room_of(later)
+        await later
 
     asyncio.run(scenario())
