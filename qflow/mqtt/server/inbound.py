@@ -27,6 +27,8 @@ MOST_WAITING = DEFAULT_LIMITS.receive_maximum
 MOST_WAITING_BYTES = 64 * 1024
 MOST_TOGETHER_BYTES = 16 * 1024**2
 """The same, where a client has so many bytes of them, and all have so many together."""
+EACH_BYTES = 400
+"""What each takes beside its payload and topic."""
 SETTLE_S = 1.0
 """For so long a client that leaves has its publishes wait, for room in a queue or for the log."""
 
@@ -169,6 +171,7 @@ class Inbound:
             self._machine.send(answer)
             self._line.flush_soon()
             return
+        size += EACH_BYTES
         self._waiting.append(_Waiting(answer, stored, size))
         self._count(size)
         if stored is not None and stored.future is not self._awaited:
