@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +41,8 @@ _master = click.option(
 def _spark(master: str) -> Iterator[SparkSession]:
     """Give a new Spark session, whose Java prints nothing unless it fails to start.
 
-    A signal during the start is handled once the session can be stopped: a Java left before that would run on.
+    A signal during the start is handled once the session can be stopped: a Java left before that would run on. It has a
+    session of its own: a signal to our process group, such as that of `timeout`, is for us to handle.
     """
     from qflow.spark import session
     from qflow.spark.java import find_java
@@ -49,6 +52,9 @@ def _spark(master: str) -> Iterator[SparkSession]:
     check_pyspark()
     if not is_elsewhere():
         find_java()
+    from pyspark import java_gateway
+
+    java_gateway.Popen = partial(subprocess.Popen, start_new_session=True)
     click.echo("Spark is starting ...", err=True)
     with Stop() as stop, tempfile.TemporaryFile() as said:
         sys.stderr.flush()
@@ -224,7 +230,11 @@ def run(
     _check_places(spool, stream, reach)
     archive = Archive(spool, Contents(stream, topic_filter, partition_by), directory, reach=reach, **more)
     with archive, _spark(master) as spark, Stop() as stop:  # `Stop` last: Spark sets handlers of its own
-        written = archive.run(spark, tell=tell, stopped=lambda: stop.requested)
+        try:
+            written = archive.run(spark, tell=tell, stopped=lambda: stop.requested)
+        except (QflowError, OSError):
+            _leave_if_asked(stop)  # Java, or its workers, may have had that signal, too
+            raise
     if as_json:
         facts.print_json({"spool": spool, "stream": stream, "directory": directory, "messages": written})
     else:

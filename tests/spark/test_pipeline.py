@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,8 @@ def test_an_archive_that_is_moved_while_it_is_written_is_not_begun_again_in_its_
         archive(trigger="3600s", tell=tell)
 
 
-def test_ctrl_c_ends_an_archive_in_a_shell_in_good_order(spark, broker, plants, spool, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_group_ends_an_archive_in_good_order(spark, broker, plants, spool, tmp_path, number):
     """With a Spark of its own, beside the owner; a second one is refused, and the next one goes on."""
     publish(broker, 0, 10)
     out = tmp_path / "out"
@@ -239,10 +240,26 @@ def test_ctrl_c_ends_an_archive_in_a_shell_in_good_order(spark, broker, plants, 
     assert "batch 0: 10 messages" in process.stderr.readline()
     second = subprocess.run([sys.executable, "-m", "qflow", *command], capture_output=True, text=True, timeout=60)
     assert (second.returncode, "another process is writing the archive in" in second.stderr) == (3, True)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to Java and its workers, too
+    os.killpg(process.pid, number)  # as a terminal does, or `timeout`
     said, complained = process.communicate(timeout=60)
-    assert (process.returncode, said, complained) == (130, f"10 messages of stream plants were written to {out}\n", "")
+    written = f"10 messages of stream plants were written to {out}\n"
+    assert (process.returncode, said, complained) == (128 + number, written, "")
     publish(broker, 10, 5)
     with Archive(str(spool), Contents("plants"), str(out)) as found:
         assert found.run(spark) == 5
     assert archived(spark, out) == list(range(15))
+
+
+def test_an_archive_whose_spark_has_had_the_signal_ends_in_good_order(spool, tmp_path, monkeypatch):
+    """A service manager sends it to all processes of a service: what of Spark is gone by then is no error."""
+    with qflow.open(spool) as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+
+    def struck(*_: object, **__: object) -> int:
+        signal.raise_signal(signal.SIGTERM)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(commands, "_spark", nullcontext)
+    monkeypatch.setattr(Archive, "run", struck)
+    done = CliRunner().invoke(app, ["pipeline", "run", str(spool), "plants", "--to", f"parquet:{tmp_path / 'out'}"])
+    assert (done.exit_code, done.output) == (128 + signal.SIGTERM, "")
