@@ -49,7 +49,7 @@ def mounted(*what: str | Path) -> Iterator[Path]:
     try:
         yield where
     finally:
-        subprocess.run(["umount", where], check=True)
+        subprocess.run(["umount", "--lazy", where], check=True)  # a loop device lets go of its file a moment later
 
 
 class Device:
