@@ -31,6 +31,7 @@ from qflow.queues.queue import parts_of
 from qflow.queues.together import Together
 from qflow.storage.files import Files
 from qflow.storage.log import batch, confirming, direct, journal, recovery, writer
+from qflow.storage.log.facts import Facts
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal
 from qflow.storage.log.notes import NOTED_LANES
 from qflow.storage.log.shared_reading import open_to_read
@@ -231,6 +232,7 @@ def test_what_tasks_do_together_is_one_note(broker: qflow.Broker, tmp_path: Path
 
     assert asyncio.run(work()) == [3, 4, range(5, 7), 1, [2]]
     assert (confirmed(broker), log.commits) == (before + 1, batches + 1)
+    assert parts_of(queue).admission.pending == parts_of(other).admission.pending == 0
     bodies = [b"b", b"c", b"d", b"e", b"f", b"g"]
     with qflow.open(inside.copy_as_killed(broker, tmp_path / "note")) as again:
         assert again.check() == []
@@ -241,6 +243,17 @@ def test_what_tasks_do_together_is_one_note(broker: qflow.Broker, tmp_path: Path
         assert [len(again.queue(name)) for name in ("q", "other")] == [3, 1]
     assert queue.get_many(9).bodies == bodies
     assert other.get_many(9).bodies == [b"0", b"1", b"moved"]
+
+
+def test_what_else_is_written_with_a_put_is_there_after_a_kill(broker: qflow.Broker, tmp_path: Path) -> None:
+    """Facts, and a put that comes beside them: no note holds the first."""
+    log, queue, before = broker.engine.log, broker.queue("q"), confirmed(broker)
+    kept = log.join_facts(Facts({"room": {"key": b"value"}}), soon=False)
+    assert queue.submit(b"d").result() == 3
+    assert (kept.done, kept.error, confirmed(broker)) == (True, None, before)
+    with qflow.open(inside.copy_as_killed(broker, tmp_path / "copy")) as again:
+        assert again.engine.log.facts("room") == {"key": b"value"}
+        assert again.queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d"]
 
 
 def test_a_publish_to_a_few_queues_that_stands_alone_is_one_note(broker: qflow.Broker, tmp_path: Path) -> None:

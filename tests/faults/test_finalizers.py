@@ -21,6 +21,7 @@ from faults.seams import in_thread
 from faults.strikes import Strike
 from qflow import compat
 from qflow.memory import waiting
+from qflow.queues.queue import parts_of
 from unit.clocks import until
 
 Open = Callable[..., qflow.Broker]
@@ -170,6 +171,21 @@ def test_a_handler_may_use_a_broker_whose_caller_looks_for_finalizers(open_spool
         found.append(strike.where)
     assert any("refuse_finalizer" in where for where in found if where)
     assert queue.stats().messages == len([where for where in found if where]) > 10  # some calls end before their place
+
+
+def test_an_ack_of_a_task_leaves_its_straight_line_while_garbage_is_collected(open_spool: Open) -> None:
+    """It may be a finalizer's, in the middle of another call."""
+    queue = open_spool().declare_queue("q", durable=False)
+    queue.put(b"x")
+    delivery, claims = queue.get(), parts_of(queue).claims
+    waiting.collecting.add("a")
+    try:
+        assert not claims.settle_at_once(delivery)
+    finally:
+        waiting.collecting.clear()
+    assert queue.stats().acquired_messages == 1
+    assert claims.settle_at_once(delivery)
+    assert queue.stats().acquired_messages == 0
 
 
 @pytest.mark.parametrize("durable", [True, False])
