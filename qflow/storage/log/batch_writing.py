@@ -186,7 +186,7 @@ class BatchWriting:
         batch.spread_out = None  # of an attempt that failed
         if spreads := batch.spreads:
             batch.spread_out = out = self._spreading.write(
-                txn, spreads, _joined(spreads), lanes, now_ms, self._env.path
+                txn, spreads, messages_of(spreads), lanes, now_ms, self._env.path
             )
             puts |= dict.fromkeys(out.rest(), spreads)
             lanes |= puts
@@ -236,7 +236,7 @@ class BatchWriting:
         topics: Sequence[str] | None = None
         size = 0
         if puts:
-            messages = _joined(puts)
+            messages = messages_of(puts)
             records, topics = messages.records, messages.topics
             if topics is not None:
                 now_ms = max(now_ms, lane.time_ms)
@@ -282,7 +282,7 @@ class BatchWriting:
         return tuple(gone)
 
 
-def _joined(puts: Sequence[Put]) -> Messages:
+def messages_of(puts: Sequence[Put]) -> Messages:
     """Return what some puts hold, one behind the other."""
     first = puts[0]
     if len(puts) == 1:

@@ -32,6 +32,7 @@ from qflow.handlers import is_of_handler
 from qflow.message import OVERHEAD_BYTES
 from qflow.named_tuples import NamedTuple
 from qflow.storage.log.batch import Batch, Put, Request, Unit
+from qflow.storage.log.batch_writing import messages_of
 from qflow.storage.log.confirming import NOTED_BYTES, Confirming
 from qflow.storage.log.journal import Journal, Record
 from qflow.storage.log.lane import Lane, Step
@@ -51,8 +52,9 @@ class Beside:
     def note(self, now_ms: int) -> Noting | None:
         """Return what the batch does as one note; None if that is more than to put and to settle, or not little."""
         batch = self._batch
-        others = batch.spreads, batch.shared, batch.references, batch.writes, batch.attempts, batch.purges
-        if any(others) or batch.applies or batch.damaged or batch.hollows or batch.deletes:
+        stored_once = batch.spreads, batch.shared, batch.references
+        others = batch.writes, batch.attempts, batch.purges, batch.damaged, batch.hollows, batch.deletes
+        if batch.applies or any(stored_once) or any(others):
             return None
         settled, puts = batch.all_settled(), batch.puts
         if len(settled) + len(puts) > NOTED_LANES:
@@ -73,13 +75,10 @@ class Beside:
 
 def _put_note(lane: Lane, puts: list[Put], now_ms: int) -> Noting | None:
     """Return a note of what some puts have for a lane, one behind the other."""
-    if len(puts) == 1:
-        return puts[0].note_of(lane, now_ms)
-    if any(put.topics is not None for put in puts):
+    messages = messages_of(puts)
+    if messages.topics is not None:
         return None
-    records = [record for put in puts for record in put.records]
-    plain = all(put.plain for put in puts)
-    return put_note(lane, records, plain, sum(put.size for put in puts), now_ms)
+    return put_note(lane, messages.records, messages.plain, sum(messages.sizes), now_ms)
 
 
 class Noted(NamedTuple):
@@ -370,7 +369,7 @@ class Direct:
 def _step(note: Note, request: Request | Beside) -> Step:
     """Return what a note of a request that is confirmed means for its lane."""
     lane, before, after, first, put, time_ms = note
-    records, puts = list(put or ()), 0 if put is None else 1
+    records, puts = list(put or ()), 0
     if put is not None:
         puts = request.starts(lane, first) or 1
         if isinstance(request, Put) and request.visible:
