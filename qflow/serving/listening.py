@@ -13,6 +13,8 @@ from qflow.serving.sockets import keep_alive
 
 HANDSHAKE_S = 10.0
 """A client has so long for the handshake of TLS."""
+ACCEPTING_TURNS = 4
+"""Of the loop: so many are behind a connection that it accepts until the protocol has it, and has refused it."""
 
 
 class Listening(ABC):
@@ -40,8 +42,20 @@ class Listening(ABC):
         for one in self._server.sockets:
             keep_alive(one)
 
-    def _end_listening(self) -> None:
-        if self._server is not None:
+    async def _end_listening(self) -> None:
+        """Listen no more; return when protocols have the connections that were accepted before.
+
+        One whose transport is made when the server is closed would be lost in the loop: neither answered nor closed.
+        """
+        if self._server is None:
+            return
+        loop = asyncio.get_running_loop()
+        for one in self._server.sockets:
+            loop.remove_reader(one)
+        try:
+            for _ in range(ACCEPTING_TURNS):
+                await asyncio.sleep(0)
+        finally:
             self._server.close()
 
     def _renew(self, ssl: tls.SSLContext | None) -> None:

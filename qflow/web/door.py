@@ -100,7 +100,7 @@ class Server(Listening):
 
     async def drain(self, grace_s: float) -> None:
         """Take no more connections, answer what was asked, and return then, or after so many seconds."""
-        self._end_listening()
+        await self._end_listening()
         for protocol in list(self._state.connections):
             if not protocol.transport.is_closing():  # by TLS, one that is closed twice can be asked nothing more
                 protocol.shutdown()
@@ -114,7 +114,7 @@ class Server(Listening):
         if self._is_closed:
             return
         self._is_closed = True
-        self._end_listening()
+        await self._end_listening()
         for protocol in list(self._state.connections):
             protocol.transport.abort()
         tasks = list(self._state.tasks)

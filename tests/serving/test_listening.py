@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ class Door(Listening):
         await self._listen(self._answer, "127.0.0.1", 0, 10)
 
     async def close(self) -> None:
-        self._end_listening()
+        await self._end_listening()
 
     def _answer(self) -> asyncio.StreamReaderProtocol:
         def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,3 +51,24 @@ def test_a_client_whose_host_has_gone_is_noticed(has_tls: bool) -> None:
             return answer
 
     assert run(scenario()) == b"1"
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_client_that_comes_as_the_door_closes_is_not_left_waiting(turns: int) -> None:
+    """However far the loop is with it: one it has accepted, and gives to nobody, would hang until garbage is looked for."""
+
+    async def scenario() -> None:
+        async with Door(None) as door:
+            await door.start()
+            clients = [socket.create_connection(("127.0.0.1", door.port), timeout=60) for _ in range(3)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        for client in clients:
+            with client, suppress(ConnectionResetError):
+                await asyncio.to_thread(client.recv, 1)
+
+    gc.disable()
+    try:
+        run(scenario())
+    finally:
+        gc.enable()

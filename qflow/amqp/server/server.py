@@ -152,7 +152,7 @@ class Server(Listening):
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             if self.broker.closed:
-                self._end_listening()
+                await self._end_listening()
                 for session in self._sessions:
                     session.end(AmqpError(ReplyCode.CONNECTION_FORCED, "the broker is closed"))
             for session in list(self._sessions):
@@ -171,7 +171,7 @@ class Server(Listening):
         give it up as one of them ends. Until then they can settle and publish; what was read is confirmed.
         """
         self._is_draining = True
-        self._end_listening()
+        await self._end_listening()
         for session in self._sessions:
             session.stop()
             if not session.is_open:
@@ -191,7 +191,7 @@ class Server(Listening):
             return
         self._closed = True
         presence.leave(self.broker.broker, self)
-        self._end_listening()
+        await self._end_listening()
         for session in list(self._sessions):
             session.end(_shutdown())
             session.abort()

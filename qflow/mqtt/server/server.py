@@ -199,7 +199,7 @@ class Server(Listening):
 
         Clients get no more messages with QoS 1 and 2; each is told to go when it has acknowledged those it has.
         """
-        self._end_listening()
+        await self._end_listening()
         ends = MqttError(ReasonCode.SERVER_SHUTTING_DOWN, "the server shuts down")
         end_s = self._clock.monotonic() + grace_s
         while self._clients and self._clock.monotonic() < end_s:
@@ -220,7 +220,7 @@ class Server(Listening):
 
     async def _close(self) -> None:
         presence.leave(self.broker.broker, self)
-        self._end_listening()
+        await self._end_listening()
         self._end_all(MqttError(ReasonCode.SERVER_SHUTTING_DOWN, "the server shuts down"))
         self._flush()
         for client in list(self._clients):
