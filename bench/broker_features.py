@@ -5,10 +5,10 @@ Where nothing syncs, seconds are the thread's time on the processor, as in `benc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from random import Random
-from time import perf_counter, thread_time
+from time import perf_counter
 
 import qflow
 from bench.durable import CAPACITY
@@ -24,13 +24,11 @@ BATCH = 100
 
 
 def publish(setup: Setup) -> Iterator[Row]:
-    yield _published(setup, durable=False, times=200, chunks=setup.size(41, 5), clock=thread_time, bound=at_most(15))
-    yield _published(setup, durable=True, times=10, chunks=setup.size(21, 3), clock=perf_counter, bound=at_most(1.5))
+    yield _published(setup, durable=False, times=200, chunks=setup.size(41, 5), bound=at_most(15))
+    yield _published(setup, durable=True, times=10, chunks=setup.size(21, 3), bound=at_most(1.5))
 
 
-def _published(
-    setup: Setup, *, durable: bool, times: int, chunks: int, clock: Callable[[], float], bound: Bound
-) -> Row:
+def _published(setup: Setup, *, durable: bool, times: int, chunks: int, bound: Bound) -> Row:
     """Put into one queue, and publish to ten others, all of which are emptied after each turn, untimed."""
     with ExitStack() as stack:
         path = stack.enter_context(setup.scratch())
@@ -42,19 +40,19 @@ def _published(
 
         def put() -> float:
             put = alone.put
-            start = clock()
+            start = perf_counter()
             for _ in range(times):
                 put(BODY)
-            seconds = clock() - start
+            seconds = perf_counter() - start
             _empty(alone, times)
             return seconds
 
         def publish() -> float:
             publish = broker.publish
-            start = clock()
+            start = perf_counter()
             for _ in range(times):
                 publish(TOPIC, BODY)
-            seconds = clock() - start
+            seconds = perf_counter() - start
             for queue in bound_ones:
                 _empty(queue, times)
             return seconds

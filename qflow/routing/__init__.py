@@ -129,7 +129,7 @@ class Routing:
         return streams[0].partitions[0]
 
     def publish_quickly(self, topic: str, body: Any) -> PublishResult | None:
-        """Publish to queues that are not durable and take it at once; else None. Cost: 0.4 µs a queue."""
+        """Publish to queues that are not durable and take it at once; else None. Cost: 0.5 µs a queue."""
         queues, streams, prefix, _ = self.route(topic)
         if not queues or streams or type(body) is not bytes:
             return None

@@ -267,14 +267,19 @@ def _put_unlogged(here: Round) -> None:
 
 
 def bind_two(here: Round) -> None:
-    for queue in (here.queue, here.world.other):
+    """Have what is published go into the queue, and into another one of its kind."""
+    fan = here.broker.declare_queue(f"{here.name} fan", durable=here.world.durable)
+    fan.put(b"")  # borrows its memory
+    fan.get(0).ack(wait=True)
+    for queue in (here.queue, fan):
         here.broker.bind(queue, "fan/#")
 
 
 def in_both(here: Round, struck: bool) -> None:
     """Both queues have it, or neither."""
+    fan = here.broker.queue(f"{here.name} fan")
     found = []
-    for queue in (here.queue, here.world.other):
+    for queue in (here.queue, fan):
         here.broker.unbind(queue, "fan/#")
         found.append(False)
         if len(queue):
@@ -282,9 +287,12 @@ def in_both(here: Round, struck: bool) -> None:
             found[-1] = here.bodies[0] in batch.bodies
             batch.nack()
     assert found in ([True, True], [False, False]) if struck else found == [True, True]
+    here.world.drained(fan)
+    assert inside.left_behind(fan) == {}
+    here.broker.delete_queue(fan.name)
 
 
-@call("publish into several queues", bind_two, in_both, kinds=("durable", "ranked"))
+@call("publish into several queues", bind_two, in_both, kinds=("transient", "durable", "ranked"))
 def _publish(here: Round) -> None:
     here.broker.publish("fan/out", here.new(1)[0])
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import qflow.aio
 from faults.seams import Faults, bodies_of, faulty_broker
 from qflow import Overflow
 from qflow.message import OVERHEAD_BYTES
-from qflow.queues.fan_out import MOST_AT_ONCE
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
@@ -237,27 +237,19 @@ def test_one_queue_that_blocks_holds_all_back(open_spool: Open, durable: bool) -
     assert (bodies_of(one), bodies_of(two)) == ([b"2"], [b"2"])
 
 
-@pytest.mark.owner_only
-def test_queues_that_take_it_at_once_get_nothing_when_another_is_filled_meanwhile(
-    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+def publish_in_a_moment(
+    broker: qflow.Broker, queue: qflow.Queue, entry: int, act: Callable[[], object], patch: pytest.MonkeyPatch
 ) -> None:
-    """All have room when they are looked at, and then one has not: the time-out counts, and it is all or none."""
-    broker = open_spool()
-    first, last = bound(broker, "first", "last", durable=False, capacity_bytes=200 + OVERHEAD_BYTES)
-    last.put(b"")  # borrows its memory
-    first.put(b"")
-    filled: list[int] = []
-    publishers: list[threading.Thread] = []
-    lock = parts_of(last).context.lock
+    """Publish in a thread, while another one does something as that is about to get a queue's lock the n-th time."""
+    lock, entries, publishers = parts_of(queue).context.lock, count(1), list[threading.Thread]()
 
-    class Filling:
-        """The lock of a queue that another thread fills before the publisher gets it for the first time."""
+    class Watched:
+        """The lock, until then."""
 
         def __enter__(self) -> None:
-            if not filled and threading.current_thread() in publishers:
-                filled.append(1)
-                monkeypatch.setattr(parts_of(last).context, "lock", lock)
-                thread = threading.Thread(target=lambda: broker.alter_queue("last", limit_messages=1))
+            if threading.current_thread() in publishers and next(entries) == entry:
+                patch.setattr(parts_of(queue).context, "lock", lock)
+                thread = threading.Thread(target=act)
                 thread.start()
                 thread.join(LONG_S)
             lock.acquire()
@@ -266,15 +258,53 @@ def test_queues_that_take_it_at_once_get_nothing_when_another_is_filled_meanwhil
             lock.release()
 
     def publish() -> None:
-        """Not in the main thread, whose steps another one takes for it."""
         publishers.append(threading.current_thread())
         broker.publish("t", b"x", timeout_s=0.01)
 
-    monkeypatch.setattr(parts_of(last).context, "lock", Filling())
-    with ThreadPoolExecutor(1) as pool, pytest.raises(qflow.QueueFull):
+    patch.setattr(parts_of(queue).context, "lock", Watched())
+    with ThreadPoolExecutor(1) as pool:
         pool.submit(publish).result()
-    assert filled
+    assert next(entries) == entry + 1
+
+
+def two_with_room(open_spool: Open) -> tuple[qflow.Broker, qflow.Queue, qflow.Queue]:
+    """Return two queues that have borrowed memory for a message more."""
+    broker = open_spool()
+    first, last = bound(broker, "first", "last", durable=False, capacity_bytes=200 + OVERHEAD_BYTES)
+    last.put(b"")
+    first.put(b"")
+    return broker, first, last
+
+
+@pytest.mark.owner_only
+def test_queues_that_take_it_at_once_get_nothing_when_another_is_filled_meanwhile(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room in the first one, and then none in the last: the time-out counts, and it is all or none."""
+    broker, first, last = two_with_room(open_spool)
+    with pytest.raises(qflow.QueueFull):
+        publish_in_a_moment(broker, last, 1, lambda: broker.alter_queue("last", limit_messages=1), monkeypatch)
     assert (bodies_of(first), bodies_of(last)) == ([b""], [b""])
+    assert broker.check() == []
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_queue_that_is_altered_when_it_has_room_for_a_message_gets_it(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    """As if the alteration came behind it; one that is deleted takes it along."""
+    broker, first, last = two_with_room(open_spool)
+
+    def alter() -> None:
+        broker.alter_queue("last", limit_messages=1)
+        if is_deleted:
+            broker.delete_queue("last")
+
+    publish_in_a_moment(broker, last, 2, alter, monkeypatch)
+    assert bodies_of(first) == [b"", b"x"]
+    assert is_deleted or bodies_of(last) == [b"", b"x"]
+    assert broker.check() == []
 
 
 def test_topics_that_reach_the_same_queues_in_another_order_do_not_wait_for_each_other(open_spool: Open) -> None:
@@ -295,14 +325,6 @@ def test_topics_that_reach_the_same_queues_in_another_order_do_not_wait_for_each
         thread.join(LONG_S)
         assert not thread.is_alive()
     assert [len(queue) for queue in queues] == [4000] * 3
-
-
-def test_a_message_for_very_many_queues_reaches_all(open_spool: Open) -> None:
-    """More than are locked together: one commit of the ordinary kind."""
-    broker = open_spool()
-    queues = bound(broker, *map(str, range(MOST_AT_ONCE + 1)), durable=False)
-    assert len(broker.publish("t", b"x").sequences) == len(queues)
-    assert {len(queue) for queue in queues} == {1}
 
 
 @pytest.mark.parametrize("driver", ["thread", "task", "future"])
