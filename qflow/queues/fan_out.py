@@ -66,7 +66,7 @@ def put_into_all(queues: Sequence[Puts], record: Message) -> dict[str, int | Non
                         rings = True
         if rings:
             _wake(queues)
-        if len(firsts) < len(queues):
+        if reserved and len(firsts) < len(queues):
             shelter(partial(_end, queues, record, reserved, firsts, returned))
     except BaseException:
         try:

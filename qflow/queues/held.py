@@ -166,11 +166,6 @@ class Held:
         singles, batches = self.apart.singles.values(), self.apart.batches.values()
         return [*self.singles.values(), *singles, *self.batches.values(), *batches]
 
-    def count(self) -> int:
-        """Return how many messages are delivered and not settled. Cost: O(batches)."""
-        batches = [*self.batches, *self.apart.batches]
-        return len(self.singles) + len(self.apart.singles) + sum([batch.left_size()[0] for batch in batches])
-
     def segments(self) -> list[Segment]:
         """Return everything that is acquired or on its way out."""
         found = [*segments_of(self.all()), *self._kept]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from qflow.delivery import ONE_ATTEMPT, Delivery
 from qflow.memory.run import Place
-from qflow.memory.run_list import Tally
+from qflow.memory.run_list import RunList, Tally
+from qflow.memory.schedule import Schedule
 from qflow.memory.shelves import Whereabouts
 from qflow.memory.waiting import sheltered
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
@@ -48,7 +49,7 @@ def figures(queue: Parts) -> dict[str, Any]:
     counters = queue.spiller.counters()
     with queue.context.lock:
         leaving = [part for one in held.leaving for part in one.segments]
-        undelivered = sum([weigh(one.segments)[0] for one in held.leaving if not one.is_delivered])
+        undelivered = _undelivered(queue)
         tallies = [runs.tally() for runs in lanes.lists.values()]
         schedules = {number: schedule.tally() for number, schedule in lanes.schedules.items()}
         overhead = sum([schedule.overhead_bytes for schedule in lanes.schedules.values()]) + held.overhead_bytes
@@ -108,7 +109,7 @@ def not_due(queue: Parts) -> int:
 
 
 def note_totals(queue: Parts, now_s: float, before_s: float) -> None:
-    """Note for its rates what has happened so far. Cost: 4 µs, and 0.1 µs for each batch that is held."""
+    """Note for its rates what has happened so far. Cost: 4 µs, and O(runs), however much is held."""
     with queue.context.lock:
         queue.meter.note(now_s, _flow(queue), before_s)
 
@@ -126,9 +127,11 @@ def flow_in(facts: dict[str, Any]) -> Totals:
 
 def _flow(queue: Parts) -> Totals:
     """Return how many were put, delivered, acked and given back so far. Under the lock."""
-    lanes, held = queue.lanes, queue.held
-    acquired = held.count() + sum([weigh(leaving.segments)[0] for leaving in held.leaving if leaving.is_delivered])
-    delivered = _delivered(queue) + acquired
+    lanes = queue.lanes
+    waiting = sum([part.resident + part.spilled + part.logged for part in map(RunList.tally, lanes.lists.values())])
+    delayed = map(Schedule.tally, lanes.schedules.values())
+    waiting += sum([part.resident_messages + part.spilled_messages for part in delayed])
+    delivered = _delivered(queue) + lanes.messages() - waiting - _undelivered(queue)
     put = lanes.messages() + lanes.acked + lanes.gone - queue.found
     return put, delivered, lanes.acked, queue.claims.returns.total
 
@@ -137,6 +140,11 @@ def _delivered(queue: Parts) -> int:
     """Return how many deliveries are over. Under the lock."""
     returns = queue.claims.returns
     return queue.lanes.acked + returns.total + returns.given_up
+
+
+def _undelivered(queue: Parts) -> int:
+    """Return how many messages are on their way out that nobody got. Under the lock."""
+    return sum([weigh(one.segments)[0] for one in queue.held.leaving if not one.is_delivered])
 
 
 def _totals(queue: Parts) -> dict[str, Any]:

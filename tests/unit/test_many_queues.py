@@ -15,6 +15,7 @@ import inside
 import qflow
 from qflow import upkeep
 from qflow.queues import looking, tending
+from qflow.queues.queue import parts_of
 from qflow.queues.tending import tick
 from qflow.storage.log.keys import BLOCKS, QUEUES
 from qflow.streams.topic_filter import FilterTrie
@@ -259,6 +260,26 @@ def test_only_the_figures_of_queues_that_have_changed_are_found_anew(
     assert aged["queues"][queues[5].name]["oldest_unacked_s"] == 5
     assert told(broker).items() <= changed.items()
     assert changed["messages"] == MANY - 1
+
+
+def test_what_a_second_keeps_of_a_queue_looks_at_nothing_that_is_held(open_at: Callable[..., qflow.Broker]) -> None:
+    """A broker that many consumers take batches from would hold its queues up each second."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False)
+    queue.put_many([b"x"] * 40)
+    held = [queue.get_many(10), queue.get(), queue.get_many(10)]
+    held[2][0].ack()
+    held[2].nack()
+    table = parts_of(queue).held
+    for name in ("batches", "singles"):
+        setattr(table, name, Unlisted(getattr(table, name)))
+    broker.engine.figures.note_changed([queue])
+    for name in ("batches", "singles"):
+        setattr(table, name, dict(dict.items(getattr(table, name))))
+    stats = queue.stats()
+    totals = stats.put_total, stats.delivered_total, stats.acked_total, stats.redelivered_total
+    assert totals == (40, 21, 1, 9)
+    assert looking._flow(parts_of(queue)) == totals
 
 
 def test_what_takes_long_to_write_is_written_seldom(
