@@ -133,12 +133,13 @@ class Gets:
     def take_behind(self, delivery: Delivery) -> bool:
         """Acquire the first message, of a priority below an empty front, if all that is before it is in memory.
 
-        The look is made twice: the message was there before the second, which finds again nothing above it. What comes
-        there later is later. The front stays, for what it is compared with may come above this lane.
+        If something has arrived meanwhile, it looks again: the message was there before, and again nothing is above it.
+        What comes there later is later. Where nothing has arrived, the lane is the front from now on.
         """
         lanes, held, front = self.lanes, self.held, self.lanes.front
+        arrivals = lanes.arrivals
         found = self._first_of_few()
-        if found is None or found != self._first_of_few():
+        if found is None or (lanes.arrivals != arrivals and found != self._first_of_few()):
             return False
         runs, run, sequence = found
         with self.context.lock:  # a straight line; see `waiting`
@@ -151,6 +152,9 @@ class Gets:
                 return False
             if used > gate.account.borrowed or collecting:
                 return False
+            if lanes.arrivals == arrivals:
+                lanes.front = lanes.looked = runs
+                lanes.front_number = runs.number
             delivery.record = records[0]
             delivery.sequence = sequence
             delivery.marks = run.marks

@@ -57,8 +57,8 @@ class Lanes:
     """See the module."""
 
     __slots__ = (
-        "_publisher", "_unlogged", "acked", "closed", "context", "front", "front_number", "gate", "gone", "lists",
-        "logged", "looked", "message_bytes", "mixed", "purged_below", "ranked", "runs", "schedules", "skipped",
+        "_publisher", "_unlogged", "acked", "arrivals", "closed", "context", "front", "front_number", "gate", "gone",
+        "lists", "logged", "looked", "message_bytes", "mixed", "purged_below", "ranked", "runs", "schedules", "skipped",
     )  # fmt: skip
 
     def __init__(self, context: Context, gate: Gate) -> None:
@@ -88,6 +88,8 @@ class Lanes:
         self.front = NOWHERE
         """The same, where nothing closes it: a fast get takes from it."""
         self.front_number = 0
+        self.arrivals = 0
+        """Grows as a message comes into a lane that is not the lowest, or a front is chosen."""
 
     def open_all(self, rows: dict[int, Row] | None, publisher: Publisher) -> None:
         """Begin with what the log holds; None if the queue is not logged."""
@@ -236,6 +238,7 @@ class Lanes:
 
     def _choose_front(self) -> None:
         """Let fast gets take from the highest priority that has something in memory, or nothing above it."""
+        self.arrivals += 1
         for runs in self.ranked:
             head = runs.head
             if head.records or runs is self.runs or (head is not runs.open and runs.settle_head().waiting):

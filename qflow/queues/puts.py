@@ -391,9 +391,11 @@ class Puts:
             schedule.incoming += groups
         else:
             tail += records
-        if lanes.front_number < number < DELAYED and lanes.looked is not NOWHERE:
-            lanes.front = runs if lanes.front is lanes.looked else NOWHERE
-            lanes.looked, lanes.front_number = runs, number
+        if number:
+            lanes.arrivals += 1
+            if lanes.front_number < number < DELAYED and lanes.looked is not NOWHERE:
+                lanes.front = runs if lanes.front is lanes.looked else NOWHERE
+                lanes.looked, lanes.front_number = runs, number
         lanes.skipped += gap
         lanes.message_bytes += size
         gate.incoming -= charged

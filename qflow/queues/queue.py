@@ -122,20 +122,19 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
             and not_before is None
             and dedupe_key is None
         ):
-            cost = len(body) + OVERHEAD_BYTES
-            one = (body,)
-            with self._lock:  # a straight line; see `waiting`
-                gate = self._gate
-                used = gate.used + cost
-                passes = used <= gate.ceiling and cost <= gate.largest
-                if passes and not (priority or gate.getters or collecting):
-                    runs = self._runs
-                    tail = runs.tail
-                    sequence = runs.next
-                    gate.used = used
-                    runs.next = sequence + 1
-                    tail += one
-                    return sequence
+            cost, one, gate = len(body) + OVERHEAD_BYTES, (body,), self._gate
+            if not priority:
+                with self._lock:  # a straight line; see `waiting`
+                    used = gate.used + cost
+                    passes = used <= gate.ceiling and cost <= gate.largest
+                    if passes and not (gate.getters or collecting):
+                        runs = self._runs
+                        tail = runs.tail
+                        sequence = runs.next
+                        gate.used = used
+                        runs.next = sequence + 1
+                        tail += one
+                        return sequence
             puts, number = self._parts.puts, priority or 0
             if puts.context.settings.ttl_s is None:
                 if number:

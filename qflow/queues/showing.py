@@ -56,9 +56,11 @@ def put_at_once(
                 return None
             if is_limited:
                 gate.places -= messages
-            if lanes.front_number < number and lanes.looked is not NOWHERE:
-                lanes.front = runs if lanes.front is lanes.looked else NOWHERE
-                lanes.looked, lanes.front_number = runs, number
+            if number:
+                lanes.arrivals += 1
+                if lanes.front_number < number and lanes.looked is not NOWHERE:
+                    lanes.front = runs if lanes.front is lanes.looked else NOWHERE
+                    lanes.looked, lanes.front_number = runs, number
             first = runs.next
             gate.used = used
             runs.next = first + messages

@@ -137,6 +137,55 @@ def test_what_another_thread_puts_one_after_the_other_meanwhile_comes_in_its_ord
 
 
 @pytest.mark.owner_only
+def test_what_comes_as_a_lower_one_is_taken_is_the_next(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A get has looked, and takes the lower one: gets that follow do not go on there, past what has come above it."""
+    queue = open_spool().declare_queue("q", durable=False, priorities=3)
+    queue.put(b"2", priority=2)
+    queue.get(0).ack()
+    queue.put(b"0")
+    queue.put(b"0 again")
+    context = parts_of(queue).context
+    lock, getter = context.lock, threading.get_ident()
+
+    class Late:
+        """The lock, which another thread gets first, once."""
+
+        def __enter__(self) -> None:
+            if threading.get_ident() == getter:
+                context.lock = lock
+                thread = threading.Thread(target=queue.put, args=(b"1",), kwargs={"priority": 1})
+                thread.start()
+                thread.join(LONG_S)
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    monkeypatch.setattr(context, "lock", Late())
+    assert [queue.get(0).body for _ in range(3)] == [b"0", b"1", b"0 again"]
+
+
+@pytest.mark.owner_only
+def test_gets_go_on_in_the_lane_that_one_has_looked_for(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until something comes above it: priorities one by one cost one look each at most."""
+    queue = open_spool().declare_queue("q", durable=False, priorities=5)
+    gets, looks = parts_of(queue).gets, list[str]()
+    behind = gets.take_behind
+    monkeypatch.setattr(gets, "take_behind", lambda delivery: looks.append("look") or behind(delivery))
+    queue.put(b"4", priority=4)
+    queue.get(0)
+    for number in (1, 1, 1):
+        queue.put(b"%d" % number, priority=number)
+        queue.get(0)
+    assert looks == ["look"]
+    queue.put(b"3", priority=3)
+    queue.put(b"0")
+    queue.put(b"2", priority=2)
+    assert [queue.get(0).body for _ in range(3)] == [b"3", b"2", b"0"]
+    assert looks == ["look"] * 3
+
+
+@pytest.mark.owner_only
 def test_what_comes_below_a_priority_that_was_emptied_takes_no_work_of_another_thread(
     open_spool: Open, durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
