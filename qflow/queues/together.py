@@ -128,7 +128,7 @@ class Together:
                 left = None if deadline is None else max(0.0, deadline - self._monotonic())
                 self._prepare(blocked, left, assembly)
                 blocked = shelter(assembly.reserve)
-            self.enter(assembly, future)
+            self.enter(assembly, future, alone=wait and future is None)
         entered = assembly.unit
         if wait and entered is not None:
             self.finish(entered)
