@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import ChannelClosedByBroker, UnroutableError
 
 from amqp_clients import PATIENCE_S, bodies, count, refused, serving, unique, wait_until
 
@@ -201,15 +201,25 @@ def test_arguments_that_change_nothing_are_accepted(channel: BlockingChannel, ar
 
 
 def test_a_queue_that_nobody_uses_expires(connect: Connect, channel: BlockingChannel) -> None:
-    """`x-expires` in milliseconds; a consumer keeps it."""
+    """`x-expires` in milliseconds; a consumer keeps one that is older than one that expires."""
     name, kept = unique(), unique()
-    channel.queue_declare(name, arguments={"x-expires": 20})
-    channel.queue_declare(kept, arguments={"x-expires": 20})
+    channel.confirm_delivery()
+
+    def is_there(queue: str) -> bool:
+        """Tell by what is no use of it."""
+        try:
+            channel.basic_publish("", queue, b"", mandatory=True)
+        except UnroutableError:
+            return False
+        return True
+
+    channel.queue_declare(kept, arguments={"x-expires": 1000})
     tag = channel.basic_consume(kept, lambda *_: None)
-    wait_until(channel.connection, lambda: not exists(channel.connection, name))
-    assert exists(channel.connection, kept)
+    channel.queue_declare(name, arguments={"x-expires": 1000})
+    wait_until(channel.connection, lambda: not is_there(name))
+    assert is_there(kept)
     channel.basic_cancel(tag)
-    wait_until(channel.connection, lambda: not exists(channel.connection, kept))
+    wait_until(channel.connection, lambda: not is_there(kept))
 
 
 def test_binding_needs_both_ends(channel: BlockingChannel, queue: str) -> None:

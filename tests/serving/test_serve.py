@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 import qflow
 import qflow.amqp
+from processes import free_port
 from qflow.cli.main import app
 from qflow.serving.certificates import Certificates
 from qflow.serving.passwords import PasswordHash
@@ -449,8 +450,7 @@ def test_a_start_at_a_port_that_is_in_use_leaves_nothing(door: str, host: str, s
 
 def test_two_doors_at_one_address_leave_nothing(start: Any, tmp_path: Path) -> None:
     """As one that is in use."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     server = start("spool", "--mqtt", address, "--http", address)
     assert server.end() == ("", f"qflow: http cannot listen on {address}: address already in use\n")
     assert (server.process.returncode, os.listdir(tmp_path)) == (2, [])
