@@ -6,6 +6,7 @@ import math
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,17 @@ def copy_as_killed(broker: qflow.Broker, path: Path) -> Path:
 def still(broker: qflow.Broker) -> None:
     """End the thread of maintenance: its steps are those of the test."""
     upkeep(broker).end()
+
+
+@contextmanager
+def without_maintenance() -> Iterator[None]:
+    """Have brokers that are made meanwhile take no round of maintenance: `still` comes after the first one at times."""
+    run = Upkeep._run
+    Upkeep._run = lambda upkeep: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Upkeep._run = run  # type: ignore[method-assign]
 
 
 def paused(broker: qflow.Broker) -> threading.Lock:

@@ -46,6 +46,12 @@ def roomy_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qflow.doctor.looking.os.statvfs", lambda path: status)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner answers, however slow the machine is."""
+    monkeypatch.setattr("qflow.doctor.looking.ANSWERS_S", 60.0)
+
+
 @pytest.fixture
 def spool(tmp_path: Path) -> Path:
     with qflow.open(tmp_path / "spool", capacity_bytes="1MiB") as broker:

@@ -46,6 +46,8 @@ def until(condition: Callable[[], object]) -> None:
 
 def open_still(path: Path, clock: Clock, files: Files | None = None, **settings: Any) -> Broker:
     """Open a spool whose time is the clock's, and where maintenance is a step of the test: `Queue.tick` and so on."""
-    broker = make_broker(path, BrokerSettings(**settings), files=files, clock=clock.wall, monotonic=clock.monotonic)
+    made = BrokerSettings(**settings)
+    with inside.without_maintenance():
+        broker = make_broker(path, made, files=files, clock=clock.wall, monotonic=clock.monotonic)
     inside.still(broker)
     return broker

@@ -291,8 +291,7 @@ MANY = [(f"plant/{n % 3}", b"%04d" % n * 100) for n in range(100)]
 
 def crash(faults: Faults, spool: Path, work: Any) -> None:
     """Do something with an owner whose second commit from now on never comes."""
-    with faulty_broker(spool, faults, max_transaction_bytes=8_000) as broker:
-        inside.still(broker)
+    with inside.without_maintenance(), faulty_broker(spool, faults, max_transaction_bytes=8_000) as broker:
         faults.fail("begin", MemoryError(), after=1)
         work(broker)
 
