@@ -621,6 +621,7 @@ def test_what_passes_alone_leaves_others_a_share(spool, faults, spill, monkeypat
     """While it is committed, and at each step of its way to the disk: small puts of others need not spill for theirs."""
     moments, looked = [], []
     with faulty_broker(spool, faults, capacity_bytes="1MiB", max_transaction_bytes="32MiB", **spill) as broker:
+        inside.still(broker)  # it would spill, too, and go on when the put has returned
         large, small = broker.declare_queue("large"), broker.declare_queue("small", durable=False)
         area = parts_of(large).spiller.area
         publish, write, find_room = Puts.publish, type(area).write, Spiller.find_room
