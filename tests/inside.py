@@ -69,6 +69,11 @@ def paused(broker: qflow.Broker) -> threading.Lock:
     return upkeep(broker).moving
 
 
+def is_released(broker: qflow.Broker) -> bool:
+    """Tell whether whoever closes a broker is done: its spool may be opened again."""
+    return broker.closed and broker.engine.spool._closer is None
+
+
 def is_due(broker: qflow.Broker) -> None:
     """Have the next `tick` look at everything, however soon that is."""
     upkeep(broker)._ticked = -math.inf

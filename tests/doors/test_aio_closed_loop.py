@@ -364,7 +364,7 @@ def test_a_broker_that_nobody_takes_is_closed(spool: Path, monkeypatch: pytest.M
 
     tasks = close_with(act, lambda: opener.begun)
     opener.go_on()
-    until(lambda: opener.is_closed)
+    until(lambda: opener.opened and inside.is_released(opener.opened[0]))
     forget(tasks)
     qflow.open(spool).close()
 
