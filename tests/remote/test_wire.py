@@ -18,6 +18,7 @@ from qflow.remote.wire.errors import KINDS, decode_error, encode_error
 from qflow.remote.wire.frames import FrameReader, WireError, encode_frame, preamble, read_preamble
 from qflow.remote.wire.results import decode_results, encode_results
 from qflow.routing.results import PublishResult, duplicate_result, result_in_partitions
+from qflow.storage.environment import CannotGrow
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(),
@@ -156,6 +157,7 @@ def test_errors_of_other_versions_are_told_all_the_same() -> None:
     assert type(decode_error({"error": "GapError", "text": "gap", "facts": {}})) is QflowError
     assert str(decode_error({"error": 5})) == "5: None"
     assert encode_error(ZeroDivisionError("x"))["error"] == "QflowError"
+    assert encode_error(CannotGrow("x"))["error"] == "DiskFull"
     assert KINDS["InDoubt"] is InDoubt is errors.InDoubt
 
 

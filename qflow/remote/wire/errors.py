@@ -14,11 +14,11 @@ KINDS: dict[str, type[QflowError]] = {
 
 
 def encode_error(error: BaseException) -> dict[str, Any]:
-    """Return the head that tells of an error: its class, its text, and its facts, which are its attributes."""
-    name = type(error).__name__
+    """Return the head that tells of an error: its class or the nearest above, its text, and its attributes as facts."""
+    name = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in KINDS), "QflowError")
     text = str(error)
-    if name not in KINDS:
-        name, text = "QflowError", f"the owner failed at this: {name}: {text}"
+    if name == "QflowError" and type(error) is not QflowError:
+        text = f"the owner failed at this: {type(error).__name__}: {text}"
     return {
         "error": name,
         "text": text,
