@@ -8,6 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Unpack
 
+from qflow.allocator import share_heap
 from qflow.broker import Broker, make_broker
 from qflow.config import BrokerSettings
 from qflow.door import Door, open_door
@@ -44,6 +45,7 @@ def open(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Brok
             "start it without PYTHON_GIL=0 and -X gil=0, or with a build of CPython that is not free-threaded"
         )
     settings = BrokerSettings.from_call(options, "broker")
+    share_heap()
     return shelter_made(lambda: with_door(make_broker(path, settings)))
 
 

@@ -18,6 +18,7 @@ from qflow.aio.queue import AsyncQueue, plain_queue, queue_of
 from qflow.aio.stream import AsyncStream, stream_of
 from qflow.aio.subscription import AsyncSubscription, subscription_of
 from qflow.aio.transaction import AsyncTogether, AsyncTransaction, transaction_of
+from qflow.allocator import share_heap
 from qflow.broker import Broker
 from qflow.callbacks import call, check_callback
 from qflow.config import BrokerSettings, check_names
@@ -421,6 +422,7 @@ def open(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Open
 
 async def _open(path: str | os.PathLike[str], options: BrokerOptions) -> AsyncBroker:
     """Open it in a thread; cancelled meanwhile, it is closed again."""
+    share_heap()  # before the first thread
     worker = Worker(os.fspath(path))
     try:
         broker = await worker.run(Home(running_loop(), None), partial(open_broker, path, **options), Broker.close)

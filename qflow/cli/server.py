@@ -20,6 +20,7 @@ import qflow.amqp
 import qflow.bridge
 import qflow.mqtt
 import qflow.web
+from qflow.allocator import share_heap
 from qflow.cli.output import Output, missing, output
 from qflow.errors import InvalidArgument
 from qflow.loggers import get_logger
@@ -120,6 +121,7 @@ def run(
     read()
     serves = [partial(one.kind.load(), **one.terms) for one in wanted]
     take_small_buffers()
+    share_heap()  # before the first thread
     with (
         output(sys.stdout) as told,
         _log_on_stderr(log_format),
