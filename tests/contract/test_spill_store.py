@@ -818,6 +818,20 @@ def test_kept_files_are_bounded_in_bytes_too(files, spool, monkeypatch):
     assert area.counters().kept == 3
 
 
+def test_files_freed_in_any_order_are_kept_as_few_ranges(files, spool):
+    """A range takes more than 100 bytes: 32,768 files, each a range, would take 4 MB of a queue that holds nothing."""
+    area = SpillFiles(files, spool).area("jobs", owner=7, incarnation=1)
+    count = 4000
+    written = area.write(1, [b""] * count)
+    slots = list(written)
+    random.Random(1).shuffle(slots)
+    for slot in slots:
+        area.free(Slots([range(slot, slot + 1)]))
+    again = area.write(1, [b""] * count)
+    assert sorted(again) == sorted(slots), "those that were kept"
+    assert len(list(again.ranges())) <= 256
+
+
 def test_a_file_that_grew_huge_is_not_read(file_area, path_of, files):
     """No more is read into memory than a message of the run can be long."""
     slots = file_area.write(0, bodies(1, 70_000))

