@@ -116,7 +116,8 @@ class Figures:
         self._adoption = adoption
         self._shown: dict[Queue, _Shown] = {}
         self._changed: set[Queue] = set()
-        self._gone: dict[str, int] = {}  # names of queues that are no more, and at which look that was so
+        self._gone: dict[str, int] = {}  # names of queues that are no more, and at which look that was so; in order
+        self._forgotten = 0  # up to which look there may be names that are not among them any more
         self._look = int(spool.clock() * 1000)  # of a later owner of the spool it is higher
         self._looked_s = self._noted_s = spool.monotonic()
         self._has_rates = False  # they were figured at the last look
@@ -226,9 +227,10 @@ class Figures:
                 known.grow_older(now_s, rates(parts, known.facts))
             self._shown[queue] = known
         for gone in before.values():
+            self._gone.pop(gone.facts["name"], None)
             self._gone[gone.facts["name"]] = self._look
         for name in list(self._gone)[:-GONE_KEPT]:
-            del self._gone[name]
+            self._forgotten = self._gone.pop(name)
         return self._shown
 
     @sheltered
@@ -244,13 +246,15 @@ class Figures:
 
         Returns:
             the number, and the fields of `QueueStats` as plain values, by the name of the queue; none of them for a
-            queue that is no more.
+            queue that is no more. 0 and nothing, where it is not known any more which are gone since: begin anew.
         """
         with self._lock:
             is_old = self._spool.monotonic() - self._looked_s >= LOOK_S
             if is_old or not self._shown or (with_rates and not self._has_rates):
                 self._renew(with_rates=with_rates)
             since = since if since <= self._look else 0
+            if 0 < since < self._forgotten:
+                return 0, {}
             found: dict[str, dict[str, Any]] = {name: {} for name, look in self._gone.items() if look > since > 0}
             found |= {known.facts["name"]: known.facts for known in self._shown.values() if known.look > since}
             return self._look, found

@@ -54,6 +54,9 @@ class Owned:
         figures = broker.engine.figures
         with self._lock:
             self._since, changed = figures.changes(self._since, with_rates=False)
+            if not self._since:
+                self._rows.clear()
+                self._since, changed = figures.changes(0, with_rates=False)
             for name, facts in changed.items():
                 if facts:
                     self._rows[name] = _QUEUE_ROW(facts)

@@ -124,6 +124,9 @@ class Source:
         if not self._whole or self._clock() >= self._whole_due_s:
             self._read_whole(broker)
         self._number, changed = broker.figures(self._number)
+        if not self._number:
+            self._queues = {}
+            self._number, changed = broker.figures()
         known = self._queues
         told = known | {name: facts for name, facts in changed.items() if known.get(name) != facts}
         self._queues = {name: facts for name, facts in told.items() if facts}  # those that are gone have none

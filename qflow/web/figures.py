@@ -101,6 +101,9 @@ class Figures:
         engine = self._broker.broker.engine
         engine.spool.check_open()
         self._number, changed = engine.figures.changes(self._number)
+        if not self._number:
+            self._queues.clear()
+            self._number, changed = engine.figures.changes(0)
         for name, facts in changed.items():
             if facts:
                 self._queues[name] = facts

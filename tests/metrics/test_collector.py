@@ -27,7 +27,7 @@ import qflow.metrics
 from qflow.errors import InvalidArgument, NotFound
 from qflow.metrics.collecting import Exposition, SpoolCollector
 from qflow.metrics.names import listed
-from qflow.metrics.sources import Asked
+from qflow.metrics.sources import Asked, source_of
 
 Values = dict[str, float]
 
@@ -344,6 +344,20 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
     )
     with qflow.open(tmp_path / "spool") as broker, pytest.raises(NotFound, match="pip install prometheus_client"):
         qflow.metrics.collector(broker)
+
+
+def test_queues_that_are_gone_are_not_told_however_many_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qflow.metrics.sources.ASKED", 0)
+    monkeypatch.setattr("qflow.figures.LOOK_S", 0.0)
+    monkeypatch.setattr("qflow.figures.GONE_KEPT", 1)
+    with qflow.open(tmp_path / "spool") as broker:
+        source = source_of(broker)
+        for name in "abc":
+            broker.declare_queue(name)
+        assert set(source.look().queues) == set("abc")
+        broker.delete_queue("a")
+        broker.delete_queue("b")
+        assert set(source.look().queues) == {"c"}
 
 
 def test_of_many_queues_only_those_that_changed_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,20 @@ def test_what_has_not_changed_is_the_same_object(spool: Path) -> None:
         source.leave()
 
 
+def test_queues_that_are_gone_are_not_shown_however_many_went(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qflow.figures.GONE_KEPT", 1)
+    with qflow.open(spool) as broker:
+        for name in "abc":
+            broker.declare_queue(name, durable=False)
+        source = Source(spool)
+        board = Board()
+        waited_for(source, board, lambda: board.look.queues.keys() == set("abc"))
+        broker.delete_queue("a")
+        broker.delete_queue("b")
+        waited_for(source, board, lambda: board.look.queues.keys() == {"c"})
+        source.leave()
+
+
 WRITTEN = "broker.declare_queue('jobs').put(b'a'); broker.engine.figures.write()"
 
 

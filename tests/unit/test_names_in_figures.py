@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,24 @@ def test_only_what_has_changed_is_told_to_who_looks_again(open_at: Open, clock: 
     assert found["busy"]["messages"] == 2
     assert figures.changes(later) == (later, {})
     assert set(figures.changes(later + 10**12)[1]) == {"idle", "held", "busy"}
+
+
+def test_who_looks_when_too_many_are_gone_begins_anew(open_at: Open, clock: Clock, monkeypatch: Any) -> None:
+    """It would else show some that are gone for ever; the last names that are kept are of those that went last."""
+    monkeypatch.setattr("qflow.figures.GONE_KEPT", 2)
+    broker = open_at()
+    broker.declare_queue("stays", durable=False)
+    figures, steps = broker.engine.figures, inside.upkeep(broker)
+    numbers = [figures.changes(0)[0]]
+    for name in "abac":
+        for change in (partial(broker.declare_queue, durable=False), broker.delete_queue):
+            change(name)
+            clock.advance(1)
+            steps.tick()
+            numbers.append(figures.changes(0)[0])
+    gone = {look: figures.changes(look)[1].keys() - {"stays"} for look in numbers}
+    assert [sorted(gone[look]) for look in numbers[4:]] == [["a", "c"], ["a", "c"], ["c"], ["c"], []]
+    assert [figures.changes(look) for look in numbers[:4]] == [(0, {})] * 4
 
 
 def test_a_rate_that_a_look_finds_after_its_minute_is_not_told_for_ever(open_at: Open, clock: Clock) -> None:

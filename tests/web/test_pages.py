@@ -445,3 +445,24 @@ def test_looks_are_the_more_seldom_the_more_they_cost(
             assert figures.points()[-1]["put"] == 0  # a rate, however long the pause was
 
     run(test)
+
+
+def test_queues_that_are_gone_are_not_shown_however_many_went(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qflow.figures.LOOK_S", 0.0)
+    monkeypatch.setattr("qflow.figures.GONE_KEPT", 1)
+    now_s = [100.0]
+
+    async def test() -> None:
+        async with await qflow.aio.open(spool) as broker:
+            figures = Figures(broker, clock=lambda: now_s[0], now=lambda: now_s[0])
+            before = await figures.look()
+            for name in ("new", "newer", "newest"):
+                await broker.declare_queue(name)
+            now_s[0] += 60
+            assert (await figures.look()).queues.keys() - before.queues.keys() == {"new", "newer", "newest"}
+            await broker.delete_queue("new")
+            await broker.delete_queue("newer")
+            now_s[0] += 60
+            assert (await figures.look()).queues.keys() - before.queues.keys() == {"newest"}
+
+    run(test)

@@ -227,7 +227,8 @@ class RemoteBroker(AnyRemoteBroker):
     def figures(self, since: int = 0) -> tuple[int, dict[str, dict[str, Any]]]:
         """Return the number of this look, and the figures of queues that have changed since look number `since`.
 
-        As plain values, by name; none of a queue that is no more. For who looks each second.
+        As plain values, by name; none of a queue that is no more. For who looks each second. After many were deleted, 0
+        and nothing: begin anew.
         """
         return self._connection.call(requests.figures(since))
 
