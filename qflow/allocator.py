@@ -9,8 +9,12 @@ More heaps are for threads that allocate at the same time; those of Python hold 
 
 from __future__ import annotations
 
-import ctypes
 import os
+
+try:
+    import ctypes
+except ImportError:  # Python was built without libffi
+    ctypes = None  # type: ignore[assignment]
 
 _M_ARENA_MAX = -8
 """Of `<malloc.h>`."""
@@ -22,6 +26,8 @@ def share_heap() -> None:
     Threads that have allocated already keep theirs. Nothing is done where there is no glibc. Cost: 0.1 ms.
     """
     told = "MALLOC_ARENA_MAX" in os.environ or "glibc.malloc.arena_max" in os.environ.get("GLIBC_TUNABLES", "")
+    if ctypes is None or told:
+        return
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None and not told:
+    if set_option is not None:
         set_option(_M_ARENA_MAX, 1)
