@@ -12,6 +12,7 @@ from qflow.config import BrokerSettings, QueueSettings, check_name, check_names,
 from qflow.durations import Duration
 from qflow.engine import Engine
 from qflow.events import Event
+from qflow.importing import imported
 from qflow.inherited import called_after
 from qflow.memory.waiting import shelter, shelter_made, sheltered
 from qflow.message import Headers
@@ -57,9 +58,8 @@ class Broker(Made, Scheduling, by="qflow.open"):
     @property
     def uuid(self) -> UUID:
         """The uuid of the spool, which it keeps as long as it exists; a snapshot has one of its own."""
-        from uuid import UUID  # a dear import, for few
-
-        return UUID(self.engine.spool.uuid)
+        uuid: UUID = imported("uuid").UUID(self.engine.spool.uuid)
+        return uuid
 
     @property
     def settings(self) -> BrokerSettings:

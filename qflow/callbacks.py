@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from qflow.errors import InvalidArgument
+from qflow.importing import imported
 
 UNRUN = (Coroutine, Generator, AsyncGenerator)
 """What is returned in place of what it would have done. A task or a future, also of another library, runs by itself."""
@@ -20,9 +21,8 @@ def check_callback(callback: Any, what: str = "callback", *, awaited: bool = Fal
     """
     if not callable(callback):
         raise InvalidArgument(f"{what} must be callable, not {type(callback).__name__}")
-    import inspect  # which opening a broker does not need, and is dear; likewise below
-
-    if inspect.isgeneratorfunction(_body(callback)) or inspect.isasyncgenfunction(_body(callback)):
+    inspect, body = imported("inspect"), _body(callback)
+    if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
         raise InvalidArgument(f"{what} must not be a generator function, which does nothing when it is called")
     if not awaited and is_async(callback):
         raise InvalidArgument(f"{what} must not be async: nobody would await it; qflow.aio awaits what consumers call")
@@ -30,18 +30,14 @@ def check_callback(callback: Any, what: str = "callback", *, awaited: bool = Fal
 
 def is_async(function: Any) -> bool:
     """Tell whether a call of a function, also a partial or an object that is called, returns a coroutine."""
-    import inspect
-
-    return inspect.iscoroutinefunction(_body(function))
+    return bool(imported("inspect").iscoroutinefunction(_body(function)))
 
 
 def _body(function: Any) -> Any:
     """Return the function in which a call of one ends, if that can be told."""
     while isinstance(function, partial):
         function = function.func
-    import inspect
-
-    return function if inspect.isroutine(function) else type(function).__call__
+    return function if imported("inspect").isroutine(function) else type(function).__call__
 
 
 def check_ran(result: object) -> None:
@@ -64,7 +60,7 @@ async def run(callback: Callable[[Any], object], argument: Any) -> None:
         InvalidArgument: it returned a generator. All that the callback raises.
     """
     result = callback(argument)
-    import inspect
+    import inspect  # `check_callback` has, before
 
     if inspect.isawaitable(result):
         await result

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from qflow.config import BrokerSettings, spool_path
 from qflow.errors import BrokerClosed, DiskFull, ForkedProcess, QflowError, StorageError
 from qflow.identity import new_uuid
+from qflow.importing import imported
 from qflow.loggers import get_logger
 from qflow.problems import PROBLEMS_KEPT, Problems
 from qflow.storage.environment import CannotGrow, Environment, MapFull, log_errors
@@ -265,11 +266,10 @@ class Spool:
     @property
     def recovery(self) -> RecoveryReport:
         """What opening the spool found, and what was found damaged since: as it is now, a plain value."""
-        from qflow.stats import RecoveryReport
-
-        return RecoveryReport(
+        report: RecoveryReport = imported("qflow.stats").RecoveryReport(
             problems=self._problems.lines(), quarantined_blocks=self._quarantined_blocks, **self._recovery
         )
+        return report
 
     def note(self, problems: Iterable[str]) -> None:
         """Note what is damaged: in the recovery report, and at once in the log of the process."""

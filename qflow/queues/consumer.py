@@ -17,6 +17,7 @@ from qflow.durations import Duration
 from qflow.errors import AlreadySettled, BrokerClosed, ForkedProcess, QflowError, QueueDeleted
 from qflow.events import EventKind
 from qflow.held_batch import HeldBatch
+from qflow.importing import imported
 from qflow.loggers import get_logger
 from qflow.memory.line import Alarm
 from qflow.memory.waiting import shelter, sheltered
@@ -240,9 +241,8 @@ def begin_consumer(
         InvalidArgument: an option makes no sense, or the callback would not run. TypeError: there is no such option.
         QflowError: there can be no more threads.
     """
-    from qflow.options import ConsumeOptions, check_options  # no open needs them
-
-    check_options("consumer", how, ConsumeOptions.__annotations__.keys())
+    options = imported("qflow.options")  # no open needs them
+    options.check_options("consumer", how, options.ConsumeOptions.__annotations__.keys())
     check_callback(callback)
     prefetch = parse_count(how.get("prefetch", PREFETCH), "prefetch")
     threads = parse_count(how.get("concurrency", 1), "concurrency")

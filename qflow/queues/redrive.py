@@ -11,6 +11,7 @@ from qflow.deliveries import Deliveries
 from qflow.delivery import Delivery
 from qflow.durations import Duration
 from qflow.errors import InDoubt, InvalidArgument, NotFound, QueueFull, TransactionTooLarge
+from qflow.importing import imported
 from qflow.memory.waiting import attend, shelter
 from qflow.message import DELAYED, Message, Record, body_of, expires_of, lane_of
 from qflow.queues.assembly import Insert
@@ -306,6 +307,5 @@ def redrive(
         moving.run(most)
     else:
         moving.run_chosen(parse_sequences(sequences), most)
-    from qflow.stats import RedriveReport
-
-    return RedriveReport(moved=moving.moved, kept=moving.kept)
+    report: RedriveReport = imported("qflow.stats").RedriveReport(moved=moving.moved, kept=moving.kept)
+    return report
