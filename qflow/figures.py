@@ -161,7 +161,7 @@ class Figures:
             "duplicates_total": self._streams.producers.duplicates_total,
             "inbox": self._adoption.figures(),
             "commit_times": self._spool.log.timers.commits.figures(),
-            "sync_times": self._spool.log.timers.syncs.figures(),
+            "sync_times": self._spool.log.timers.sync_figures(),
             "troubles": dict(self.troubles),
         }
 

@@ -204,6 +204,8 @@ class TimeStats:
     sum_s: float = 0.0
     longest_s: float = 0.0
     """The longest that ended in this minute or in the one before."""
+    under_way_s: float = 0.0
+    """Of syncs: for how long the one has taken that has not ended; 0 where there is none."""
 
 
 @attrs.frozen(kw_only=True)

@@ -193,17 +193,32 @@ def _disk(look: Look) -> Iterator[Finding]:
 
 
 def _slow_syncs(look: Look) -> Iterator[Finding]:
-    longest_s = ((look.stats or {}).get("sync_times") or {}).get("longest_s", 0.0)
-    if longest_s >= SLOW_S:
-        yield Finding(
-            severity=Severity.PROBLEM if longest_s >= STALLED_S else Severity.NOTICE,
-            kind="slow-syncs",
-            sentence=f"the disk is slow: a sync of the log took {longest_s:.1f} s within the last two minutes, and "
-            "durable puts wait for that",
-            remedy="look what else writes to that disk (`iostat -x 1`), whether it is nearly full, and whether the "
-            "spool lies on a network file system: a local disk of its own is what it wants",
-            facts={"longest_s": longest_s},
+    times = (look.stats or {}).get("sync_times") or {}
+    longest_s, under_way_s = times.get("longest_s", 0.0), times.get("under_way_s", 0.0)
+    if under_way_s >= STALLED_S:
+        severity = Severity.URGENT
+        sentence = (
+            f"the disk does not answer: a sync of the log has taken {span(under_way_s)} and has not ended, and durable "
+            "puts wait for that"
         )
+        remedy = (
+            "look whether the disk stands still (`iostat -x 1`, `dmesg`), or its file system is frozen (`fsfreeze -u` "
+            "ends that): all goes on by itself when it answers, and ending the owner does not help it to"
+        )
+    elif max(longest_s, under_way_s) >= SLOW_S:
+        severity = Severity.PROBLEM if longest_s >= STALLED_S else Severity.NOTICE
+        sentence = (
+            f"the disk is slow: a sync of the log took {max(longest_s, under_way_s):.1f} s within the last two "
+            "minutes, and durable puts wait for that"
+        )
+        remedy = (
+            "look what else writes to that disk (`iostat -x 1`), whether it is nearly full, and whether the spool lies "
+            "on a network file system: a local disk of its own is what it wants"
+        )
+    else:
+        return
+    facts = {"longest_s": longest_s, "under_way_s": under_way_s}
+    yield Finding(severity=severity, kind="slow-syncs", sentence=sentence, remedy=remedy, facts=facts)
 
 
 def _dead_log(look: Look) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ from qflow.metrics.names import (
     STREAM,
     SUBSCRIPTION,
     TIMES,
+    UNDER_WAY,
     Figure,
     listed,
 )
@@ -86,6 +87,9 @@ class SpoolCollector(Collector):
         for name, (field, text) in TIMES.items():
             if field in told.times:
                 yield _histogram(name, text, told.times[field])
+        for name, (field, text) in UNDER_WAY.items():
+            if "under_way_s" in told.times.get(field, {}):
+                yield GaugeMetricFamily(PREFIX + name, text, told.times[field]["under_way_s"])
         queues, streams, subscriptions = told.queues, told.streams, told.subscriptions
         with self._lock:
             of_queues = self._queues.divide(queues, _labels(queues))

@@ -103,6 +103,10 @@ TIMES = {
     "sync_duration_seconds": ("sync_times", "Syncs of the journal, and commits of the log."),
 }
 """Histograms: name -> (field, what it is of)."""
+UNDER_WAY = {
+    "sync_under_way_seconds": ("sync_times", "For how long the sync has taken that has not ended; 0 without one."),
+}
+"""Of what histograms leave out: name -> (field, what it is of)."""
 COUNTS = {
     "queues": "Queues.",
     "queues_summed": "Those without series of their own: summed as `other`.",
@@ -134,6 +138,7 @@ def listed() -> list[Listed]:
     alone.append(Listed("build_info", "gauge", ("version",), "1; which qflow tells this."))
     alone += [Listed(name, "gauge", (), text) for name, text in {**COUNTS, **DISK}.items()]
     alone += [Listed(name, "histogram", (), text) for name, (_, text) in TIMES.items()]
+    alone += [Listed(name, "gauge", (), text) for name, (_, text) in UNDER_WAY.items()]
     figures = [(one, LABELS.get(group, ())) for group in (BROKER, INBOX, QUEUE, STREAM, SUBSCRIPTION) for one in group]
     told = [
         Listed(one.name + "_total" * (one.kind == "counter"), one.kind, labels, one.text) for one, labels in figures

@@ -126,7 +126,7 @@ class Told(NamedTuple):
     broker: Row
     inbox: Row
     times: dict[str, Mapping[str, Any]]
-    """By field: `counts` and `sum_s`."""
+    """By field: `counts`, `sum_s`, and `under_way_s` if the owner tells that."""
     queues: Mapping[str, Row]
     streams: Mapping[str, Row]
     subscriptions: Mapping[Subscriber, Row]
@@ -182,7 +182,7 @@ def row_in(facts: Mapping[str, Any], figures: Sequence[Figure]) -> Row:
 
 
 def _times(stats: Any) -> dict[str, Any]:
-    return {"counts": stats.counts, "sum_s": stats.sum_s}
+    return {"counts": stats.counts, "sum_s": stats.sum_s, "under_way_s": stats.under_way_s}
 
 
 def _subscriptions(told: Iterable[tuple[str, list[tuple[str | None, Row]]]]) -> Iterator[tuple[Subscriber, Row]]:

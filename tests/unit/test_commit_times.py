@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import qflow
 from qflow.stats import TIME_BOUNDS_S, TimeStats
-from qflow.storage.log import timing
+from qflow.storage.environment import Environment
+from qflow.storage.log import confirming, direct, timing, writer
 from qflow.storage.log.timing import Timer
-from unit.clocks import Clock
+from unit.clocks import Clock, until
 
 
 def test_every_commit_is_counted_once(tmp_path: Path) -> None:
@@ -59,3 +63,80 @@ def test_they_are_in_what_is_written_for_those_outside(tmp_path: Path) -> None:
         told = json.loads((tmp_path / "spool" / "stats.json").read_text())
     assert sum(told["commit_times"]["counts"]) == told["commits_total"]
     assert len(told["sync_times"]["counts"]) == len(TIME_BOUNDS_S) + 1
+
+
+@pytest.fixture
+def at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a journal from the first small batch on, and nothing applied that is not asked for."""
+    monkeypatch.setattr(confirming, "FIRST_BATCHES", 0)
+    monkeypatch.setattr(confirming, "LATE_S", 1000)
+    monkeypatch.setattr(writer, "SOON_S", 1000)
+
+
+@pytest.mark.usefixtures("at_rest")
+@pytest.mark.parametrize(
+    ("put", "others"),
+    [
+        (lambda queue: queue.put(b"x"), 0),
+        (lambda queue: queue.put(b"x"), 1),
+        (lambda queue: queue.submit(b"x").result(), 0),
+        (lambda queue: queue.put(bytes(2**20)), 0),
+    ],
+    ids=["a thread", "a thread, and the writer for it", "the writer", "the log"],
+)
+def test_a_sync_that_stands_still_is_told_and_counted_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[qflow.Queue], object], others: int
+) -> None:
+    """From its first moment on, also where the writer goes on with what a thread has begun, for others wait."""
+    monkeypatch.setattr(direct, "PATIENCE_S", 0 if others else 1000)
+    goes_on, waiting = threading.Event(), []
+
+    def standing(sync: Callable[..., object]) -> Callable[..., object]:
+        def wait(*arguments: Any) -> object:
+            waiting.append(arguments)
+            goes_on.wait()
+            return sync(*arguments)
+
+        return wait
+
+    with qflow.open(tmp_path / "spool") as broker:
+        jobs = broker.declare_queue("jobs")
+        for number in range(4):
+            jobs.put(b"%d" % number)
+        assert broker.stats().sync_times.under_way_s == 0
+        files = broker.engine.spool.files
+        monkeypatch.setattr(files, "sync_data", standing(files.sync_data))
+        monkeypatch.setattr(Environment, "commit", standing(Environment.commit))
+        producer = threading.Thread(target=put, args=(jobs,))
+        producer.start()
+        try:
+            until(lambda: len(waiting) == 1)
+            behind = [jobs.submit(b"y") for _ in range(others)]
+            until(lambda: len(waiting) == 1 + others)
+            seen_s = [broker.stats().sync_times.under_way_s for _ in range(2)]
+        finally:
+            goes_on.set()
+            producer.join()
+        assert [one.result() for one in behind] == [5][:others]
+        told = broker.stats()
+    assert 0 < seen_s[0] < seen_s[1] < told.sync_times.longest_s
+    assert seen_s[1] < told.commit_times.longest_s
+    assert told.sync_times.under_way_s == 0
+    assert sum(told.commit_times.counts) == told.commits_total
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_a_sync_that_failed_is_not_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has failed, and nobody waits for that sync any more."""
+
+    def fail(_fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with qflow.open(tmp_path / "spool") as broker:
+        jobs = broker.declare_queue("jobs")
+        for number in range(4):
+            jobs.put(b"%d" % number)
+        monkeypatch.setattr(broker.engine.spool.files, "sync_data", fail)
+        with pytest.raises(qflow.InDoubt):
+            jobs.put(b"x")
+        assert broker.stats().sync_times.under_way_s == 0

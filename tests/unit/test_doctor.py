@@ -280,6 +280,9 @@ def test_dead_letters_have_a_reason() -> None:
         ({"stats": {"sync_times": {"longest_s": 0.4}}}, None, None),
         ({"stats": {"sync_times": {"longest_s": 0.6}}}, "slow-syncs", Severity.NOTICE),
         ({"stats": {"sync_times": {"longest_s": 7}}}, "slow-syncs", Severity.PROBLEM),
+        ({"stats": {"sync_times": {"longest_s": 0.0, "under_way_s": 0.4}}}, None, None),
+        ({"stats": {"sync_times": {"longest_s": 0.0, "under_way_s": 0.6}}}, "slow-syncs", Severity.NOTICE),
+        ({"stats": {"sync_times": {"longest_s": 0.0, "under_way_s": 7}}}, "slow-syncs", Severity.URGENT),
         ({"owner_pid": 7, "is_told": False, "told_s_ago": 2.0, "stats": {}}, "no-door", Severity.NOTICE),
     ],
 )

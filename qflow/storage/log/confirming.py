@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any
 
 from qflow.errors import CorruptionError, StorageError
@@ -309,9 +309,8 @@ class Confirming:
         except OSError as error:
             self.give_up_journal(error)
             return False
-        began_s = perf_counter()
-        journal.sync()
-        self.timers.syncs.note(perf_counter() - began_s)
+        with self.timers.sync():
+            journal.sync()
         if not self.pending:
             self.since = monotonic()
         self.pending += 1
@@ -353,9 +352,8 @@ class Confirming:
             self._txn.put(STATE_KEY, encode_state(state))
         if self._changes is not None:
             self._changes.catch_up()
-        began_s = perf_counter()
-        self.env.commit(self._txn)
-        self.timers.syncs.note(perf_counter() - began_s)
+        with self.timers.sync():
+            self.env.commit(self._txn)
         self._txn = self._changes = None
         self.is_noted = False
         self._rolled_back = 0, 0

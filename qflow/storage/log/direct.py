@@ -111,7 +111,7 @@ class Direct:
         self.abandoned = False
         """Its thread was interrupted: the writer is to go on."""
         self.confirmed = 0
-        """How many requests were, each alone."""
+        """How many records were written, by a thread or for one, and by notes of the writer."""
         self._noted: Noted | None = None
         self._synced: Request | None = None
         self._stood: Request | None = None
@@ -134,7 +134,7 @@ class Direct:
         self.thread = threading.get_ident()
         noted = self._note(request)
         began_s = perf_counter()
-        if noted is None or not self._write(noted):
+        if noted is None or not self._write(noted, began_s):
             self.leave(request)
             return
         now_s = perf_counter()
@@ -160,7 +160,7 @@ class Direct:
         try:
             noted = self._note(unit)
             began_s = perf_counter()
-            is_synced = noted is not None and self._write(noted)
+            is_synced = noted is not None and self._write(noted, began_s)
         except BaseException:
             self.leave(unit)
             raise
@@ -179,7 +179,6 @@ class Direct:
                 batch.requests.append(unit)
                 self._count_in(batch, noted)
                 conclude(batch)
-                self.confirmed += 1
             except BaseException as error:
                 confirming.failed(error)
                 raise
@@ -248,13 +247,17 @@ class Direct:
                 lanes.add(note.lane)
         return Noted(request, notes, journal.record(changes), size, journal)
 
-    def _write(self, noted: Noted) -> bool:
-        """Have a record on the disk; False if the disk has failed, or the turn was taken meanwhile."""
+    def _write(self, noted: Noted, now_s: float) -> bool:
+        """Have a record on the disk; False if the disk has failed, or the turn was taken meanwhile.
+
+        The writer counts the time from here on, too, where it goes on with what a slow sync holds up.
+        """
         journal = noted.journal
         if self.request is not noted.request:
             return False
         self._noted = noted
         journal.inside = True
+        self._confirming.timers.began_s = now_s
         try:
             journal.write_alone(noted.record)
             journal.sync_alone()
@@ -313,16 +316,22 @@ class Direct:
         noted, confirming = self._noted, self._confirming
         if noted is None or noted.request is not request:
             return False
-        record, journal = noted.record, noted.journal
-        if self._synced is not request:
+        record, journal, timers = noted.record, noted.journal, confirming.timers
+        if self._synced is request:
+            timers.began_s = 0.0
+        else:
+            timers.began_s = timers.began_s or perf_counter()
             try:
                 journal.write_record(record)
             except OSError as error:
+                timers.began_s = 0.0
                 confirming.give_up_journal(error)
                 self._has_room = False
                 return False
             batch.committing = True
-            journal.sync()
+            with timers.sync() as began_s:
+                journal.sync()
+            timers.commits.note(perf_counter() - began_s)
         self._count_in(batch, noted)
         return True
 
@@ -335,6 +344,7 @@ class Direct:
         if isinstance(request, Unit):
             batch.units = [request]
         batch.committed = True
+        self.confirmed += 1
         self._noted = self._synced = None  # which hold bodies
 
     def confirm_alone(self, batch: Batch) -> bool:
@@ -348,14 +358,10 @@ class Direct:
         if not (self._has_room or self._makes_room()):
             return False
         stands_alone = len(requests) == 1 and not batch.is_settling  # else that may be of a batch that failed
-        noted = self._note(requests[0] if stands_alone else Beside(batch))
-        began_s = perf_counter()
-        self._noted = noted
+        self._noted = noted = self._note(requests[0] if stands_alone else Beside(batch))
         if noted is None or not self.go_on(batch, noted.request):
             self._noted = None  # which holds bodies
             return False
-        confirming.timers.note_alone(perf_counter() - began_s)
-        self.confirmed += 1
         return True
 
     def look_after(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from time import monotonic
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, perf_counter
 from typing import Any
 
 from qflow.durations import TIME_BOUNDS_S
@@ -46,13 +48,33 @@ class Timer:
 class Timers:
     """Those of a log."""
 
+    __slots__ = ("began_s", "commits", "syncs")
+
     def __init__(self) -> None:
         self.commits = Timer()
         """From the first write of a batch to the moment when it is confirmed."""
         self.syncs = Timer()
         """Of the journal; of the log, which is written in the same step, with that."""
+        self.began_s = 0.0
+        """When the sync began that has not ended, by `perf_counter`; 0: there is none."""
+
+    @contextmanager
+    def sync(self) -> Iterator[float]:
+        """Count a sync, which is the block; give when it began: before, where a thread has begun it. Cost: 1 µs."""
+        self.began_s = began_s = self.began_s or perf_counter()
+        try:
+            yield began_s
+            self.syncs.note(perf_counter() - began_s)
+        finally:
+            self.began_s = 0.0
 
     def note_alone(self, took_s: float) -> None:
         """Count a record of the journal that a request which stood alone was confirmed by."""
+        self.began_s = 0.0
         self.syncs.note(took_s)
         self.commits.note(took_s)
+
+    def sync_figures(self) -> dict[str, Any]:
+        """Return the fields of a `TimeStats` of syncs, with the one that has not ended."""
+        began_s = self.began_s
+        return {**self.syncs.figures(), "under_way_s": perf_counter() - began_s if began_s else 0.0}
