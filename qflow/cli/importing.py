@@ -47,6 +47,10 @@ def import_(spool: Path, file: Path, to: str | None, skip: int, capacity: int, a
         qflow import SPOOL jobs.parquet --to jobs.again
         qflow import SPOOL all.jsonl --skip 12500
     """
+    from qflow.cli.portable import parquet
+
+    if _is_parquet(file):
+        parquet.check_installed()  # before a spool is made for it, and anything is told as done
     run = _Run(to=to, done=0, left_out=0)
     total = file.stat().st_size if _is_regular(file) else None
     with Stop() as stop:
@@ -64,6 +68,15 @@ def import_(spool: Path, file: Path, to: str | None, skip: int, capacity: int, a
 def _is_regular(file: Path) -> bool:
     """Tell whether it is a file, and no pipe; `-` is stdin."""
     return str(file) != "-" and file.is_file()
+
+
+def _is_parquet(file: Path) -> bool:
+    from qflow.cli.portable import parquet
+
+    if not _is_regular(file):
+        return False
+    with file.open("rb") as opened:
+        return opened.read(4) == parquet.MAGIC
 
 
 _ESCAPED, _BESIDE_BYTES = 6, 2**20
@@ -85,13 +98,11 @@ class _Source:
         from qflow.cli.portable.items import parsed
 
         # A pipe is opened once: what is read of it is gone, and nobody may write into it again.
-        if _is_regular(self.file):
-            with self.file.open("rb") as opened:
-                if opened.read(4) == parquet.MAGIC:
-                    for number, one in enumerate(parquet.read(self.file), 1):
-                        self.where = f"row {number:,} of {facts.readable(str(self.file))}"
-                        yield one
-                    return
+        if _is_parquet(self.file):
+            for number, one in enumerate(parquet.read(self.file), 1):
+                self.where = f"row {number:,} of {facts.readable(str(self.file))}"
+                yield one
+            return
         with stdin_bytes() if str(self.file) == "-" else self.file.open("rb") as lines:
             for number in count(1):
                 most = _ESCAPED * self.largest + _BESIDE_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import tracemalloc
 from contextlib import AbstractContextManager, nullcontext
@@ -220,6 +221,20 @@ def test_an_export_takes_no_file_that_is_there(spool: Path, tmp_path: Path) -> N
     assert file.read_text() == "precious"
     file.write_bytes(b"PAR1 and no more")
     assert run("import", tmp_path / "new", file).exit_code == 2
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_parquet_without_pyarrow_is_refused_before_anything_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    """No spool is made, and no number is told of messages that are done."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    file = tmp_path / "file.parquet"
+    file.write_bytes(parquet.MAGIC)
+    result = run("import", tmp_path / "new", file, *flags)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Parquet needs pyarrow" in result.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_parquet_is_read_as_it_was_written_a_few_messages_at_once(tmp_path: Path) -> None:

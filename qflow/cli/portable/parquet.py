@@ -59,6 +59,11 @@ def read(path: Path) -> Iterator[Declared | Item]:
         raise InvalidArgument(f"{path} is no Parquet file of qflow export, or is damaged: {error}") from error
 
 
+def check_installed() -> None:
+    """Raise NotFound if there is no pyarrow."""
+    _arrow()
+
+
 def _arrow() -> tuple[Any, Any]:
     try:
         import pyarrow
