@@ -53,5 +53,7 @@ def _print(found: list[Finding], look: Look) -> None:
         click.echo(f"    {finding.remedy}")
     if look.owner_pid is None and look.failure is None:
         click.echo("nobody owns the spool: its log was judged, and not who puts, takes, holds and reads")
-    if not look.is_read and look.failure is None:
+    if look.is_standing:
+        click.echo("the log was not read, which would wait for the same disk")
+    elif not look.is_read and look.failure is None:
         click.echo(f"the log is long, and the messages were not read: {command('check', look.path)} reads everything")

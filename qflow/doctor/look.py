@@ -45,6 +45,8 @@ class Look:
     """What opening it would complain of; where it was read, what that found."""
     is_read: bool = False
     """All of its log was read, and not its rows alone."""
+    is_standing: bool = False
+    """A sync of its owner does not end: nothing of the log was read, which would wait for the same disk."""
     failure: QflowError | None = None
     """Why its log could not be read."""
     has_log: bool = True

@@ -12,6 +12,7 @@ import attrs
 from qflow.amqp import letters
 from qflow.config import spool_path
 from qflow.doctor.look import Letters, Look
+from qflow.doctor.spools import STALLED_S, under_way_s
 from qflow.door import is_blocked, is_there
 from qflow.errors import CorruptionError, FormatTooNew, FormatTooOld, QflowError
 from qflow.inspect import Health, check_there, owner_of, read_health, read_live
@@ -24,14 +25,19 @@ READ_BYTES = 64 * 2**20
 
 
 def look_at(path: str | os.PathLike[str]) -> Look:
-    """Return what is seen of a spool; a log of `READ_BYTES` is read whole. Raises NotFound. StorageError."""
+    """Return what is seen of a spool; a log of `READ_BYTES` is read whole. Raises NotFound. StorageError.
+
+    A log whose sync stands still is not read: who reads notes that in a file of it, and would wait for the same disk.
+    """
     spool = spool_path(path)
-    look, owner = look_inside(spool, READ_BYTES), owner_of(spool)
-    if owner is None:
-        return look
+    owner = owner_of(spool)
+    told = {} if owner is None else _told(spool, owner)
+    if under_way_s(told.get("stats")) >= STALLED_S:
+        return attrs.evolve(seen_in(spool), owner_pid=owner, is_standing=True, **told)
+    look = look_inside(spool, READ_BYTES)
     if isinstance(look.failure, FormatTooNew | FormatTooOld):
-        return attrs.evolve(look, owner_pid=owner)
-    return attrs.evolve(look, owner_pid=owner, **_told(spool, owner))
+        told = {}
+    return attrs.evolve(look, owner_pid=owner, **told)
 
 
 def look_inside(path: str | os.PathLike[str], read_bytes: int = 0) -> Look:

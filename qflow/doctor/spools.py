@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from qflow.doctor.finding import Finding, Severity
 from qflow.doctor.look import Look
@@ -192,23 +193,29 @@ def _disk(look: Look) -> Iterator[Finding]:
     )
 
 
+def under_way_s(stats: Mapping[str, Any] | None) -> float:
+    """Return for how long a sync has taken that has not ended, as far as an owner tells that; 0: there is none."""
+    took_s: float = ((stats or {}).get("sync_times") or {}).get("under_way_s", 0.0)
+    return took_s
+
+
 def _slow_syncs(look: Look) -> Iterator[Finding]:
-    times = (look.stats or {}).get("sync_times") or {}
-    longest_s, under_way_s = times.get("longest_s", 0.0), times.get("under_way_s", 0.0)
-    if under_way_s >= STALLED_S:
+    longest_s = ((look.stats or {}).get("sync_times") or {}).get("longest_s", 0.0)
+    standing_s = under_way_s(look.stats)
+    if standing_s >= STALLED_S:
         severity = Severity.URGENT
         sentence = (
-            f"the disk does not answer: a sync of the log has taken {span(under_way_s)} and has not ended, and durable "
+            f"the disk does not answer: a sync of the log has taken {span(standing_s)} and has not ended, and durable "
             "puts wait for that"
         )
         remedy = (
             "look whether the disk stands still (`iostat -x 1`, `dmesg`), or its file system is frozen (`fsfreeze -u` "
             "ends that): all goes on by itself when it answers, and ending the owner does not help it to"
         )
-    elif max(longest_s, under_way_s) >= SLOW_S:
+    elif max(longest_s, standing_s) >= SLOW_S:
         severity = Severity.PROBLEM if longest_s >= STALLED_S else Severity.NOTICE
         sentence = (
-            f"the disk is slow: a sync of the log took {max(longest_s, under_way_s):.1f} s within the last two "
+            f"the disk is slow: a sync of the log took {max(longest_s, standing_s):.1f} s within the last two "
             "minutes, and durable puts wait for that"
         )
         remedy = (
@@ -217,7 +224,7 @@ def _slow_syncs(look: Look) -> Iterator[Finding]:
         )
     else:
         return
-    facts = {"longest_s": longest_s, "under_way_s": under_way_s}
+    facts = {"longest_s": longest_s, "under_way_s": standing_s}
     yield Finding(severity=severity, kind="slow-syncs", sentence=sentence, remedy=remedy, facts=facts)
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+from click.testing import CliRunner
 
 import qflow
 from pages import ROOT
-from qflow.doctor import KINDS, Finding, Letters, Look, Severity, judge
+from qflow.cli.main import app
+from qflow.doctor import KINDS, Finding, Letters, Look, Severity, judge, looking
 from qflow.doctor.words import harmless, size, span
 from qflow.errors import CorruptionError, FormatTooNew
+from qflow.stats import BrokerStats, TimeStats
 from qflow.troubles import LOG_TAKES, SPOOL_THERE
 
 GIB = 2**30
@@ -415,3 +420,24 @@ def test_a_finding_is_json(empty: dict[str, Any]) -> None:
     found = only(Look(path="s", clean=False)).to_dict()
     assert found.keys() == {"severity", "kind", "sentence", "remedy", "queue", "facts"}
     assert found["severity"] == "notice"
+
+
+def test_a_log_whose_sync_stands_still_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it would wait for the same disk, and nothing would be told."""
+    with qflow.open(tmp_path / "spool") as broker:
+        stats = broker.stats()
+
+    class Owner:
+        def stats(self) -> BrokerStats:
+            return attrs.evolve(stats, sync_times=TimeStats(under_way_s=9.0))
+
+    monkeypatch.setattr(looking, "owner_of", lambda _spool: 7)
+    monkeypatch.setattr(looking, "read_health", None)
+    monkeypatch.setattr(qflow, "connect", lambda _spool, timeout_s: nullcontext(Owner()))
+    found = judge(looking.look_at(tmp_path / "spool"))
+    assert [(one.kind, one.severity) for one in found] == [("slow-syncs", Severity.URGENT)]
+    said = CliRunner().invoke(app, ["doctor", str(tmp_path / "spool")])
+    assert (said.exit_code, said.stdout.splitlines()[-1]) == (
+        6,
+        "the log was not read, which would wait for the same disk",
+    )
