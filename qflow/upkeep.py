@@ -35,6 +35,8 @@ REST = 4
 """Maintenance that has much to do rests so many times as long as it worked: a fifth of the time is its share."""
 LONGEST_REST_S = 0.1
 """But not longer: what took long because others were at work would else rest five times for them."""
+REPORTED_S = 60.0
+"""The same error of the same part is reported once in so long, though it came and went."""
 WIPED_AT_ONCE = 256
 REMOVING_S = 0.05
 """How long settled blocks are removed at once, a bounded number each commit."""
@@ -77,7 +79,9 @@ class Upkeep:
         """Each has every other commit: neither what is large nor what is many waits for the other."""
         self._ticked = -math.inf
         self._troubles = figures.troubles
-        """Errors of parts of maintenance that were reported."""
+        """Errors of parts of maintenance, until the part succeeds."""
+        self._reported: dict[tuple[str, str], float] = {}
+        """When a part was reported with an error, in the last minute."""
         self._tried: set[str] = set()  # what time did in the last round
         self.jobs: list[tuple[str, Callable[[], bool]]] = []
         """What else is done each second, under its name."""
@@ -165,7 +169,7 @@ class Upkeep:
     def attempt(self, what: str, job: Callable[[], object]) -> bool:
         """Do a part of maintenance; one that fails is reported, tried again, and stops no other.
 
-        The same error of the same part is reported once, until it is another or the part succeeds.
+        The same error of the same part is reported once in a minute at most, and once until the part succeeds.
 
         Returns:
             whether there is more to do at once.
@@ -177,12 +181,19 @@ class Upkeep:
             expected = isinstance(error, QflowError)
             if self._troubles.get(what) != text and not (expected and self._bell.ended):
                 self._troubles[what] = text
-                path, words = self._spool.path, "%s: maintenance (%s) failed and is tried again: %s"
-                trace = not expected
-                _logger.warning(words, path, what, error, exc_info=trace, spool=path, event="maintenance_failed")
+                self._report(what, text, error, trace=not expected)
             return False
         self._troubles.pop(what, None)
         return more
+
+    def _report(self, what: str, text: str, error: BaseException, *, trace: bool) -> None:
+        """Tell the log of the process, unless it was told a little while ago."""
+        now_s, path = self._spool.monotonic(), self._spool.path
+        self._reported = {one: then_s for one, then_s in self._reported.items() if now_s - then_s < REPORTED_S}
+        if (what, text) not in self._reported:
+            self._reported[what, text] = now_s
+            words = "%s: maintenance (%s) failed and is tried again: %s"
+            _logger.warning(words, path, what, error, exc_info=trace, spool=path, event="maintenance_failed")
 
     def _awake(self) -> list[Queue]:
         """Return the queues to look at, as they were when the thread began to take steps, or as they are."""

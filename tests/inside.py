@@ -76,7 +76,7 @@ def is_released(broker: qflow.Broker) -> bool:
 
 def is_due(broker: qflow.Broker) -> None:
     """Have the next `tick` look at everything, however soon that is."""
-    upkeep(broker)._ticked = -math.inf
+    upkeep(broker)._ticked = upkeep(broker)._due = -math.inf
 
 
 def troubles(broker: qflow.Broker) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 from qflow.stats import TIME_BOUNDS_S, TimeStats
 from qflow.storage.environment import Environment
@@ -107,6 +108,8 @@ def test_a_sync_that_stands_still_is_told_and_counted_when_it_ends(
         files = broker.engine.spool.files
         monkeypatch.setattr(files, "sync_data", standing(files.sync_data))
         monkeypatch.setattr(Environment, "commit", standing(Environment.commit))
+        inside.still(broker)
+        until(lambda: broker.engine.log.turn.open)  # the writer rests: a put that stands alone is its thread's
         producer = threading.Thread(target=put, args=(jobs,))
         producer.start()
         try:

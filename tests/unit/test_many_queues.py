@@ -316,6 +316,28 @@ def test_a_queue_that_maintenance_failed_at_is_looked_at_again(
     assert asked == ["q"] * 5
 
 
+def test_what_fails_now_and_then_is_reported_once_a_minute(
+    open_at: Callable[..., qflow.Broker], clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a disk that is nearly full; what the statistics tell comes and goes with it."""
+    broker = open_at()
+    steps = inside.upkeep(broker)
+
+    def fail() -> None:
+        raise OSError("no room")
+
+    def reports(part: str) -> int:
+        return sum(f"maintenance ({part}) failed" in record.getMessage() for record in caplog.records)
+
+    for seconds in range(90):
+        steps.attempt("spilling", fail if seconds % 2 else lambda: None)
+        assert ("spilling" in inside.troubles(broker)) == bool(seconds % 2)
+        clock.advance(1)
+    assert reports("spilling") == 2
+    steps.attempt("wiping", fail)
+    assert reports("wiping") == 1
+
+
 @pytest.mark.owner_only(reason="it counts objects of the owner")
 @pytest.mark.parametrize("spill", ["files", "segments"])
 def test_an_idle_queue_is_few_objects_to_the_garbage_collector(

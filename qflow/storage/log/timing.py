@@ -42,7 +42,7 @@ class Timer:
         past_s, longest_s = monotonic() - self._ends_s, 0.0
         if past_s < MINUTE_S:
             longest_s = self._longest_s if past_s >= 0 else max(self._longest_s, self._before_s)
-        return {"counts": tuple(self._counts), "sum_s": self._sum_s, "longest_s": longest_s}
+        return {"counts": tuple(self._counts), "sum_s": self._sum_s, "longest_s": longest_s, "under_way_s": 0.0}
 
 
 class Timers:
