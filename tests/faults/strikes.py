@@ -12,6 +12,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -24,6 +25,7 @@ RESUME = dis.opmap["RESUME"]
 BACK = {code for name, code in dis.opmap.items() if name == "JUMP_BACKWARD" or name.startswith("POP_JUMP_BACKWARD")}
 
 
+@cache
 def _jumps(code: CodeType) -> set[int]:
     """Return where a function jumps backwards, but for jumps that CPython 3.12 to 3.14 compile wrong.
 
@@ -56,7 +58,6 @@ class Strike:
     def __init__(self, at: int, handler: Callable[[], object] | None = None) -> None:
         self._at = at
         self._handler = handler
-        self._jumps: dict[CodeType, set[int]] = {}
         self.seen = 0
         """Places that were passed."""
         self.where: str | None = None
@@ -94,19 +95,19 @@ class Strike:
             self._pass(frame)
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
-        if event == "call":
-            if not self._is_inside(frame):
-                return None
-            frame.f_trace = self._trace  # CPython 3.13 tells opcodes of a frame that is traced by then
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif event == "opcode":
-            jumps = self._jumps.get(frame.f_code)
-            if jumps is None:
-                jumps = _jumps(frame.f_code)
-                self._jumps[frame.f_code] = jumps
-            if frame.f_lasti in jumps:
+        """Look at each opcode of a function that jumps backwards, and of no other: a look costs ten times the opcode."""
+        jumps = _jumps(frame.f_code) if event == "call" and self._is_inside(frame) else None
+        if not jumps:
+            return None
+
+        def look(frame: FrameType, event: str, _: object) -> Any:
+            if event == "opcode" and frame.f_lasti in jumps:
                 self._pass(frame)
-        return self._trace
+            return look
+
+        frame.f_trace = look  # CPython 3.13 tells opcodes of a frame that is traced by then
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return look
 
     def _pass(self, frame: FrameType) -> None:
         self.seen += 1
