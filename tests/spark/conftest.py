@@ -17,13 +17,18 @@ from spark.task_doors import At, Time
 from spark.trees import Trees
 from unit.clocks import Clock, open_still
 
+QUICK_TO_START = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""For each Java that is begun here: nothing runs long, and the bytecode of Spark needs no check."""
+
 
 @pytest.fixture(scope="session")
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A session with two tasks at once; the only one of a run by groups."""
     if getattr(request.config.option, "loadgroup", False):
         (tmp_path_factory.getbasetemp().parent / "the session of Spark").mkdir()
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # quick to start
+    os.environ.setdefault("JDK_JAVA_OPTIONS", QUICK_TO_START)
     pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
     from qflow.spark import session
 
