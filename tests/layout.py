@@ -57,10 +57,12 @@ def functions(files: Files) -> Iterator[tuple[str, Function]]:
 
 @cache
 def functions_of(text: str) -> list[tuple[str, Function]]:
-    """Return (dotted name, function) of each in a module."""
+    """Return (dotted name, function) of each in a module; no expression holds one."""
 
     def below(node: ast.AST, name: str) -> Iterator[tuple[str, Function]]:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                continue
             is_named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
             inner = f"{name}.{child.name}".lstrip(".") if is_named else name  # type: ignore[attr-defined]
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
