@@ -114,9 +114,11 @@ class Server(Listening):
         if self._is_closed:
             return
         self._is_closed = True
-        await self._end_listening()
-        for protocol in list(self._state.connections):
-            protocol.transport.abort()
+        try:
+            await self._end_listening()
+        finally:  # also of one that is cancelled: calling it again does nothing
+            for protocol in list(self._state.connections):
+                protocol.transport.abort()
         tasks = list(self._state.tasks)
         for task in tasks:
             task.cancel()

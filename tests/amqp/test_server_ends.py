@@ -43,6 +43,24 @@ def test_nothing_is_confirmed_once_the_program_has_closed_the_broker(tmp_path: P
     run(scenario())
 
 
+def test_a_close_that_is_cancelled_has_closed_the_connections(tmp_path: Path) -> None:
+    """However far it is: closing again does nothing, so nobody else would."""
+
+    async def scenario() -> None:
+        for turns in range(1, 6):
+            async with serving(tmp_path / f"spool {turns}") as server:
+                await connected(server)
+                closing = asyncio.create_task(server.close())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                closing.cancel()
+                await asyncio.wait([closing])
+                await until(lambda: not server.connections)
+                assert not server.sockets
+
+    run(scenario())
+
+
 async def draining_beside_a_holder(server: Server) -> tuple[Raw, Raw, int, asyncio.Task[None]]:
     """Have a server end while one of two clients holds a message, which has this tag, and another is left."""
     holder, idle = await connected(server), await connected(server)

@@ -8,6 +8,7 @@ import socket
 import struct
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -192,6 +193,26 @@ def test_a_connection_that_is_closing_is_not_closed_again(spool: Path) -> None:
             await server.close()
             server._state.connections.remove(closing)
             assert shut == ["at once"]
+
+    web_served.run(test)
+
+
+def test_a_close_that_is_cancelled_has_closed_the_connections(spool: Path) -> None:
+    """Closing again does nothing, so nobody else would."""
+
+    async def test() -> None:
+        async with qflow.aio.open(spool) as broker, await qflow.web.serve(broker, port=0) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            while not server._state.connections:
+                await asyncio.sleep(0)
+            closing = asyncio.create_task(server.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.wait([closing])
+            with suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+            writer.close()
+            assert not server.sockets
 
     web_served.run(test)
 

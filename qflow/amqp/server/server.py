@@ -191,10 +191,12 @@ class Server(Listening):
             return
         self._closed = True
         presence.leave(self.broker.broker, self)
-        await self._end_listening()
-        for session in list(self._sessions):
-            session.end(_shutdown())
-            session.abort()
+        try:
+            await self._end_listening()
+        finally:  # also of one that is cancelled: calling it again does nothing
+            for session in list(self._sessions):
+                session.end(_shutdown())
+                session.abort()
         while self._sessions:
             await asyncio.sleep(0.01)
         self._logins.close()
