@@ -62,10 +62,12 @@ class Source:
         schedule, runs = lanes.schedules[number], lanes.lists.get(number)
         if runs is not None and (unread := runs.settle_head()).place is not Place.RESIDENT:
             return (0, runs) if self._reads_first(unread) else None
-        taken = self.take_due(schedule, most, lanes.now_ms(number), segments)
+        now_ms = lanes.now_ms(number)
+        taken = self.take_due(schedule, most, now_ms, segments)
         if taken:
             return taken, None
-        return (0, number) if lanes.due_in_ms(number) <= 0 else None
+        due_ms = schedule.next_due_ms()
+        return (0, number) if due_ms is not None and due_ms <= now_ms else None  # not a later moment: it is on the disk
 
     def _reads_first(self, unread: Run) -> bool:
         """Tell whether delayed messages of the log are read before anything else is taken.

@@ -32,7 +32,7 @@ from qflow.queues.held import Held
 from qflow.queues.queue import parts_of
 from qflow.queues.restorer import Restorer
 from qflow.storage.streams.producers import PRODUCER_EXPIRY_S
-from unit.clocks import LONG_S, Clock, until
+from unit.clocks import LONG_S, Clock, open_still, until
 
 pytestmark = pytest.mark.two_drivers
 
@@ -1561,3 +1561,33 @@ def test_what_consumers_take_by_turns_is_not_held_apart(since: float, is_apart: 
     held.add_single(newer, since)
     held.leave_batch(older, batch, True)
     assert (older in held.apart) == is_apart
+
+
+class Running(Clock):
+    """One that goes on each time it is looked at."""
+
+    def wall(self) -> float:
+        self.wall_s += 0.001
+        return self.wall_s
+
+    def monotonic(self) -> float:
+        self.monotonic_s += 0.001
+        return self.monotonic_s
+
+
+@pytest.mark.parametrize("is_put", [True, False])
+def test_a_queue_is_not_empty_where_a_message_becomes_due_as_a_get_looks(spool: Path, is_put: bool) -> None:
+    """It was taken for one on the disk, which there was no room for; behind it, hundreds wait."""
+    with open_still(spool, Running()) as broker:
+        queue = broker.declare_queue("q", durable=False)
+        delays = [0.02 + 0.013 * number for number in range(50)]
+        if is_put:
+            for delay_s in delays:
+                queue.put(b"", delay_s=delay_s)
+        else:
+            queue.put_many([b""] * 50)
+            for delivery, delay_s in zip([queue.get(0) for _ in delays], delays, strict=True):
+                delivery.nack(delay_s=delay_s)
+        queue.put_many([b""] * 300)
+        for _ in range(300):
+            queue.get(0).ack()
