@@ -11,7 +11,6 @@ import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 
 Wake = Callable[[], object]
 
@@ -32,16 +31,21 @@ class Alarm:
     over, and most such gets wait for no more than milliseconds.
     """
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_lock", "rang")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
+        self.rang = False
+        """It has rung: of one that is a bell, whose thread waits by it once, that looks soon."""
 
     def __call__(self) -> None:
         """End the wait of now, or the next one."""
-        with suppress(RuntimeError):  # it has rung before
+        self.rang = True  # and it rings before a handler can strike
+        try:  # noqa: SIM105  that would be a call
             self._lock.release()
+        except RuntimeError:  # it has rung before
+            pass
 
     def wait(self, timeout_s: float) -> None:
         """Return when it rings, or after so long."""
@@ -69,9 +73,10 @@ class Line:
 
     To watch, to end that, to wake one: 1 µs. A broker has two for each queue, so one in which nobody waits is small.
 
-    Who may call nothing under the lock, as in a straight line, adds to `rung` instead; if that was 0, it rings the bell
-    next. Whoever that wakes has the others woken (`notify(-1)`), unless another notification comes before. Who was
-    woken by one, and finds a bell rung, has that done by `notify(0)`: it came for something else.
+    Who may call nothing under the lock, as in a straight line, adds to `rung` instead, and rings the bell next, unless
+    that has rung: who counted before may be beneath a signal handler, and ring when that has returned. Whoever that
+    wakes has the others woken (`notify(-1)`), unless another notification comes before. Who was woken by one, and finds
+    a bell rung, has that done by `notify(0)`: it came for something else.
     """
 
     __slots__ = ("_back", "_turns", "bell", "fresh", "order", "rung")

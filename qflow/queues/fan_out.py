@@ -81,8 +81,8 @@ def _wake(queues: Sequence[Puts]) -> None:
     """Wake who waits first for what a straight line has shown: a thread, or else by another one."""
     for queue in queues:
         arrived = queue.gate.arrived
-        if arrived.rung:
-            bell = arrived.bell
+        bell = arrived.bell
+        if arrived.rung and (bell is None or not bell.rang):
             bell() if bell is not None else shelter(partial(_notify, queue))
 
 

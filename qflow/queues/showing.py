@@ -66,7 +66,7 @@ def put_at_once(
             runs.next = first + messages
             tail += records
             if waits:
-                rings = arrived.rung == 0
+                rings = bell is None or not bell.rang
                 arrived.rung += messages
         if rings:
             _ring(queue, bell)
@@ -108,7 +108,7 @@ def show_alone(queue: Reserved, put: Put, turn: Turn, first: int) -> bool:
             put.first, put.visible = first, True
             is_short = gate.used + charged > gate.account.borrowed
             if waits:
-                rings = arrived.rung == 0
+                rings = bell is None or not bell.rang
                 arrived.rung += messages
         if rings:
             _ring(queue, bell)

@@ -21,7 +21,7 @@ from qflow.memory import waiting
 from qflow.memory.line import FOREVER, Alarm, Line
 from qflow.memory.waiting import shelter
 from qflow.message import OVERHEAD_BYTES
-from qflow.queues import showing
+from qflow.queues import fan_out, showing
 from qflow.queues.admission import TURN, Admission
 from qflow.queues.getting import Getting
 from qflow.queues.putting import Putting
@@ -401,12 +401,12 @@ class Getter:
 
     def __init__(self, queue: qflow.Queue, *, is_task: bool = False) -> None:
         self._getting = parts_of(queue).gets.begin(1, None, "getter", single=True)
-        self.alarm = Alarm()
         self._is_task = is_task
         assert not self.goes_on()
 
     def goes_on(self) -> bool:
         """Tell whether it has what it waits for, after another step."""
+        self.alarm = Alarm()
         wake = self.alarm.__call__ if self._is_task else self.alarm
         return shelter(partial(self._getting.step, wake, may_work=True)) is None
 
@@ -449,6 +449,40 @@ def test_puts_wake_the_first_getter_without_a_hop_and_it_wakes_the_others(
     queue.put(b"3")
     assert getters[3].is_woken
     assert getters[3].goes_on()
+    assert not inside.left_behind(queue)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_handler_that_waits_for_what_comes_of_its_put_is_not_kept_waiting(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    """It strikes a put that has counted its message, and is yet to ring: that goes on when the handler returns."""
+    broker = open_spool()
+    queue = with_room(broker)
+    other = broker.declare_queue("r", durable=False)
+    other.put(b"warm")
+    other.get().ack()
+    for one in (queue, other):
+        broker.bind(one, "t")
+    getters = [Getter(queue) for _ in range(2)]
+    ring = fan_out._wake if several else showing._ring
+
+    def strike(*arguments: Any) -> None:
+        assert not getters[0].is_woken
+        monkeypatch.undo()
+        queue.put(b"handler")
+        assert getters[0].is_woken
+        assert getters[0].goes_on()
+        assert getters[1].is_woken
+        assert getters[1].goes_on()
+        ring(*arguments)
+
+    monkeypatch.setattr(*((fan_out, "_wake") if several else (showing, "_ring")), strike)
+    if several:
+        broker.publish("t", b"x")
+    else:
+        queue.put(b"x")
+    assert [one.body for one in getters] == [b"x", b"handler"]
     assert not inside.left_behind(queue)
 
 
