@@ -8,7 +8,7 @@ from typing import Any
 
 from qflow.memory.gate import ALWAYS
 from qflow.memory.run_list import OWN_RUN
-from qflow.memory.waiting import collecting, shelter, straight
+from qflow.memory.waiting import collecting, is_inside, shelter, straight
 from qflow.message import OVERHEAD_BYTES, Message, Record, is_plain
 from qflow.queues.puts import Puts
 from qflow.storage.log.calls import Calls
@@ -34,7 +34,7 @@ def put_into_all(queues: Sequence[Puts], record: Message) -> dict[str, int | Non
     if len(queues) == 1:
         sequence = queues[0].put_at_once((record,), len(record))
         return None if sequence is None else {queues[0].name: sequence}
-    if collecting:
+    if collecting or is_inside():  # what would be refused half-way is left to the long way
         return None
     charged, one = len(record) + OVERHEAD_BYTES, (record,)
     reserved, rings = 0, False
@@ -114,9 +114,8 @@ def _end(
         return
     for queue in queues[len(firsts) :]:
         with queue.context.lock:
-            admission, first = queue.admission, queue.lanes.runs.next
-            admission.pending_messages += 1
-            admission.pending_bytes += size
+            first = queue.lanes.runs.next
+            queue.admission.count_in(0, 1, size, 0)
             queue.publish(first, [record], size, 0)
             firsts[queue.name] = first
     for queue in queues:

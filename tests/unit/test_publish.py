@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import qflow
 import qflow.aio
 from faults.seams import Faults, bodies_of, faulty_broker
 from qflow import Overflow
+from qflow.memory.waiting import in_place, shelter
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
@@ -305,6 +308,52 @@ def test_a_queue_that_is_altered_when_it_has_room_for_a_message_gets_it(
     assert bodies_of(first) == [b"", b"x"]
     assert is_deleted or bodies_of(last) == [b"", b"x"]
     assert broker.check() == []
+
+
+@pytest.mark.owner_only
+def test_a_limit_that_comes_when_there_is_room_for_a_message_counts_it(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also among the places that another put has counted before the message is seen."""
+    broker = open_spool()
+    for queue in (queues := bound(broker, "first", "last", durable=False)):
+        queue.put(b" " * 1000)  # borrows memory for all that comes
+        queue.get(0).ack(wait=True)
+    last = queues[1]
+
+    def limit() -> None:
+        broker.alter_queue("last", limit_messages=2)
+        last.put(b"other")
+
+    publish_in_a_moment(broker, last, 2, limit, monkeypatch)
+    with pytest.raises(qflow.QueueFull):
+        last.put(b"", timeout_s=0)
+    assert bodies_of(last) == [b"other", b"x"]
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_publish_that_a_loop_refuses_a_signal_handler_does_nothing(open_spool: Open, waits: bool) -> None:
+    """In the middle of a step: where one of the queues has no room at once, and where a task waits for a message."""
+    broker = open_spool()
+    first, last = bound(broker, "first", "last", durable=False)
+    first.put(b"")
+    first.get(0).ack(wait=True)  # it has borrowed its memory
+    if waits:
+        last.put(b"")
+        last.get(0).ack(wait=True)
+        getting = parts_of(last).gets.begin(1, None, "task", single=True)
+        shelter(partial(getting.step, lambda: None, may_work=True))
+    before = signal.signal(signal.SIGUSR1, lambda *_: broker.publish("t", b"x"))
+    try:
+        with pytest.raises(qflow.Reentered):
+            in_place(lambda: signal.raise_signal(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    if waits:
+        shelter(getting.give_up)
+    assert (bodies_of(first), bodies_of(last)) == ([], [])
+    assert inside.left_behind(first) == inside.left_behind(last) == {}
 
 
 def test_topics_that_reach_the_same_queues_in_another_order_do_not_wait_for_each_other(open_spool: Open) -> None:
