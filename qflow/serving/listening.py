@@ -23,10 +23,23 @@ class Listening(ABC):
     def __init__(self, ssl: tls.SSLContext | None) -> None:
         self._tls = None if ssl is None else Renewable(ssl)
         self._server: asyncio.Server | None = None
+        self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        """End all connections at once; what was confirmed, or answered, is done.
+
+        Cancelled, it is done all the same; calling it again waits for that.
+        """
+        if self._closing is None and not self._is_closed:
+            self._is_closed = True
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
 
     @abstractmethod
-    async def close(self) -> None:
-        """Close all connections at once. Twice is fine."""
+    async def _close(self) -> None:
+        """Do what closing takes. Called once, in a task of its own; nobody is taken any more."""
 
     async def _listen(self, make: Callable[[], asyncio.BaseProtocol], host: str, port: int, backlog: int) -> None:
         """Listen, with a protocol for each connection. Raises OSError: the address cannot be listened on."""

@@ -56,7 +56,6 @@ class Server(Listening):
         self._waiting: dict[H11Protocol, tuple[object, int]] = {}
         """What connections wait for, and in how many looks they have."""
         self._tasks = Tasks(_logger)
-        self._is_closed = False
 
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises OSError: the address cannot be listened on."""
@@ -109,16 +108,10 @@ class Server(Listening):
         while (self._state.connections or self._state.tasks) and loop.time() < end:
             await asyncio.sleep(DRAINING_S)
 
-    async def close(self) -> None:
-        """End all connections at once; what was answered is done. Calling it again does nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            await self._end_listening()
-        finally:  # also of one that is cancelled: calling it again does nothing
-            for protocol in list(self._state.connections):
-                protocol.transport.abort()
+    async def _close(self) -> None:
+        await self._end_listening()
+        for protocol in list(self._state.connections):
+            protocol.transport.abort()
         tasks = list(self._state.tasks)
         for task in tasks:
             task.cancel()

@@ -24,7 +24,7 @@ class Door(Listening):
     async def start(self) -> None:
         await self._listen(self._answer, "127.0.0.1", 0, 10)
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         await self._end_listening()
 
     def _answer(self) -> asyncio.StreamReaderProtocol:

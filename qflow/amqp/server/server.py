@@ -62,7 +62,6 @@ class Server(Listening):
         self._telling = Telling(_logger)
         self.tell = self._telling.tell
         self._is_draining = False
-        self._closed = False
 
     # Listening ---------------------------------------------------------------------------------------------------
 
@@ -90,7 +89,7 @@ class Server(Listening):
         return len(self._sessions)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._is_draining or self._closed or self._hosts is None or len(self._sessions) >= MOST_CONNECTIONS:
+        if self._is_draining or self._is_closed or self._hosts is None or len(self._sessions) >= MOST_CONNECTIONS:
             writer.transport.abort()
             return
         session = Session(self, next(self._hosts.numbers), reader, writer)
@@ -185,18 +184,12 @@ class Server(Listening):
         for session in self._sessions:
             session.end(_shutdown())
 
-    async def close(self) -> None:
-        """End all connections at once; what was confirmed is kept. Calling it again does nothing."""
-        if self._closed:
-            return
-        self._closed = True
+    async def _close(self) -> None:
         presence.leave(self.broker.broker, self)
-        try:
-            await self._end_listening()
-        finally:  # also of one that is cancelled: calling it again does nothing
-            for session in list(self._sessions):
-                session.end(_shutdown())
-                session.abort()
+        await self._end_listening()
+        for session in list(self._sessions):
+            session.end(_shutdown())
+            session.abort()
         while self._sessions:
             await asyncio.sleep(0.01)
         self._logins.close()

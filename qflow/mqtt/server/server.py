@@ -62,8 +62,6 @@ class Server(Listening):
         self._tasks = Tasks(_logger)
         self._clients: set[Client] = set()
         self._flushing: list[Client] = []
-        self._is_closed = False
-        self._closing: asyncio.Task[None] | None = None
 
     # Listening -------------------------------------------------------------------------------------------------------
 
@@ -206,17 +204,6 @@ class Server(Listening):
             for client in list(self._clients):
                 client.drain(ends)
             await asyncio.sleep(0.02)
-
-    async def close(self) -> None:
-        """Close all connections; what was confirmed is kept, and sessions sleep. Calling it again does nothing.
-
-        Cancelled, it is done all the same; another call waits for that.
-        """
-        if self._closing is None and not self._is_closed:
-            self._is_closed = True
-            self._closing = asyncio.get_running_loop().create_task(self._close())
-        if self._closing is not None:
-            await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         presence.leave(self.broker.broker, self)
