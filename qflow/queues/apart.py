@@ -53,7 +53,7 @@ class Apart:
         return bool(self.singles or self.batches)
 
     def _table(self, one: HeldOne) -> dict[Any, float]:
-        return self.batches if isinstance(one, HeldBatch) else self.singles
+        return self.singles if isinstance(one, Delivery) else self.batches
 
     def since(self, one: HeldOne) -> float:
         """Return since when one is held."""

@@ -352,7 +352,7 @@ class Claims:
 
     def return_if_refused(self, one: HeldOne) -> None:
         """Have what is leaving go back to the queue if its commit is refused: nobody holds it then. Under the lock."""
-        if isinstance(one, HeldBatch) and not one.leaving:
+        if not self._held.leaving or not (isinstance(one, Delivery) or one.leaving):
             return
         for leaving in self._held.leaving:
             if leaving.takes_from(one):
@@ -392,7 +392,7 @@ class Claims:
 
     def _is_held(self, one: HeldOne) -> bool:
         """Tell whether it is acquired; False: it was purged. Under the lock. Raises AlreadySettled."""
-        if isinstance(one, HeldBatch):
+        if not isinstance(one, Delivery):
             return self._holds(one)
         batch, index = _place_of(one)
         if batch is not None:
@@ -433,7 +433,7 @@ class Claims:
             wanted = [] if self._context.ended else [(one, *_place_of(one)) for one in deliveries if self._is_held(one)]
             parts = [(one, batch, at) for one, batch, at in wanted if isinstance(one, Delivery) and batch is not None]
             batches = dict.fromkeys([batch for _, batch, _ in parts])
-            batches |= dict.fromkeys([one for one, _, _ in wanted if isinstance(one, HeldBatch)])
+            batches |= dict.fromkeys([one for one, _, _ in wanted if not isinstance(one, Delivery)])
             for batch in batches:
                 batch.leaving += 1  # first: see `Exits.stays`
             for one, batch, index in parts:
@@ -447,4 +447,4 @@ class Claims:
 def _place_of(one: HeldOne) -> tuple[HeldBatch | None, int]:
     """Return the batch a delivery is in, and where; None for a single one, and for a batch."""
     batch = one.settler
-    return (batch, batch.position(one.sequence)) if isinstance(batch, HeldBatch) else (None, 0)  # type: ignore[union-attr]
+    return (batch, batch.position(one.sequence)) if type(batch) is HeldBatch else (None, 0)  # type: ignore[union-attr]

@@ -221,7 +221,7 @@ class Exits:
         leaving.has_left = True
         leaving.end()
         for one in leaving.held:
-            if isinstance(one, HeldBatch):
+            if not isinstance(one, Delivery):
                 one.end()
         self.forget(leaving.segments, leaving.fate)
         if leaving.in_log is not None:

@@ -45,7 +45,7 @@ class Held:
         return one in self._table(one) or one in self.apart
 
     def _table(self, one: HeldOne) -> dict[Any, float | None]:
-        return self.batches if isinstance(one, HeldBatch) else self.singles
+        return self.singles if isinstance(one, Delivery) else self.batches
 
     def term(self, one: HeldOne) -> Term:
         """Return since when one is held, and until when if it was extended."""
@@ -132,9 +132,13 @@ class Held:
     def drop(self, held: Iterable[HeldOne]) -> None:
         """Take deliveries and batches off the table."""
         for one in held:
-            if one not in self:
+            table = self._table(one)
+            if one in table:
+                since = table.pop(one)
+            elif one in self.apart:
+                since = self.apart.pop(one)
+            else:
                 continue
-            since = self._pop(one)
             if isinstance(one, Delivery):
                 self._gate.used -= SINGLE_BYTES
             elif since is not None:
@@ -237,7 +241,7 @@ def segments_of(held: Iterable[HeldOne]) -> list[Segment]:
     found: list[Segment] = []
     follows, marks, records = -1, 0, [b""]
     for one in held:
-        if isinstance(one, HeldBatch):
+        if not isinstance(one, Delivery):
             found += one.left()
         elif one.sequence == follows and one.marks == marks:
             records.append(one.record)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from qflow.config import SlowConsumer
+from qflow.delivery import Delivery
 from qflow.errors import AlreadySettled
 from qflow.events import EventKind
-from qflow.held_batch import HeldBatch
 from qflow.queues.apart import HeldOne
 from qflow.queues.claims import Claims
 from qflow.queues.held import Held
@@ -99,9 +100,10 @@ class Leases:
         """Take back what has been held for so long; it may let go of the lock."""
         name = self._context.name
         text = f"a message of queue {name!r} was held for longer than {why}: it went back to the queue"
+        settler = _Late(name, text)
         for one in late:
-            one.settler = _Late(name, text)
-            if isinstance(one, HeldBatch):
+            one.settler = settler
+            if not isinstance(one, Delivery):
                 one.late = text
             self.claims.return_if_refused(one)
         if late:
@@ -110,8 +112,10 @@ class Leases:
 
     def _handed_out(self, held: HeldOne) -> list[HeldOne]:
         """Return what a holder has seen; what was only fetched ahead goes back, not counted as delivered."""
-        in_hand = held.taker.in_hand if isinstance(held, HeldBatch) and isinstance(held.taker, Taker) else None
-        if in_hand is None or not isinstance(held, HeldBatch):
+        if isinstance(held, Delivery) or not isinstance(held.taker, Taker):
+            return [held]
+        in_hand = held.taker.in_hand
+        if in_hand is None:
             return [held]
         found = [self.claims.leave_batch(held, place, stays=False) for place in held.unsettled()[:in_hand]]
         self.claims.returns.give_up(held)
@@ -120,12 +124,15 @@ class Leases:
     def _tell_of(self, late: dict[HeldOne, float | None], why: str) -> None:
         """Tell who held what for too long."""
         now_s = self._context.monotonic()
-        held: dict[tuple[str, int], tuple[int, float]] = {}
+        by_taker: dict[Any, tuple[int, float]] = {}
         for one, since in late.items():
-            count = one.left_size()[0] if isinstance(one, HeldBatch) else 1
-            who = named(one.taker)
-            known, first = held.get(who, (0, now_s))
-            held[who] = known + count, first if since is None else min(first, since)
+            count = 1 if isinstance(one, Delivery) else one.left_size()[0]
+            known, first = by_taker.get(one.taker, (0, now_s))
+            by_taker[one.taker] = known + count, first if since is None or since > first else since
+        held: dict[tuple[str, int], tuple[int, float]] = {}
+        for taker, (count, since_s) in by_taker.items():
+            known, first = held.get(named(taker), (0, now_s))
+            held[named(taker)] = known + count, min(first, since_s)
         for (name, pid), (count, since_s) in held.items():
             process = f" of process {pid}" if pid else ""
             text = f"{name!r}{process} held {count} message{'s' * (count != 1)} for {now_s - since_s:.1f} s: {why}"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Return, Segment
-from qflow.held_batch import HeldBatch
+from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Delivery, Return, Segment
 from qflow.memory.waiting import is_inside
 from qflow.message import RETURNED
 from qflow.queues.apart import HeldOne
@@ -62,7 +61,7 @@ class Returns:
             left = segments_of([one])
             self.given_up += weigh(left)[0]
             self._held.drop([one])
-            if isinstance(one, HeldBatch):
+            if not isinstance(one, Delivery):
                 one.end()
             self._source.give_back(left)
 
@@ -79,7 +78,7 @@ class Returns:
         self.total += weigh(segments)[0]
         self._held.drop(held)
         for one in held:
-            if isinstance(one, HeldBatch):
+            if not isinstance(one, Delivery):
                 one.end()
         return [Segment(first, records, marks + ONE_ATTEMPT) for first, records, marks in segments]
 
