@@ -181,13 +181,15 @@ class Expiry:
 
 
 def _count_late(run: Run, now_ms: int) -> int:
-    """Return how many messages at the front of a run in memory have expired, about as many as go at once at most."""
+    """Return how many messages at the front of a run in memory have expired, as many as go at once at most."""
     late, wanted = 0, 1
-    while late < EXPIRED_AT_ONCE:
+    while wanted:
         moments = expiries(list(islice(run.records, late, late + wanted)))
-        found = next((place for place, moment in enumerate(moments) if not 0 < moment <= now_ms), len(moments))
+        found = len(moments)
+        if found and not 0 < min(moments) <= max(moments) <= now_ms:
+            found = next(place for place, moment in enumerate(moments) if not 0 < moment <= now_ms)
         late += found
         if found < wanted:
             break
-        wanted *= 8  # as they are found: mostly it is none, or all
-    return min(late, EXPIRED_AT_ONCE)
+        wanted = min(8 * wanted, EXPIRED_AT_ONCE - late)  # as they are found: mostly it is none, or all
+    return late
