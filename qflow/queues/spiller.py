@@ -194,10 +194,12 @@ class Spiller:
             with self._context.lock:
                 if not self._lanes.messages():
                     self.error = None  # nothing waits for the disk any more
-        before = self._was_over
-        self._was_over = self.exceeds or self._gate.slack > 0
+        before, gate = self._was_over, self._gate
+        self._was_over = self.exceeds or gate.slack > 0
         if self._was_over and before:
             self.spill_excess()
+        elif not self._was_over and (above := gate.used - gate.account.capacity) > 0:  # lowered under what was coming
+            self.spill_tail(above)
         return self._was_over and not before
 
     @property

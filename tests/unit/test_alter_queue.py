@@ -11,6 +11,7 @@ import pytest
 import inside
 import qflow
 from qflow import Overflow
+from qflow.memory.waiting import shelter
 from qflow.message import BATCH_BYTES, OVERHEAD_BYTES
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
@@ -73,6 +74,26 @@ def test_a_capacity_of_nothing_and_back_again(open_spool: Open, durable: bool) -
     broker.alter_queue("q", capacity_bytes=None)
     assert queue.stats().capacity_bytes == broker.settings.capacity_bytes
     assert numbers_of(queue) == list(range(41))
+
+
+@pytest.mark.owner_only
+def test_what_was_on_its_way_when_the_capacity_was_lowered_is_spilled(open_at: Open, durable: bool) -> None:
+    """Its room was reserved before, so it is above the capacity as it becomes visible; maintenance sees to that."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, capacity_bytes=100_000, max_message_bytes=50_000)
+    puts, log = parts_of(queue).puts, broker.engine.log
+    put = puts.draft([bytes(40_000)], True, 0)
+    assert shelter(lambda: puts.reserve_at_once(put))
+    broker.alter_queue("q", capacity_bytes=20_000, max_message_bytes=10_000)
+    if durable:
+        log.wait(log.put(put))
+    else:
+        shelter(lambda: puts.publish_transient(put))
+    parts_of(queue).spiller.spill_left_over()
+    stats = queue.stats()
+    assert (stats.resident_bytes, stats.spilled_messages) == (0, 1)
+    assert queue.get(0).body == bytes(40_000)
+    assert broker.check() == []
 
 
 def test_a_lower_capacity_waits_for_what_is_held(open_spool: Open, durable: bool) -> None:
