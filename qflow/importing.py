@@ -17,8 +17,10 @@ from importlib import import_module
 from threading import RLock, Thread, current_thread, main_thread
 from types import ModuleType
 
+from qflow.handlers import is_of_handler
+
 PATIENCE_S = 10.0
-"""For so long a fork waits."""
+"""For so long a fork waits, and the main thread for one that imports."""
 
 
 class _Importing:
@@ -63,11 +65,15 @@ def imported(name: str) -> ModuleType:
         with importing:
             _found[name] = import_module(name)
 
-    if current_thread() is main_thread():
-        with suppress(RuntimeError):  # there can be no more threads
-            thread = Thread(target=find, name="qflow-importing", daemon=True)
-            thread.start()
-            thread.join()
-    if name not in _found:
+    if current_thread() is not main_thread():
         find()
-    return _found[name]
+        return _found[name]
+    thread = Thread(target=find, name="qflow-importing", daemon=True)
+    try:
+        thread.start()
+        thread.join(PATIENCE_S)
+    except RuntimeError as error:  # there can be no more threads
+        if is_of_handler(error):
+            raise
+    # Where a handler struck in an import, or before a fork, the thread waits for this one: which imports it then.
+    return _found.get(name) or import_module(name)

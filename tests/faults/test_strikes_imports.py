@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from qflow import importing
+from unit.clocks import until
 
 PROGRAM = """
 import signal, sys, threading
@@ -64,3 +68,43 @@ def test_a_handler_that_raises_leaves_no_import_behind(tmp_path: Path, work: str
         said = child.stdout.readline(), child.stdout.readline()
         child.kill()
     assert said == ("\n", "False\n")
+
+
+def test_a_handler_that_strikes_in_an_import_may_need_that_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that imports for the main thread waits for what that is about: it is not waited for for good."""
+    monkeypatch.setattr(importing, "PATIENCE_S", 0.01)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "struck_module.py").write_text(
+        "from qflow.importing import imported\nTOLD = 1\ntold = imported('struck_module').TOLD\n"
+    )
+    try:
+        assert __import__("struck_module").told == 1
+        until(lambda: "struck_module" in importing._found)
+    finally:
+        importing._found.pop("struck_module", None)
+        sys.modules.pop("struck_module", None)
+
+
+def test_what_a_handler_raises_meanwhile_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is what is raised if there can be no more threads."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "slow_module.py").write_text(
+        "import os, signal, threading\nstruck = threading.Event()\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\nstruck.wait()\n"
+    )
+
+    def strike(*_: object) -> None:
+        sys.modules["slow_module"].struck.set()
+        raise RuntimeError("struck")
+
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        with pytest.raises(RuntimeError, match="struck"):
+            importing.imported("slow_module")
+        until(lambda: "slow_module" in importing._found)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        importing._found.pop("slow_module", None)
+        sys.modules.pop("slow_module", None)
