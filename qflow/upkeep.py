@@ -140,6 +140,7 @@ class Upkeep:
         if now_s - self._written < MAINTENANCE_S:
             return
         self._written = now_s
+        self._reported = {one: then_s for one, then_s in self._reported.items() if now_s - then_s < REPORTED_S}
         self.attempt("what was handed over", self._spool.log.look_after)
         self.attempt("readers that were killed", self._spool.log.forget_dead_readers)
         if now_s >= self._figures.due:
@@ -189,8 +190,7 @@ class Upkeep:
     def _report(self, what: str, text: str, error: BaseException, *, trace: bool) -> None:
         """Tell the log of the process, unless it was told a little while ago."""
         now_s, path = self._spool.monotonic(), self._spool.path
-        self._reported = {one: then_s for one, then_s in self._reported.items() if now_s - then_s < REPORTED_S}
-        if (what, text) not in self._reported:
+        if now_s - self._reported.get((what, text), -math.inf) >= REPORTED_S:
             self._reported[what, text] = now_s
             words = "%s: maintenance (%s) failed and is tried again: %s"
             _logger.warning(words, path, what, error, exc_info=trace, spool=path, event="maintenance_failed")

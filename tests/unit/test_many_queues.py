@@ -338,6 +338,25 @@ def test_what_fails_now_and_then_is_reported_once_a_minute(
     assert reports("wiping") == 1
 
 
+def test_a_report_looks_at_no_other(
+    open_at: Callable[..., qflow.Broker], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each of 10,000 queues fails, the first round would take half a minute; each second forgets what is old."""
+    steps = inside.upkeep(open_at())
+
+    def fail() -> None:
+        raise OSError("no room")
+
+    steps._reported = Unlisted()
+    for number in range(3):
+        steps.attempt(f"queue {number}", fail)
+    assert len(steps._reported) == 3
+    steps._reported = dict(dict.items(steps._reported))
+    clock.advance(upkeep.REPORTED_S)
+    steps._look_after()
+    assert not steps._reported
+
+
 @pytest.mark.owner_only(reason="it counts objects of the owner")
 @pytest.mark.parametrize("spill", ["files", "segments"])
 def test_an_idle_queue_is_few_objects_to_the_garbage_collector(
