@@ -15,6 +15,7 @@ import qflow
 from qflow.stats import TIME_BOUNDS_S, TimeStats
 from qflow.storage.environment import Environment
 from qflow.storage.log import confirming, direct, timing, writer
+from qflow.storage.log.journal import Journal
 from qflow.storage.log.timing import Timer
 from unit.clocks import Clock, until
 
@@ -100,7 +101,7 @@ def test_a_sync_that_stands_still_is_told_and_counted_when_it_ends(
 
         return wait
 
-    with qflow.open(tmp_path / "spool") as broker:
+    with inside.without_maintenance(), qflow.open(tmp_path / "spool") as broker:
         jobs = broker.declare_queue("jobs")
         for number in range(4):
             jobs.put(b"%d" % number)
@@ -108,7 +109,6 @@ def test_a_sync_that_stands_still_is_told_and_counted_when_it_ends(
         files = broker.engine.spool.files
         monkeypatch.setattr(files, "sync_data", standing(files.sync_data))
         monkeypatch.setattr(Environment, "commit", standing(Environment.commit))
-        inside.still(broker)
         until(lambda: broker.engine.log.turn.open)  # the writer rests: a put that stands alone is its thread's
         producer = threading.Thread(target=put, args=(jobs,))
         producer.start()
@@ -135,7 +135,7 @@ def test_a_sync_that_failed_is_not_under_way(tmp_path: Path, monkeypatch: pytest
     def fail(_fd: int) -> None:
         raise OSError(5, "Input/output error")
 
-    with qflow.open(tmp_path / "spool") as broker:
+    with inside.without_maintenance(), qflow.open(tmp_path / "spool") as broker:
         jobs = broker.declare_queue("jobs")
         for number in range(4):
             jobs.put(b"%d" % number)
@@ -143,3 +143,29 @@ def test_a_sync_that_failed_is_not_under_way(tmp_path: Path, monkeypatch: pytest
         with pytest.raises(qflow.InDoubt):
             jobs.put(b"x")
         assert broker.stats().sync_times.under_way_s == 0
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_a_sync_that_was_given_up_is_not_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there was no memory for its record: the next one would be told as one that takes very long."""
+
+    def failing(error: Exception) -> Callable[..., None]:
+        def fail(*_: object) -> None:
+            raise error
+
+        return fail
+
+    with inside.without_maintenance(), qflow.open(tmp_path / "spool") as broker:
+        jobs = broker.declare_queue("jobs")
+        for number in range(4):
+            jobs.put(b"%d" % number)
+        until(lambda: broker.engine.log.turn.open)  # the writer rests: the put is its thread's, and then the writer's
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "write_alone", failing(OSError(5, "Input/output error")))
+            patch.setattr(Journal, "write_record", failing(MemoryError()))  # by the writer, which tries it again
+            with pytest.raises(MemoryError):
+                jobs.put(b"x")
+        assert broker.stats().sync_times.under_way_s == 0
+        jobs.put(b"y")
+        told = broker.stats()
+    assert sum(told.commit_times.counts) == told.commits_total

@@ -141,6 +141,7 @@ class Direct:
         if self.request is not request:
             return
         self._synced = request
+        confirming.timers.began_s = 0.0  # before any call: the writer may have begun the next one after that
         is_first = not confirming.pending
         confirming.timers.note_alone(now_s - began_s)
         if not request.show(self, noted.notes[0].first):
@@ -174,6 +175,7 @@ class Direct:
             is_first = not confirming.pending
             self.concludes = self.thread
             try:
+                confirming.timers.began_s = 0.0
                 confirming.timers.note_alone(perf_counter() - began_s)
                 batch = Batch()
                 batch.requests.append(unit)
@@ -317,20 +319,18 @@ class Direct:
         if noted is None or noted.request is not request:
             return False
         record, journal, timers = noted.record, noted.journal, confirming.timers
-        if self._synced is request:
-            timers.began_s = 0.0
-        else:
-            timers.began_s = timers.began_s or perf_counter()
+        if self._synced is not request:
             try:
-                journal.write_record(record)
+                with timers.sync() as began_s:
+                    journal.write_record(record)
+                    batch.committing = True
+                    journal.sync()
             except OSError as error:
-                timers.began_s = 0.0
+                if batch.committing:
+                    raise
                 confirming.give_up_journal(error)
                 self._has_room = False
                 return False
-            batch.committing = True
-            with timers.sync() as began_s:
-                journal.sync()
             timers.commits.note(perf_counter() - began_s)
         self._count_in(batch, noted)
         return True

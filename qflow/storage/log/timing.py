@@ -70,7 +70,6 @@ class Timers:
 
     def note_alone(self, took_s: float) -> None:
         """Count a record of the journal that a request which stood alone was confirmed by."""
-        self.began_s = 0.0
         self.syncs.note(took_s)
         self.commits.note(took_s)
 
