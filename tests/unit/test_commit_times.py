@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from qflow.stats import TIME_BOUNDS_S, TimeStats
 from qflow.storage.environment import Environment
 from qflow.storage.log import confirming, direct, timing, writer
 from qflow.storage.log.journal import Journal
-from qflow.storage.log.timing import Timer
+from qflow.storage.log.timing import Timer, Timers
 from unit.clocks import Clock, until
 
 
@@ -169,3 +170,42 @@ def test_a_sync_that_was_given_up_is_not_under_way(tmp_path: Path, monkeypatch: 
         jobs.put(b"y")
         told = broker.stats()
     assert sum(told.commit_times.counts) == told.commits_total
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_a_thread_that_counts_late_does_not_end_the_sync_of_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn was taken from it, and the writer has begun the next one."""
+    monkeypatch.setattr(direct, "PATIENCE_S", 0)
+    counts, syncs, goes_on = threading.Event(), threading.Event(), threading.Event()
+    note_alone = Timers.note_alone
+
+    def late(timers: Timers, took_s: float) -> None:
+        counts.set()
+        syncs.wait()
+        note_alone(timers, took_s)
+
+    def standing(fd: int) -> None:
+        syncs.set()
+        goes_on.wait()
+        os.fdatasync(fd)
+
+    with inside.without_maintenance(), qflow.open(tmp_path / "spool") as broker:
+        jobs = broker.declare_queue("jobs")
+        for number in range(4):
+            jobs.put(b"%d" % number)
+        until(lambda: broker.engine.log.turn.open)  # the writer rests: the put is its thread's
+        monkeypatch.setattr(Timers, "note_alone", late)
+        producer = threading.Thread(target=jobs.put, args=(b"x",))
+        producer.start()
+        try:
+            counts.wait()
+            monkeypatch.setattr(broker.engine.spool.files, "sync_data", standing)
+            behind = jobs.submit(b"y")
+            syncs.wait()
+            producer.join()
+            assert broker.stats().sync_times.under_way_s > 0
+        finally:
+            goes_on.set()
+        assert behind.result() == 5
