@@ -131,8 +131,9 @@ class Leases:
             by_taker[one.taker] = known + count, first if since is None or since > first else since
         held: dict[tuple[str, int], tuple[int, float]] = {}
         for taker, (count, since_s) in by_taker.items():
-            known, first = held.get(named(taker), (0, now_s))
-            held[named(taker)] = known + count, min(first, since_s)
+            who = named(taker)
+            known, first = held.get(who, (0, now_s))
+            held[who] = known + count, min(first, since_s)
         for (name, pid), (count, since_s) in held.items():
             process = f" of process {pid}" if pid else ""
             text = f"{name!r}{process} held {count} message{'s' * (count != 1)} for {now_s - since_s:.1f} s: {why}"

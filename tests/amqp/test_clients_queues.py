@@ -213,9 +213,9 @@ def test_a_queue_that_nobody_uses_expires(connect: Connect, channel: BlockingCha
             return False
         return True
 
-    channel.queue_declare(kept, arguments={"x-expires": 1000})
+    channel.queue_declare(kept, arguments={"x-expires": 2000})
     tag = channel.basic_consume(kept, lambda *_: None)
-    channel.queue_declare(name, arguments={"x-expires": 1000})
+    channel.queue_declare(name, arguments={"x-expires": 2000})
     wait_until(channel.connection, lambda: not is_there(name))
     assert is_there(kept)
     channel.basic_cancel(tag)
