@@ -11,6 +11,7 @@ import dis
 import os
 import random
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -46,6 +47,8 @@ def _begins(frame: FrameType) -> bool:
 
 UNHEARD = ("__del__", "gc_callback", "_remove")
 """Functions that let nothing out."""
+_FINALIZES = weakref.finalize.__call__.__code__
+"""Likewise."""
 
 
 class Struck(BaseException):
@@ -85,6 +88,8 @@ class Strike:
         not: what that raises is printed.
         """
         while frame is not None and frame is not self._top and frame.f_code.co_name not in UNHEARD:
+            if frame.f_code is _FINALIZES:
+                return False
             if frame.f_code.co_filename.startswith(ROOT):
                 return True
             frame = frame.f_back

@@ -8,8 +8,10 @@ One that is not among them may be as harmless: look it up before it is added.
 from __future__ import annotations
 
 import dis
+import gc
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +22,7 @@ import pytest
 
 import qflow
 from faults.strikes import ROOT, Strike
-from qflow.memory.waiting import StraightLock, _held_at, _Shelter
+from qflow.memory.waiting import StraightLock, _held_at, _Shelter, in_place
 from qflow.storage.log.direct import Direct
 from qflow.storage.log.handing import Handing
 from qflow.streams.room import Room
@@ -159,3 +161,25 @@ def test_a_strike_finds_every_place_of_code_that_has_not_run_before() -> None:
     strike = Strike(at=100)
     assert not strike.run(made["loop"])
     assert strike.seen == 6
+
+
+def test_no_strike_is_in_a_finalizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it raises there is printed, and fails whichever test it comes in."""
+    printed: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+            weakref.finalize(self, list)
+
+    def work() -> None:
+        Cycle()
+        in_place(gc.collect)
+
+    seen = Strike(2**60)
+    seen.run(work)
+    assert seen.seen
+    for at in range(seen.seen):
+        Strike(at).run(work)
+    assert not printed
