@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,34 @@ def without_maintenance() -> Iterator[None]:
         yield
     finally:
         Upkeep._run = run  # type: ignore[method-assign]
+
+
+@contextmanager
+def before_lock(queue: qflow.Queue, act: Callable[[], object], entry: int = 1) -> Iterator[None]:
+    """Have another thread do something as the calling one is about to get a queue's lock for the n-th time."""
+    context, me, entries = parts_of(queue).context, threading.get_ident(), count(1)
+    lock = context.lock
+
+    class Watched:
+        """The lock, until then."""
+
+        def __enter__(self) -> None:
+            if threading.get_ident() == me and next(entries) == entry:
+                context.lock = lock
+                thread = threading.Thread(target=act)
+                thread.start()
+                thread.join()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    context.lock = Watched()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        is_done, context.lock = context.lock is lock, lock
+    assert is_done
 
 
 def paused(broker: qflow.Broker) -> threading.Lock:

@@ -11,6 +11,7 @@ from qflow.memory.run_list import OWN_RUN
 from qflow.memory.waiting import collecting, is_inside, shelter, straight
 from qflow.message import OVERHEAD_BYTES, Message, Record, is_plain
 from qflow.queues.puts import Puts
+from qflow.queues.showing import wake_counted
 from qflow.storage.log.calls import Calls
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.spread import Spread
@@ -83,13 +84,7 @@ def _wake(queues: Sequence[Puts]) -> None:
         arrived = queue.gate.arrived
         bell = arrived.bell
         if arrived.rung and (bell is None or not bell.rang):
-            bell() if bell is not None else shelter(partial(_notify, queue))
-
-
-def _notify(queue: Puts) -> None:
-    """Have those woken whom a straight line has only counted."""
-    with queue.context.lock:
-        queue.gate.arrived.notify(0)
+            bell() if bell is not None else shelter(partial(wake_counted, queue))
 
 
 def _end(
@@ -119,7 +114,7 @@ def _end(
             queue.publish(first, [record], size, 0)
             firsts[queue.name] = first
     for queue in queues:
-        _notify(queue)
+        wake_counted(queue)
 
 
 class Fanned:

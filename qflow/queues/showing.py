@@ -74,9 +74,9 @@ def put_at_once(
         if rings:
             call = in_place if in_loop else shelter
             try:
-                call(partial(_notify, queue))
+                call(partial(wake_counted, queue))
             finally:  # see `attend`
-                call(partial(_notify, queue))
+                call(partial(wake_counted, queue))
         raise
     return first
 
@@ -115,9 +115,9 @@ def show_alone(queue: Reserved, put: Put, turn: Turn, first: int) -> bool:
     except BaseException:
         if rings:
             try:
-                shelter(partial(_notify, queue))
+                shelter(partial(wake_counted, queue))
             finally:  # see `attend`
-                shelter(partial(_notify, queue))
+                shelter(partial(wake_counted, queue))
         raise
     if is_short:
         shelter(partial(_borrow_ahead, gate, context.lock, charged))
@@ -127,12 +127,12 @@ def show_alone(queue: Reserved, put: Put, turn: Turn, first: int) -> bool:
 def _ring(queue: Reserved, bell: Alarm | None) -> None:
     """Wake who waits first: a thread, or else by a task."""
     if bell is None:
-        in_place(partial(_notify, queue))
+        in_place(partial(wake_counted, queue))
     else:
         bell()
 
 
-def _notify(queue: Reserved) -> None:
+def wake_counted(queue: Reserved) -> None:
     """Have those woken whom a straight line has only counted."""
     with queue.context.lock:
         queue.gate.arrived.notify(0)

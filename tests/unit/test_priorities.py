@@ -137,32 +137,16 @@ def test_what_another_thread_puts_one_after_the_other_meanwhile_comes_in_its_ord
 
 
 @pytest.mark.owner_only
-def test_what_comes_as_a_lower_one_is_taken_is_the_next(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_as_a_lower_one_is_taken_is_the_next(open_spool: Open) -> None:
     """A get has looked, and takes the lower one: gets that follow do not go on there, past what has come above it."""
     queue = open_spool().declare_queue("q", durable=False, priorities=3)
     queue.put(b"2", priority=2)
     queue.get(0).ack()
     queue.put(b"0")
     queue.put(b"0 again")
-    context = parts_of(queue).context
-    lock, getter = context.lock, threading.get_ident()
-
-    class Late:
-        """The lock, which another thread gets first, once."""
-
-        def __enter__(self) -> None:
-            if threading.get_ident() == getter:
-                context.lock = lock
-                thread = threading.Thread(target=queue.put, args=(b"1",), kwargs={"priority": 1})
-                thread.start()
-                thread.join(LONG_S)
-            lock.acquire()
-
-        def __exit__(self, *_: object) -> None:
-            lock.release()
-
-    monkeypatch.setattr(context, "lock", Late())
-    assert [queue.get(0).body for _ in range(3)] == [b"0", b"1", b"0 again"]
+    with inside.before_lock(queue, lambda: queue.put(b"1", priority=1)):
+        assert queue.get(0).body == b"0"
+    assert [queue.get(0).body for _ in range(2)] == [b"1", b"0 again"]
 
 
 @pytest.mark.owner_only

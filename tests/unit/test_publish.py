@@ -6,9 +6,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -240,36 +238,6 @@ def test_one_queue_that_blocks_holds_all_back(open_spool: Open, durable: bool) -
     assert (bodies_of(one), bodies_of(two)) == ([b"2"], [b"2"])
 
 
-def publish_in_a_moment(
-    broker: qflow.Broker, queue: qflow.Queue, entry: int, act: Callable[[], object], patch: pytest.MonkeyPatch
-) -> None:
-    """Publish in a thread, while another one does something as that is about to get a queue's lock the n-th time."""
-    lock, entries, publishers = parts_of(queue).context.lock, count(1), list[threading.Thread]()
-
-    class Watched:
-        """The lock, until then."""
-
-        def __enter__(self) -> None:
-            if threading.current_thread() in publishers and next(entries) == entry:
-                patch.setattr(parts_of(queue).context, "lock", lock)
-                thread = threading.Thread(target=act)
-                thread.start()
-                thread.join(LONG_S)
-            lock.acquire()
-
-        def __exit__(self, *_: object) -> None:
-            lock.release()
-
-    def publish() -> None:
-        publishers.append(threading.current_thread())
-        broker.publish("t", b"x", timeout_s=0.01)
-
-    patch.setattr(parts_of(queue).context, "lock", Watched())
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(publish).result()
-    assert next(entries) == entry + 1
-
-
 def two_with_room(open_spool: Open) -> tuple[qflow.Broker, qflow.Queue, qflow.Queue]:
     """Return two queues that have borrowed memory for a message more."""
     broker = open_spool()
@@ -280,22 +248,18 @@ def two_with_room(open_spool: Open) -> tuple[qflow.Broker, qflow.Queue, qflow.Qu
 
 
 @pytest.mark.owner_only
-def test_queues_that_take_it_at_once_get_nothing_when_another_is_filled_meanwhile(
-    open_spool: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queues_that_take_it_at_once_get_nothing_when_another_is_filled_meanwhile(open_spool: Open) -> None:
     """There is room in the first one, and then none in the last: the time-out counts, and it is all or none."""
     broker, first, last = two_with_room(open_spool)
-    with pytest.raises(qflow.QueueFull):
-        publish_in_a_moment(broker, last, 1, lambda: broker.alter_queue("last", limit_messages=1), monkeypatch)
+    with inside.before_lock(last, lambda: broker.alter_queue("last", limit_messages=1)), pytest.raises(qflow.QueueFull):
+        broker.publish("t", b"x", timeout_s=0.01)
     assert (bodies_of(first), bodies_of(last)) == ([b""], [b""])
     assert broker.check() == []
 
 
 @pytest.mark.owner_only
 @pytest.mark.parametrize("is_deleted", [False, True])
-def test_a_queue_that_is_altered_when_it_has_room_for_a_message_gets_it(
-    open_spool: Open, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
-) -> None:
+def test_a_queue_that_is_altered_when_it_has_room_for_a_message_gets_it(open_spool: Open, is_deleted: bool) -> None:
     """As if the alteration came behind it; one that is deleted takes it along."""
     broker, first, last = two_with_room(open_spool)
 
@@ -304,16 +268,16 @@ def test_a_queue_that_is_altered_when_it_has_room_for_a_message_gets_it(
         if is_deleted:
             broker.delete_queue("last")
 
-    publish_in_a_moment(broker, last, 2, alter, monkeypatch)
+    with inside.before_lock(last, alter, entry=2):
+        broker.publish("t", b"x", timeout_s=0.01)
     assert bodies_of(first) == [b"", b"x"]
     assert is_deleted or bodies_of(last) == [b"", b"x"]
+    assert not is_deleted or parts_of(last).gate.used == 0
     assert broker.check() == []
 
 
 @pytest.mark.owner_only
-def test_a_limit_that_comes_when_there_is_room_for_a_message_counts_it(
-    open_spool: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_that_comes_when_there_is_room_for_a_message_counts_it(open_spool: Open) -> None:
     """Also among the places that another put has counted before the message is seen."""
     broker = open_spool()
     for queue in (queues := bound(broker, "first", "last", durable=False)):
@@ -325,7 +289,8 @@ def test_a_limit_that_comes_when_there_is_room_for_a_message_counts_it(
         broker.alter_queue("last", limit_messages=2)
         last.put(b"other")
 
-    publish_in_a_moment(broker, last, 2, limit, monkeypatch)
+    with inside.before_lock(last, limit, entry=2):
+        broker.publish("t", b"x", timeout_s=0.01)
     with pytest.raises(qflow.QueueFull):
         last.put(b"", timeout_s=0)
     assert bodies_of(last) == [b"other", b"x"]
