@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Collection
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from qflow.adoption import Adoption
@@ -46,7 +47,7 @@ _AGEING = ("oldest_unacked_s", "blocked_longest_s", "rates", "holders", "consume
 class _Shown:
     """What was told last of a queue. Memory: 3 KiB."""
 
-    __slots__ = ("_at_s", "_text", "facts", "look", "moved_s")
+    __slots__ = ("_at_s", "_steady", "_text", "facts", "look", "moved_s")
 
     def __init__(self, facts: dict[str, Any], now_s: float, before: _Shown | None) -> None:
         self.facts = facts
@@ -58,12 +59,13 @@ class _Shown:
         """When a look found last that messages had come or gone."""
         self.look = 0
         """The number of the look at which it was another one."""
-        self._text = ""
+        self._steady = self._text = ""
 
     def grow_older(self, now_s: float, rates: dict[str, float]) -> None:
         """So much time has passed, and nothing else happened."""
         facts, passed_s = self.facts, now_s - self._at_s
         self._at_s = now_s
+        self._text = ""
         self.facts = {
             **facts,
             "rates": rates,
@@ -75,7 +77,7 @@ class _Shown:
 
     @property
     def ages(self) -> bool:
-        """Some of its figures change by themselves until the next look, and that is of interest."""
+        """Some of its figures change by themselves until the next look, and that is news."""
         has_rates = self._at_s - self.moved_s <= WINDOWS_S[-1] or any(self.facts["rates"].values())
         return bool(has_rates or self.facts["holders"] or self.facts["blocked_putters"])
 
@@ -84,14 +86,12 @@ class _Shown:
         """A member of a JSON object."""
         facts = self.facts
         if not self._text:
-            steady = {name: value for name, value in facts.items() if name not in _AGEING}
-            self._text = f"{json.dumps(facts['name'])}: {json.dumps(steady)[:-1]}, "
-        others = {name: facts[name] for name in _AGEING} | {"holders": facts["holders"][:HOLDERS_WRITTEN]}
-        return f"{self._text}{json.dumps(others)[1:]}"
-
-
-def _summed(shown: list[dict[str, Any]]) -> dict[str, int]:
-    return {name: sum(facts[name] for facts in shown) for name in _SUMS}
+            if not self._steady:
+                steady = {name: value for name, value in facts.items() if name not in _AGEING}
+                self._steady = f"{json.dumps(facts['name'])}: {json.dumps(steady)[:-1]}, "
+            others = {name: facts[name] for name in _AGEING} | {"holders": facts["holders"][:HOLDERS_WRITTEN]}
+            self._text = f"{self._steady}{json.dumps(others)[1:]}"
+        return self._text
 
 
 class Figures:
@@ -114,7 +114,9 @@ class Figures:
         self._desk = desk
         self._routing = routing
         self._adoption = adoption
-        self._shown: dict[Queue, _Shown] = {}
+        self._shown: dict[Queue, _Shown] = {}  # in the order of the looks at which they were other ones
+        self._ageing: dict[Queue, None] = {}  # those of which figures change by themselves
+        self._sums = dict.fromkeys(_SUMS, 0)  # of all that are shown
         self._changed: set[Queue] = set()
         self._gone: dict[str, int] = {}  # names of queues that are no more, and at which look that was so; in order
         self._forgotten = 0  # up to which look there may be names that are not among them any more
@@ -136,10 +138,10 @@ class Figures:
 
     @sheltered
     def summary(self) -> BrokerStats:
-        """Return `stats` without the queues, of which it knows what `changes` has found last. Cost: 0.3 µs a queue."""
+        """Return `stats` without the queues, of which it knows what `changes` has found last. Cost: 0.1 ms."""
         with self._lock:
-            shown = [one.facts for one in self._shown.values()]
-        return self._stats({**self._of_all(_summed(shown)), "queues": {}})
+            sums = dict(self._sums)
+        return self._stats({**self._of_all(sums), "queues": {}})
 
     def _stats(self, facts: dict[str, Any]) -> BrokerStats:
         with importing:
@@ -179,7 +181,7 @@ class Figures:
     def write(self) -> None:
         """Renew `stats.json` for those who look from outside: the figures of queues that were noted, and all others.
 
-        Cost: 50 µs for each of those queues, 6 µs for any other; 25 µs where one has rates, holders or who waits.
+        Cost: 50 µs for each of those queues, 15 µs where one has rates, holders or who waits, 1 µs for any other.
         """
         with self._writing:
             began_s = time.thread_time()
@@ -193,45 +195,69 @@ class Figures:
         if not spool.place.is_here:
             return  # they would be those of another one
         with self._lock:
-            shown = [(one.facts, one.text) for one in self._renew(with_rates=True).values()]
-        others = self._of_all(_summed([facts for facts, _ in shown]))
+            self._renew(with_rates=True)
+            sums, queues = dict(self._sums), ", ".join([one.text for one in self._shown.values()])
+        others = self._of_all(sums)
         if others["streams"]:
             with importing:
                 from attrs import asdict  # a dear import, not for whoever has no streams
 
             others["streams"] = {name: asdict(stats) for name, stats in others["streams"].items()}
         facts = json.dumps({"pid": os.getpid(), "time_s": spool.clock(), "uuid": spool.uuid, **others})
-        text = f'{facts[:-1]}, "queues": {{{", ".join(text for _, text in shown)}}}}}'
+        text = f'{facts[:-1]}, "queues": {{{queues}}}}}'
         try:
             spool.files.write_replacing(os.path.join(spool.path, "stats.json"), text.encode())
         except OSError as error:
             raise storage_error(error, "write the statistics", spool.path) from error
 
-    def _renew(self, *, with_rates: bool) -> dict[Queue, _Shown]:
-        """Return what is shown of each queue, after figuring anew what may have changed. Under the lock."""
-        before, changed, now_s = self._shown, self._changed, self._spool.monotonic()
-        self._shown, self._changed = {}, set()
+    def _renew(self, *, with_rates: bool) -> None:
+        """Have figured anew what may have changed: nothing is asked of any other queue. Under the lock."""
+        now_s, rates = self._spool.monotonic(), looking.rates if with_rates else lambda _queue, _facts: NO_RATES
+        self._changed |= self._queues.take_news()
         self._look += 1
         self._looked_s, self._has_rates = now_s, with_rates
-        rates = looking.rates if with_rates else lambda _queue, _facts: NO_RATES
-        for queue in self._queues.all():
-            known, parts = before.pop(queue, None), parts_of(queue)
-            if known is None or queue in changed:
-                facts = looking.figures(parts)
-                facts["rates"] = rates(parts, facts)
-                known = _Shown(facts, now_s, known)
+        for queue in [queue for queue in self._ageing if queue not in self._changed]:
+            known = self._shown[queue]
+            if known.ages:
                 known.look = self._look
-            elif known.ages or known.facts["consumers"]:  # some of its figures change by themselves
-                if known.ages:
-                    known.look = self._look
-                known.grow_older(now_s, rates(parts, known.facts))
+                self._shown[queue] = self._shown.pop(queue)  # as the last one
+            known.grow_older(now_s, rates(parts_of(queue), known.facts))
+            self._note_ageing(queue, known)
+        while self._changed:
+            queue = self._changed.pop()
+            if not self._queues.has(queue):
+                self._forget(queue)
+                continue
+            facts = looking.figures(parts_of(queue))
+            facts["rates"] = rates(parts_of(queue), facts)
+            known = _Shown(facts, now_s, self._take(queue))
+            known.look = self._look
             self._shown[queue] = known
-        for gone in before.values():
-            self._gone.pop(gone.facts["name"], None)
-            self._gone[gone.facts["name"]] = self._look
-        for name in list(self._gone)[:-GONE_KEPT]:
-            self._forgotten = self._gone.pop(name)
-        return self._shown
+            for name in _SUMS:
+                self._sums[name] += facts[name]
+            self._note_ageing(queue, known)
+
+    def _note_ageing(self, queue: Queue, known: _Shown) -> None:
+        if known.ages or known.facts["consumers"]:
+            self._ageing[queue] = None
+        else:
+            self._ageing.pop(queue, None)
+
+    def _take(self, queue: Queue) -> _Shown | None:
+        """Take what was shown of a queue out of all that is; None if nothing was."""
+        known = self._shown.pop(queue, None)
+        for name in _SUMS if known is not None else ():
+            self._sums[name] -= known.facts[name]  # type: ignore[union-attr]
+        return known
+
+    def _forget(self, queue: Queue) -> None:
+        """Show a queue no more that was deleted; those who look are told once."""
+        self._ageing.pop(queue, None)
+        if self._take(queue) is not None:
+            self._gone.pop(queue.name, None)
+            self._gone[queue.name] = self._look
+            if len(self._gone) > GONE_KEPT:
+                self._forgotten = self._gone.pop(next(iter(self._gone)))
 
     @sheltered
     def changes(self, since: int, *, with_rates: bool = True) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -255,8 +281,10 @@ class Figures:
             since = since if since <= self._look else 0
             if 0 < since < self._forgotten:
                 return 0, {}
-            found: dict[str, dict[str, Any]] = {name: {} for name, look in self._gone.items() if look > since > 0}
-            found |= {known.facts["name"]: known.facts for known in self._shown.values() if known.look > since}
+            gone = takewhile(lambda one: one[1] > since > 0, reversed(self._gone.items()))
+            found: dict[str, dict[str, Any]] = {name: {} for name, _ in gone}
+            shown = [*takewhile(lambda known: known.look > since, reversed(self._shown.values()))]
+            found |= {known.facts["name"]: known.facts for known in reversed(shown)}
             return self._look, found
 
     def problems(self) -> list[str]:

@@ -39,14 +39,16 @@ class Gate:
     """See the module."""
 
     __slots__ = (
-        "account", "arrived", "at_limit", "ceiling", "changes", "get_slack", "getters", "give_back_below", "incoming",
-        "largest", "ledger", "limited", "mark_acked", "mark_bytes", "passing", "places", "put_slack", "quiet_bytes",
-        "quiet_until", "restoring", "room", "shut", "starved", "used",
+        "account", "arrived", "at_limit", "ceiling", "get_slack", "getters", "give_back_below", "incoming",
+        "largest", "ledger", "limited", "mark_acked", "mark_bytes", "marks", "passing", "place", "places", "put_slack",
+        "quiet_bytes", "quiet_until", "restoring", "room", "shut", "starved", "used",
     )  # fmt: skip
 
-    def __init__(self, account: Account, ledger: Ledger) -> None:
+    def __init__(self, account: Account, ledger: Ledger, marks: list[bool], place: int) -> None:
         self.account = account
         self.ledger = ledger
+        self.marks, self.place = marks, place
+        """Where whoever changes the queue marks that, for maintenance and who looks at figures; see `Marks`."""
         self.shut = 0
         """Why a put that finds memory may not pass at once."""
         self.largest = 0
@@ -72,8 +74,6 @@ class Gate:
         """Such a settle does nothing for all that while fewer messages than this were ever acked."""
         self.quiet_bytes = ALWAYS
         """The same while messages have more bytes than this together."""
-        self.changes = 0
-        """How often those numbers were computed: something has changed."""
         self.at_limit = False
         """A put was not admitted at once, and the depth has not come down to the mark since."""
         self.mark_acked = 0
@@ -112,7 +112,6 @@ class Gate:
         account = self.account
         borrowed = account.borrowed
         putters = self.room.watching
-        self.changes += 1
         self.ceiling = NEVER if self.shut or putters else borrowed
         self.passing = NEVER if self.shut & ~FOR_PLAIN or putters else borrowed
         self.limited = borrowed if self.shut == LIMITED and not putters else NEVER
@@ -125,6 +124,11 @@ class Gate:
             self.quiet_until, self.quiet_bytes = self.mark_acked, self.mark_bytes
         else:
             self.give_back_below = borrowed - self.ledger.spared(account)
+        self.marks[self.place] = True
+
+    def note_change(self) -> None:
+        """Have maintenance look at the queue, and its figures be figured anew."""
+        self.marks[self.place] = True
 
     def borrow(self, missing: int) -> bool:
         """Borrow so much more, or nothing."""
@@ -144,6 +148,7 @@ class Gate:
         if missing > 0 and not self.borrow(missing):
             return False
         self.used += amount
+        self.marks[self.place] = True
         return True
 
     def could_charge(self, amount: int) -> bool:
@@ -166,6 +171,7 @@ class Gate:
         """
         self.ledger.borrow_most(self.account, self.over + amount, alone=True)
         self.used += amount
+        self.marks[self.place] = True
         self.put_slack = max(0, self.over - self.get_slack)
 
     def trim(self) -> int:

@@ -102,6 +102,7 @@ class Admission:
         used = gate.used + charged
         if used <= gate.passing:
             gate.used = used
+            gate.marks[gate.place] = True
         elif (
             context.ended is not None
             or gate.room.watching
@@ -124,6 +125,7 @@ class Admission:
             self.pending_bytes -= put.size
             gate.incoming -= charged
             gate.used -= charged
+            gate.marks[gate.place] = True
         self.rebalance()
 
     # Limits ----------------------------------------------------------------------------------------------------------
@@ -285,6 +287,7 @@ class Admission:
             self.pending_messages += messages
             self.pending_bytes += size
         self._call_in()
+        gate.note_change()
         gate.places = 0  # who was woken counts them anew
         if is_full:
             self.note_limit(reached=True)
@@ -349,12 +352,12 @@ class Admission:
         """It waits, for all the room it has asked for so far."""
         if putter not in self.blocked:
             self.blocked[putter] = self._context.monotonic()
-            self._gate.changes += 1  # for who looks at the figures
+            self._gate.note_change()
 
     def forget_blocked(self, putter: Putter) -> None:
         """It waits no more; twice is fine."""
         if self.blocked and self.blocked.pop(putter, None) is not None:
-            self._gate.changes += 1
+            self._gate.note_change()
 
     def told_blocked(self) -> tuple[int, float, str]:
         """Return how many putters wait, for how long the first has, and for what."""

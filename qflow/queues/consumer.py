@@ -331,11 +331,11 @@ class Consumers:
             self._note_change()
 
     def takers(self) -> dict[Taker, None]:
-        """Return all that consume. Under the lock."""
-        return {**dict.fromkeys(consumer.taker for consumer in self.listed), **self.guests}
+        """Return all that consume. Also without the lock."""
+        return {**dict.fromkeys([consumer.taker for consumer in [*self.listed]]), **self.guests}
 
     def _note_change(self) -> None:
-        self._gets.gate.changes += 1  # for who looks at the figures
+        self._gets.gate.note_change()
 
     @sheltered
     def wake(self) -> None:

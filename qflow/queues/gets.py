@@ -105,6 +105,7 @@ class Gets:
             gate.used = used
             run.first = sequence + 1
             del records[0]
+            gate.marks[gate.place] = True
         return True
 
     def take_otherwise(self, delivery: Delivery) -> bool:
@@ -163,6 +164,7 @@ class Gets:
             gate.used = used
             run.first = sequence + 1
             del records[0]
+            gate.marks[gate.place] = True
         return True
 
     @straight
@@ -185,6 +187,7 @@ class Gets:
                 gate.used = used
                 run.first = sequence + 1
                 del records[0]
+                gate.marks[gate.place] = True
                 return delivery
         return delivery if self.take_otherwise(delivery) else None
 
@@ -196,7 +199,7 @@ class Gets:
             shown: is to be what is acquired, as its user has it.
         """
         context, lanes, held = self.context, self.lanes, self.held
-        runs = lanes.front
+        gate, runs = self.gate, lanes.front
         run = runs.head
         first = run.first
         if run is not runs.open or not run.records:
@@ -210,16 +213,18 @@ class Gets:
                 found = run.records
                 end = runs.next
                 is_front = runs is lanes.front and run is runs.head and run is runs.open and run.first == first
-                used = self.gate.used + BATCH_BYTES
-                is_front = is_front and used <= self.gate.account.borrowed and not collecting
+                used = gate.used + BATCH_BYTES
+                is_front = is_front and used <= gate.account.borrowed and not collecting
                 is_last = runs is lanes.runs  # of the lowest priority: nothing waits behind it
                 if is_front and found and (end - first <= most if is_last else end - first == most):
                     batch.total = shown.total = end - first
                     held.batches[batch] = context.tick.now_s
-                    self.gate.used = used
+                    held.charged += 1
+                    gate.used = used
                     run.first = end
                     run.records = runs.tail = fresh
                     taken += found
+                    gate.marks[gate.place] = True
                     return True
         except BaseException:
             try:

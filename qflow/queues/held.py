@@ -29,6 +29,8 @@ class Held:
 
         A batch that is being collected is there since None, and not charged for itself.
         """
+        self.charged = 0
+        """How many batches are."""
         self.apart = Apart()
         """The same, of what does not fit into that order."""
         self.timeout_s: float | None = None
@@ -60,12 +62,15 @@ class Held:
         """Hold one delivery by itself; it is charged for that."""
         self.singles[delivery] = since
         self._gate.used += SINGLE_BYTES
+        self._gate.note_change()
 
     def add_batch(self, batch: HeldBatch, since: float | None) -> None:
         """Hold a batch that was collected; it is charged for that."""
         self.batches.pop(batch, None)  # its place is that of when it began to be
         self.batches[batch] = since
+        self.charged += 1
         self._gate.used += BATCH_BYTES
+        self._gate.note_change()
 
     def leave_batch(self, delivery: Delivery, batch: HeldBatch, stays: bool) -> None:
         """Hold one delivery of a batch by itself, as long as the batch; `stays` if not just for now."""
@@ -142,13 +147,13 @@ class Held:
             if isinstance(one, Delivery):
                 self._gate.used -= SINGLE_BYTES
             elif since is not None:
+                self.charged -= 1
                 self._gate.used -= BATCH_BYTES
+        self._gate.note_change()
 
     def drop_all(self) -> None:
         """Forget everything: it was purged. What it was charged is not given back here."""
-        self.singles.clear()
-        self.batches.clear()
-        self.apart.clear()
+        self._clear()
         for leaving in self.leaving:
             leaving.end()
         self.leaving.clear()
@@ -157,18 +162,31 @@ class Held:
     def keep_all(self) -> None:
         """Let nobody settle what is held any more: the broker is being closed."""
         self._kept = [*self._kept, *segments_of(self.all())]
+        self._clear()
+
+    def _clear(self) -> None:
         self.singles.clear()
         self.batches.clear()
         self.apart.clear()
+        self.charged = 0
 
     def all(self) -> list[HeldOne]:
         """Return all deliveries and batches. Cost: 0.01 µs each."""
         return [*self.singles, *self.apart.singles, *self.batches, *self.apart.batches]
 
-    def all_since(self) -> list[float | None]:
-        """Return since when each of `all` is held."""
-        singles, batches = self.apart.singles.values(), self.apart.batches.values()
-        return [*self.singles.values(), *singles, *self.batches.values(), *batches]
+    def all_since(self) -> tuple[list[HeldOne], list[float | None]]:
+        """Return all, and since when each is held; None of what is being collected, or has gone meanwhile.
+
+        Also without the lock: each table is then as it was at a moment of its own. Cost: 0.06 µs each.
+        """
+        ones: list[HeldOne] = []
+        since: list[float | None] = []
+        tables: tuple[dict[Any, Any], ...] = (self.singles, self.apart.singles, self.batches, self.apart.batches)
+        for table in tables:
+            some = [*table]  # one step of the interpreter
+            ones += some
+            since += [table.get(one) for one in some]
+        return ones, since
 
     def segments(self) -> list[Segment]:
         """Return everything that is acquired or on its way out."""
@@ -185,9 +203,8 @@ class Held:
 
     @property
     def overhead_bytes(self) -> int:
-        """What single deliveries, and batches, are charged on top of their messages. Cost: 0.01 µs a batch."""
-        batches = len(self.batches) + len(self.apart.batches) - [*self.batches.values()].count(None)
-        return SINGLE_BYTES * (len(self.singles) + len(self.apart.singles)) + BATCH_BYTES * batches
+        """What single deliveries, and batches, are charged on top of their messages. Cost: O(1)."""
+        return SINGLE_BYTES * (len(self.singles) + len(self.apart.singles)) + BATCH_BYTES * self.charged
 
     # Since when ------------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def stats(queue: Parts) -> QueueStats:
 def figures(queue: Parts) -> dict[str, Any]:
     """Return the fields of `QueueStats` as plain values, but for `rates`. What calls this is `sheltered`.
 
-    Cost: 15 µs, and O(runs + deliveries and batches held); under the queue's lock these are only listed.
+    Cost: 15 µs, and O(runs) under the queue's lock; without it 0.2 µs for each delivery and batch that is held.
     """
     lanes, held, settings = queue.lanes, queue.held, queue.context.settings
     counters = queue.spiller.counters()
@@ -57,7 +57,7 @@ def figures(queue: Parts) -> dict[str, Any]:
         messages = lanes.messages()
         totals = _totals(queue)
         delivered = _delivered(queue)
-        there = present(queue)
+    there = present(queue)
     waits = tallies[0] if len(tallies) == 1 else Tally(*map(sum, zip(*tallies, strict=True)))
     delayed = Whereabouts(*map(sum, zip(*schedules.values(), strict=True))) if schedules else _NOWHERE
     resident = waits.resident + delayed.resident_messages
@@ -176,12 +176,12 @@ def _totals(queue: Parts) -> dict[str, Any]:
 
 
 class Present(NamedTuple):
-    """Who is there at one moment, as the queue has it."""
+    """Who is there, as the queue has it."""
 
     now_s: float
     held: list[HeldOne]
     since: list[float | None]
-    """Since when each of it is held; None of what is being collected."""
+    """Since when each of it is held; None of what is being collected, or has gone."""
     takers: list[tuple[Noted, float]]
     """Consumers, and gets that wait, and since when."""
 
@@ -223,14 +223,14 @@ _NOBODY = Present(0.0, [], [], [])
 
 
 def present(queue: Parts) -> Present:
-    """Return who is there. Under the lock. Cost: 0.02 µs a delivery or batch, and consumer."""
-    held, waiting = queue.held, queue.gets.waiting
+    """Return who is there. Without the lock. Cost: 0.1 µs a delivery or batch, and consumer."""
+    held, waiting = queue.held, queue.gets.waiting.copy()
     known = queue.consumers.takers()
     if not (known or waiting or held.singles or held.batches or held.apart):
         return _NOBODY
     takers: list[tuple[Noted, float]] = [(taker, taker.since_s) for taker in known]
     takers += [(getting.taker, since) for getting, since in waiting.items() if getting.taker not in known]
-    return Present(queue.context.monotonic(), held.all(), held.all_since(), takers)
+    return Present(queue.context.monotonic(), *held.all_since(), takers)
 
 
 # Deliveries so far -----------------------------------------------------------------------------------------------

@@ -304,6 +304,7 @@ class Puts:
                     admission.pending_bytes += size
                     admission.pending += 1
                     entered = put.joined = True
+                    gate.marks[gate.place] = True
                     is_told = arrived.bell is not None or not (arrived.fresh or arrived.order)
                     if alone and turn.open and turn.request is None and not requests and is_told:
                         turn.request = put
@@ -348,6 +349,10 @@ class Puts:
         """Give back the room of a put that was not confirmed; callers who are interrupted at that may do it again."""
         with self.context.lock:
             self.admission.take_back(put)
+
+    def note_left(self) -> None:
+        """Have maintenance look: settled blocks of the log are left to be removed."""
+        self.gate.note_change()
 
     @property
     def exceeds(self) -> bool:
@@ -399,6 +404,7 @@ class Puts:
         lanes.skipped += gap
         lanes.message_bytes += size
         gate.incoming -= charged
+        gate.marks[gate.place] = True
         admission.pending -= puts
         admission.pending_messages -= count
         admission.pending_bytes -= size

@@ -26,6 +26,7 @@ from qflow.identity import new_number
 from qflow.importing import importing
 from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
+from qflow.memory.marks import Marks
 from qflow.memory.waiting import StraightLock
 from qflow.names import command
 from qflow.queues.context import Context, Shared, Tick
@@ -79,11 +80,14 @@ class Queues:
         self._opening = new_number()
         """A copy of the spool, opened where this one lay, has another one: neither spills into files of the other."""
         self._next_transient = TRANSIENT_OWNERS
+        self._news: set[Queue] = set()
         self.deleted: list[int] = []
         """Numbers of what was deleted, for maintenance to clear away."""
         self.router = DeadLetterRouter(spool, self._for_dead_letters, tell)
         self.keys = Keys(spool.log, self.router.together, spool.clock, spool.monotonic)
         self.tick = Tick(spool.monotonic())
+        self.marks: Marks[Queue] = Marks()
+        """Which queues have changed, for maintenance, which takes them."""
         self._shared = Shared(
             tick=self.tick,
             report=spool.report,
@@ -206,11 +210,13 @@ class Queues:
         self._incarnations[owner] = incarnation
         account = self._ledger.open(owner, name, settings.capacity_bytes)
         context = Context(name, owner, settings, self._shared, spool.log if rows is not None else None)
-        gate = Gate(account, self._ledger)
+        gate = Gate(account, self._ledger, self.marks.marks, self.marks.enter())
         queue = queue_of(Parts(context, gate, spool.store, incarnation ^ self._opening, rows))
         account.give_way = parts_of(queue).spiller.give_way
         with self._lock:
             self._queues[name] = queue
+            self._news.add(queue)
+        self.marks.know(gate.place, queue)
         self._note_source(name, settings.dead_letter)
         return queue
 
@@ -335,6 +341,7 @@ class Queues:
         with self._lock:
             if self._queues.pop(queue.name, None) is None:
                 return  # the second time
+            self._news.add(queue)
         self._note_source(queue.name, None, before=queue.settings.dead_letter)
         parts_of(queue).gate.account.give_way = None
         self.router.together.leave_deleted()
@@ -343,6 +350,7 @@ class Queues:
             settle_down(parts_of(queue), log.drain, QUIET_S)
         finally:
             let_go(parts_of(queue))
+            self.marks.leave(parts_of(queue).gate.place)
             parts_of(queue).spiller.area.remove()
             self._incarnations.pop(_owner(queue), None)
             if queue.settings.durable:
@@ -397,6 +405,16 @@ class Queues:
         """Return all queues."""
         with self._lock:
             return list(self._queues.values())
+
+    def take_news(self) -> set[Queue]:
+        """Return which were declared or deleted since this was asked. For `Figures`."""
+        with self._lock:
+            news, self._news = self._news, set()
+        return news
+
+    def has(self, queue: Queue) -> bool:
+        """Tell whether a queue was not deleted."""
+        return self._queues.get(queue.name) is queue
 
     def problems(self) -> list[str]:
         """Return what does not agree, in words."""

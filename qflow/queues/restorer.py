@@ -203,6 +203,7 @@ class Restorer:
         finally:
             gate.used -= budget
             gate.restoring -= budget
+            gate.note_change()
 
     def _finish(self, slots: Slots | None) -> None:
         """After messages came into memory: what is above the bounds is on slack; free where they lay."""
@@ -250,6 +251,7 @@ class Restorer:
             if not self._lanes.add(first, records, marks):
                 runs.add(Run(first, marks, deque(records)))
         self._gate.used += charged
+        self._gate.note_change()
         run.needs = moved.needs
         return slots
 

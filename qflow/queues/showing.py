@@ -65,6 +65,7 @@ def put_at_once(
             gate.used = used
             runs.next = first + messages
             tail += records
+            gate.marks[gate.place] = True
             if waits:
                 rings = bell is None or not bell.rang
                 arrived.rung += messages
@@ -106,6 +107,7 @@ def show_alone(queue: Reserved, put: Put, turn: Turn, first: int) -> bool:
             admission.pending_messages -= messages
             admission.pending_bytes -= size
             put.first, put.visible = first, True
+            gate.marks[gate.place] = True
             is_short = gate.used + charged > gate.account.borrowed
             if waits:
                 rings = bell is None or not bell.rang

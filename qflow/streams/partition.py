@@ -108,6 +108,9 @@ class Partition:
         """Give back the memory of a put that was not confirmed; see `Room.refused`."""
         self.room.refused(put, put_charge(put))
 
+    def note_left(self) -> None:
+        """Nothing: maintenance looks at all partitions."""
+
     # Called by publishers -------------------------------------------------------------------------------------------
 
     def begin_joining(self, caller: object) -> None:

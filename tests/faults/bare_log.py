@@ -53,6 +53,9 @@ class Line:
         put.refused = True
         self.refusals.append(put)
 
+    def note_left(self) -> None:
+        """Nobody has maintenance done."""
+
     def put(self, *records: Record) -> Put:
         """Return a put of some records that has not joined a batch."""
         sizes = list(map(len, records))

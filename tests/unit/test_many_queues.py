@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,10 +14,13 @@ import pytest
 
 import inside
 import qflow
+import qflow.aio
 from qflow import upkeep
 from qflow.queues import looking, tending
 from qflow.queues.queue import parts_of
 from qflow.queues.tending import tick
+from qflow.rates import WINDOWS_S
+from qflow.storage.log import removal
 from qflow.storage.log.keys import BLOCKS, QUEUES
 from qflow.streams.topic_filter import FilterTrie
 from unit.clocks import Clock
@@ -149,6 +153,11 @@ def test_time_takes_no_step_in_a_queue_that_only_holds_messages(
     assert "held" not in stepped
 
 
+async def by_tasks(broker: qflow.Broker, act: Callable[[qflow.aio.AsyncBroker], Coroutine[Any, Any, object]]) -> None:
+    """Do something as a task."""
+    await act(qflow.aio.AsyncBroker(broker))
+
+
 def test_maintenance_looks_at_queues_that_have_changed(
     open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str]
 ) -> None:
@@ -176,7 +185,14 @@ def test_maintenance_looks_at_queues_that_have_changed(
         (queues[38], lambda: queues[38].put(b"unlogged", headers={"a": 1})),
         (queues[31], held.ack),
         (queues[32], batch.ack),
+        (queues[5], lambda: queues[5].put_many([b"durable"] * 9)),
+        (queues[5], lambda: queues[5].get_many(9).ack()),
+        (queues[39], lambda: queues[39].put_many([b"x"] * 9)),
+        (queues[40], lambda: broker.publish("forty", b"x")),
+        (queues[41], lambda: asyncio.run(by_tasks(broker, lambda ours: ours.queue("q041").put(b"x")))),
+        (queues[42], lambda: asyncio.run(by_tasks(broker, lambda ours: ours.queue("q042").get()))),
     ]
+    broker.bind(queues[40], "forty")
     rounds(broker, clock, ticked, 3)
     for queue, change in changes:
         assert rounds(broker, clock, ticked) == []
@@ -184,6 +200,17 @@ def test_maintenance_looks_at_queues_that_have_changed(
         broker.engine.log.drain()
         assert rounds(broker, clock, ticked) == [queue.name]
         assert rounds(broker, clock, ticked, 2) == [queue.name]
+    for n in (6, 7, 50, 51, 52):
+        broker.bind(queues[n], "durable" if n < 20 else "transient")
+    rounds(broker, clock, ticked, 3)
+    broker.publish("transient", b"to several")
+    assert rounds(broker, clock, ticked, 3) == ["q050", "q051", "q052"]
+    broker.publish("durable", b"to several")
+    assert rounds(broker, clock, ticked, 3) == ["q006", "q007"]
+    with broker.transaction() as together:
+        together.put(queues[8], b"x")
+        together.put(queues[53], b"x")
+    assert rounds(broker, clock, ticked, 3) == ["q008", "q053"]
 
     broker.declare_queue("new", durable=False)
     broker.delete_queue("q100")
@@ -216,6 +243,91 @@ def test_maintenance_looks_at_queues_that_time_does_something_to(
     slow.ack()
     rounds(broker, clock, ticked, 3)
     assert rounds(broker, clock, ticked) == []
+
+
+def test_blocks_that_a_commit_left_wake_a_queue_that_rests(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes late on a slow disk; they are removed by maintenance, though nothing else of the queue changes."""
+    broker = open_at()
+    queue = broker.declare_queue("q")
+    queue.put(b"x")
+    rounds(broker, clock, ticked, 3)
+    assert rounds(broker, clock, ticked) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(removal, "remove_settled", lambda *_: (0, True))
+        log, lane = broker.engine.log, parts_of(queue).logged_lanes[0]
+        lane.remove_at = 0
+        log.commit(log.settle(lane, []))
+    assert rounds(broker, clock, ticked) == ["q"]
+    assert not lane.removing
+
+
+def test_what_rests_is_not_gone_through(open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str]) -> None:
+    """By no round of maintenance, by nothing that is written, by nobody who looks at what has changed."""
+    broker = open_at()
+    for n in range(MANY):
+        broker.declare_queue(f"q{n}", durable=n < 2).put(b"x")
+    figures, queues = broker.engine.figures, broker.engine.queues
+    for _ in range(2):  # until none has rates any more, and those are told
+        clock.advance(WINDOWS_S[-1] + 60)
+        rounds(broker, clock, ticked, 3)
+        look, found = figures.changes(0)
+        assert len(found) == MANY
+    queues._queues = Unlisted(queues._queues)
+    figures._shown = Shown(figures._shown)
+    rounds(broker, clock, ticked, 3)
+    broker.queue("q7").put(b"y")
+    broker.delete_queue("q8")
+    broker.declare_queue("new", durable=False)
+    rounds(broker, clock, ticked)
+    clock.advance(1)
+    assert sorted(figures.changes(look)[1]) == ["new", "q7", "q8"]
+    assert figures.summary().messages == MANY
+    queues._queues = dict(dict.items(queues._queues))
+
+
+class Shown(dict[Any, Any]):
+    """Values that nobody goes through from the first on."""
+
+    def values(self) -> Any:
+        return Backwards(super().values())
+
+
+class Backwards:
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __reversed__(self) -> Iterator[Any]:
+        for number, value in enumerate(reversed(self._values)):
+            assert number < 9
+            yield value
+
+
+def test_figures_list_nothing_that_is_held_under_the_lock(open_at: Callable[..., qflow.Broker]) -> None:
+    """However much it is, nobody waits for the lock meanwhile."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False)
+    queue.put_many([b"x"] * 50)
+    kept = [queue.get_many(10), queue.get(), queue.get_many(10)]
+    kept[2][0].ack()
+    parts = parts_of(queue)
+
+    class Listed(dict[Any, Any]):
+        def __iter__(self) -> Iterator[Any]:
+            assert not parts.context.lock._is_owned()
+            return super().__iter__()
+
+        keys = values = items = None  # type: ignore[assignment]
+
+    expected = queue.stats()
+    for name in ("batches", "singles"):
+        setattr(parts.held, name, Listed(getattr(parts.held, name)))
+    assert queue.stats() == attrs.evolve(expected, rates=queue.stats().rates)
+    assert (expected.acquired_messages, expected.acquired_bytes) == (20, 20)
+    assert [(one.consumer, one.messages) for one in expected.holders] == [("MainThread", 20)]
+    for name in ("batches", "singles"):
+        setattr(parts.held, name, dict(dict.items(getattr(parts.held, name))))
 
 
 def written(broker: qflow.Broker) -> dict[str, Any]:

@@ -162,6 +162,8 @@ def publish(batch: Batch, env: Environment, call: Calls) -> None:
         env.messages += row.messages - lane.row.messages
         lane.remove_at, lane.removing, lane.row = remove_at, removing, row  # who sees the row sees what it leads to
         lane.written = True
+        if removing or lane.hollow_due:
+            call(lane.publisher.note_left)
         if puts:
             lane.next = following
             if topics is None:
@@ -174,6 +176,8 @@ def publish(batch: Batch, env: Environment, call: Calls) -> None:
         batch.spread_out.publish(env, call)
     for lane, hollowed in batch.hollowed.items():
         lane.passes.note(hollowed, lane.row.tail)
+        if lane.hollow_due:
+            call(lane.publisher.note_left)
     for unit in batch.units:
         unit.publish(call)
 

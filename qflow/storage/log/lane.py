@@ -35,6 +35,9 @@ class Publisher(Protocol):
     def refused(self, put: Any) -> None:
         """Give back the room of a put that was not confirmed."""
 
+    def note_left(self) -> None:
+        """Note that settled blocks of the lane are to be removed or given back: maintenance has that done."""
+
 
 class TopicPublisher(Publisher, Protocol):
     """The partition of a stream behind a lane."""
