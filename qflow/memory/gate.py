@@ -130,6 +130,11 @@ class Gate:
         """Have maintenance look at the queue, and its figures be figured anew."""
         self.marks[self.place] = True
 
+    def forget_places(self) -> None:
+        """Have the places below the limit counted anew: something was reserved."""
+        self.places = 0
+        self.marks[self.place] = True
+
     def borrow(self, missing: int) -> bool:
         """Borrow so much more, or nothing."""
         if not self.ledger.borrow(self.account, missing):

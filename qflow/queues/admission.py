@@ -94,7 +94,7 @@ class Admission:
         self.pending_messages += messages
         self.pending_bytes += size
         self._gate.incoming += charged
-        self._gate.places = 0
+        self._gate.forget_places()
 
     def reserve(self, puts: int, messages: int, size: int, charged: int) -> bool:
         """Charge puts and count them as on their way in, if nothing stands in their way; else nothing is done."""
@@ -102,7 +102,6 @@ class Admission:
         used = gate.used + charged
         if used <= gate.passing:
             gate.used = used
-            gate.marks[gate.place] = True
         elif (
             context.ended is not None
             or gate.room.watching
@@ -125,7 +124,6 @@ class Admission:
             self.pending_bytes -= put.size
             gate.incoming -= charged
             gate.used -= charged
-            gate.marks[gate.place] = True
         self.rebalance()
 
     # Limits ----------------------------------------------------------------------------------------------------------
@@ -287,8 +285,7 @@ class Admission:
             self.pending_messages += messages
             self.pending_bytes += size
         self._call_in()
-        gate.note_change()
-        gate.places = 0  # who was woken counts them anew
+        gate.forget_places()  # who was woken counts them anew
         if is_full:
             self.note_limit(reached=True)
         return short

@@ -104,3 +104,9 @@ class Apart:
                 else:  # it became untimed, or the ack timeout longer than it was extended to
                     self.put(one, self.pop(one))
         return late
+
+
+def place_of(one: HeldOne) -> tuple[HeldBatch | None, int]:
+    """Return the batch a delivery is in, and where; None for a single one, and for a batch."""
+    batch = one.settler
+    return (batch, batch.position(one.sequence)) if type(batch) is HeldBatch else (None, 0)  # type: ignore[union-attr]

@@ -16,7 +16,7 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import BATCH_BYTES, LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
 from qflow.queues.admission import Admission
-from qflow.queues.apart import HeldOne
+from qflow.queues.apart import HeldOne, place_of
 from qflow.queues.exits import Exits, Fate, Leaving
 from qflow.queues.held import Held, segments_of
 from qflow.queues.lanes import Lanes, settled
@@ -72,7 +72,7 @@ class Claims:
             try:
                 if delivery in wanted:
                     raise AlreadySettled(f"message {delivery.sequence} of queue {self.name!r} is there twice")
-                batch, index = _place_of(delivery)
+                batch, index = place_of(delivery)
                 if batch is not None:
                     is_held = self.leave_batch(batch, index, delivery, stays=False) is not None
                 else:
@@ -399,7 +399,7 @@ class Claims:
         """Tell whether it is acquired; False: it was purged. Under the lock. Raises AlreadySettled."""
         if not isinstance(one, Delivery):
             return self._holds(one)
-        batch, index = _place_of(one)
+        batch, index = place_of(one)
         if batch is not None:
             batch.check_unsettled(index)
             return self._holds(batch)
@@ -435,7 +435,7 @@ class Claims:
         """
         with self._context.lock:
             self._context.check_not_closed()
-            wanted = [] if self._context.ended else [(one, *_place_of(one)) for one in deliveries if self._is_held(one)]
+            wanted = [] if self._context.ended else [(one, *place_of(one)) for one in deliveries if self._is_held(one)]
             parts = [(one, batch, at) for one, batch, at in wanted if isinstance(one, Delivery) and batch is not None]
             batches = dict.fromkeys([batch for _, batch, _ in parts])
             batches |= dict.fromkeys([one for one, _, _ in wanted if not isinstance(one, Delivery)])
@@ -447,9 +447,3 @@ class Claims:
             leaving = self._exits.begin(segments_of(held), Fate.ACKED, held)
             leaving.batches, leaving.parts = batches, parts
             return leaving
-
-
-def _place_of(one: HeldOne) -> tuple[HeldBatch | None, int]:
-    """Return the batch a delivery is in, and where; None for a single one, and for a batch."""
-    batch = one.settler
-    return (batch, batch.position(one.sequence)) if type(batch) is HeldBatch else (None, 0)  # type: ignore[union-attr]

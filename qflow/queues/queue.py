@@ -125,8 +125,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
             cost, one, gate = len(body) + OVERHEAD_BYTES, (body,), self._gate
             if not priority:
                 with self._lock:  # a straight line; see `waiting`
-                    used = gate.used + cost
-                    passes = used <= gate.ceiling and cost <= gate.largest
+                    passes = (used := gate.used + cost) <= gate.ceiling and cost <= gate.largest
                     if passes and not (gate.getters or collecting):
                         runs = self._runs
                         tail = runs.tail

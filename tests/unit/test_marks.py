@@ -11,7 +11,7 @@ import qflow
 from qflow.memory.marks import Marks
 
 PACKAGE = Path(qflow.__file__).parent
-TELLING = {"cover", "note_change", "rebalance", "refresh", "_finish", "_trim"}
+TELLING = {"count_in", "cover", "forget_places", "note_change", "rebalance", "refresh", "_finish", "_trim"}
 """Methods that mark a queue, or end in one that does."""
 
 
