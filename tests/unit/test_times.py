@@ -1541,7 +1541,7 @@ def test_maintenance_spills_only_what_nobody_spilled_for_a_round(open_at: Open) 
 
 def test_batches_are_held_in_the_order_in_which_they_were_complete() -> None:
     """One that others overtook while it was collected hides no end of theirs."""
-    held = Held(SimpleNamespace(used=0))  # type: ignore[arg-type]
+    held = Held(SimpleNamespace(used=0, note_change=lambda: None))  # type: ignore[arg-type]
     slow, fast = (HeldBatch(None, []) for _ in range(2))  # type: ignore[arg-type]
     held.timeout_s = 5
     held.batches[slow] = None
@@ -1554,7 +1554,7 @@ def test_batches_are_held_in_the_order_in_which_they_were_complete() -> None:
 @pytest.mark.parametrize(("since", "is_apart"), [(1.5, False), (3.0, True)])
 def test_what_consumers_take_by_turns_is_not_held_apart(since: float, is_apart: bool) -> None:
     """A little out of order is no matter: an ack of what is apart costs more."""
-    held = Held(SimpleNamespace(used=0))  # type: ignore[arg-type]
+    held = Held(SimpleNamespace(used=0, note_change=lambda: None))  # type: ignore[arg-type]
     held.timeout_s, held.is_watched = 64, True
     batch, newer, older = HeldBatch(None, []), Delivery(), Delivery()  # type: ignore[arg-type]
     held.add_batch(batch, 1.0)
