@@ -22,6 +22,8 @@ from qflow.storage.spill.store import NO_COUNTERS, Ranges, Slots, SpillArea, Spi
 
 STEP_BYTES = 4 * 2**20
 """Of large messages, so much is spilled in one step, or a single one: others may wait for it."""
+RECOVERED_S = 10.0
+"""A disk has recovered that has refused nothing for so long: one that is nearly full refuses and takes by turns."""
 
 
 class Spiller:
@@ -38,6 +40,8 @@ class Spiller:
         self.spilling = False
         self.error: StorageError | None = None
         """Why the disk did not take what was spilled last."""
+        self.refused_s: float | None = None
+        """When it did not (monotonic), until it has recovered."""
         self.trash: list[Slots] = []
         """Of messages that were purged; freed by maintenance."""
         self.under_way: set[object] = set()
@@ -115,15 +119,19 @@ class Spiller:
         return freed is not None
 
     def _note(self, error: StorageError | None) -> None:
-        """Remember whether the disk took what was spilled, and tell. Under the lock."""
-        before, self.error = self.error, error
-        if error is not None and before is None:
-            self._context.tell(EventKind.DISK_FULL, str(error))
-        elif error is None and before is not None:
-            self._context.tell(EventKind.DISK_RECOVERED)
+        """Remember whether the disk took what was spilled, and tell if not. Under the lock."""
+        self.error = error
+        if error is not None:
+            if self.refused_s is None:
+                self._context.tell(EventKind.DISK_FULL, str(error))
+            self.refused_s = self._context.monotonic()
 
     def note_what_came_back(self) -> None:
-        """Tell if nothing lies in the spill store any more. Under the lock."""
+        """Tell if the disk has recovered, or nothing lies in the spill store any more. Under the lock."""
+        refused_s = self.refused_s
+        if refused_s is not None and self.error is None and self._context.monotonic() - refused_s >= RECOVERED_S:
+            self.refused_s = None
+            self._context.tell(EventKind.DISK_RECOVERED)
         if self.has_spilled and not self._lanes.spilled_messages():
             self.has_spilled = False
             self._context.tell(EventKind.SPILL_STOPPED)
@@ -204,8 +212,8 @@ class Spiller:
 
     @property
     def is_busy(self) -> bool:
-        """Something is left to free or, as it seemed at the last call, to spill; or the disk did not take what was."""
-        return bool(self.trash) or self._was_over or self.error is not None
+        """Something is left to free or, as it seemed at the last call, to spill; or the disk has not recovered."""
+        return bool(self.trash) or self._was_over or self.refused_s is not None
 
     def sweep(self, most: int) -> bool:
         """Free at most so many spill files of purged messages; return whether more are left."""

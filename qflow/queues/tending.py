@@ -114,7 +114,7 @@ def tick(queue: Parts) -> bool:
 
 
 def is_at_rest(queue: Parts) -> bool:
-    """Tell whether `tick` would find nothing: none is held, expires, waits for its time or at a limit, or is spilled.
+    """Tell whether `tick` would find nothing: none is held, expires, waits for its time or at a limit, or for the disk.
 
     Takes no lock: what is under way is found in the next round, as in `Watch`. Cost: 0.5 µs.
     """
@@ -130,6 +130,7 @@ def is_at_rest(queue: Parts) -> bool:
         or queue.gate.at_limit
         or queue.admission.line
         or queue.spiller.has_spilled
+        or queue.spiller.refused_s is not None
     )
 
 

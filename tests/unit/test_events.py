@@ -17,6 +17,7 @@ from qflow import Overflow
 from qflow.config import SlowConsumer
 from qflow.events import Event, EventKind
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues.spiller import RECOVERED_S
 from unit.clocks import LONG_S, Clock, open_still, until
 
 pytestmark = pytest.mark.two_drivers
@@ -82,7 +83,7 @@ def test_spilling_that_starts_and_stops(open_at: Open) -> None:
 
 
 def test_a_full_disk_and_its_recovery(spool: Path, clock: Clock) -> None:
-    """Told when spilling fails, with why, and when it goes on."""
+    """Told when spilling fails, with why, and when it has not for a while: a disk that is nearly full does both by turns."""
     faults = Faults()
     broker = open_still(spool, clock, files=FaultyFiles(faults))
     events = listen(broker)
@@ -95,9 +96,44 @@ def test_a_full_disk_and_its_recovery(spool: Path, clock: Clock) -> None:
     assert [event.kind for event in events] == [EventKind.DISK_FULL]
     assert events[0].detail
     events.clear()
+    for _ in range(3):
+        faults.heal()
+        queue.put(b"x" * 1000)
+        faults.fail("pwrite", errno.ENOSPC)
+        with pytest.raises(qflow.DiskFull):
+            queue.put(b"x" * 1000, timeout_s=0)
+        clock.advance(RECOVERED_S - 1)
+        inside.tick(queue)
+    assert told(broker, events) == ["spill_started"]
     faults.heal()
-    queue.put(b"x" * 1000)
-    assert "disk_recovered" in told(broker, events)
+    queue.purge()
+    inside.upkeep(broker).sweep()  # finds that nothing waits for the disk
+    clock.advance(2)
+    inside.tick(queue)
+    assert told(broker, events) == ["disk_recovered", "spill_stopped"]
+    inside.tick(queue)
+    assert told(broker, events) == []
+    broker.close()
+
+
+def test_maintenance_looks_at_a_queue_until_its_disk_has_recovered(spool: Path, clock: Clock) -> None:
+    """Though nothing is left in it, and nobody uses it."""
+    faults = Faults()
+    broker = open_still(spool, clock, files=FaultyFiles(faults))
+    events = listen(broker)
+    queue = broker.declare_queue("q", durable=False, capacity_bytes=2 * COST)
+    queue.put_many([b"x" * 1000] * 2)
+    faults.fail("pwrite", errno.ENOSPC)
+    with pytest.raises(qflow.DiskFull):
+        queue.put(b"x" * 1000, timeout_s=0)
+    faults.heal()
+    queue.purge()
+    for _ in range(int(RECOVERED_S) + 2):
+        clock.advance(1)
+        inside.upkeep(broker).sweep()
+        inside.upkeep(broker).tick()
+    assert told(broker, events) == ["disk_full", "disk_recovered"]
+    assert inside.upkeep(broker)._awake() == []
     broker.close()
 
 
