@@ -130,7 +130,8 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         record = envelope.record(body)
         if dedupe_key is not None:
             return await self._put_once(puts, dedupe_key, envelope.number, record, timeout_s)  # type: ignore[no-any-return]
-        at_once = puts.put_at_once((record,), len(record), envelope.number, plain=False, in_loop=True)
+        number, expires_ms = envelope.number, envelope.expires_ms
+        at_once = puts.put_at_once((record,), len(record), number, False, True, expires_ms)
         if at_once is not None:
             return at_once
         return await self._put([record], type(record) is bytes, envelope, timeout_s)  # type: ignore[return-value]
@@ -185,7 +186,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
     ) -> asyncio.Future[Any]:
         home, timeout_s = self._homes.here(), parse_timeout(timeout_s)
-        put = put_if_room(self._puts, self._log, records, plain, envelope.number)
+        put = put_if_room(self._puts, self._log, records, plain, envelope)
         if put is None:
             return home.loop.create_task(self._put(records, plain, envelope, timeout_s))
         return home.resolved(put) if isinstance(put, int) else home.confirmed(put)
@@ -194,7 +195,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
     ) -> int | None:
         home = self._homes.here()  # first: without one, nothing is done
-        put = put_if_room(self._puts, self._log, records, plain, envelope.number)
+        put = put_if_room(self._puts, self._log, records, plain, envelope)
         if put is None:
             puts = self._puts
             return await self._wait_for_room(puts.begin([puts.draft(records, plain, envelope.number)], timeout_s))

@@ -22,6 +22,7 @@ from qflow.message import Record, is_logged
 from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumers
 from qflow.queues.deleting import deletings_of
+from qflow.queues.envelope import Envelope
 from qflow.queues.getting import Getting
 from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue, parts_of
@@ -155,16 +156,17 @@ class QueueWork(InMemory):
                 await self.hold_up()
 
 
-def put_if_room(puts: Puts, log: Log, records: list[Record], plain: bool, number: int) -> Any:
+def put_if_room(puts: Puts, log: Log, records: list[Record], plain: bool, envelope: Envelope) -> Any:
     """Put messages if there is room, also room that the queue must borrow first; None if there is none.
 
     Returns the put that is to be confirmed, or where nothing is, the first sequence.
     """
     if puts.settings.durable and not is_logged(records[0]):
-        first = in_place(partial(puts.put_unlogged, records, number))
+        first = in_place(partial(puts.put_unlogged, records, envelope.number))
         if first is not None:
             return first
-    put = puts.draft(records, plain, number)
+    put = puts.draft(records, plain, envelope.number)
+    put.expires_ms = envelope.expires_ms
     if not puts.enter_at_once(put) and not in_place(partial(_borrow_and_enter, puts, log, put)):
         return None
     return put if put.lane.is_logged else put.first

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from qflow.message import OVERHEAD_BYTES, Record, is_logged, is_plain, latest_expiry
+from qflow.named_tuples import NamedTuple
 
 NOTHING: deque[Record] = deque(maxlen=0)
 """The records of a run that is not resident: always empty, so the hot path needs no second check."""
@@ -58,6 +60,8 @@ class Run:
         "records",
         "slots",
         "soonest_ms",
+        "timed_end",
+        "timed_from",
     )
 
     def __init__(self, first: int, marks: int = 0, records: deque[Record] | None = None) -> None:
@@ -77,9 +81,13 @@ class Run:
         self.largest = 0
         """No record of it has more message bytes; of a run that is not resident."""
         self.expires_ms = 0
-        """Everything in it has expired then; 0 = not everything does. Of a spilled run, and so are these:"""
+        """Everything in it has expired then, of a spilled run; 0 = not everything does. In memory, of these:"""
+        self.timed_from = self.timed_end = first
+        """Of messages from the one to the other it is known when all have expired, whether or not they are here still:
+        a sequence is that of one message for good."""
         self.logged_count = self.logged_bytes = 0
-        """What of it the log holds, as long as nothing was taken from it; to settle it without reading it."""
+        """What of it the log holds, as long as nothing was taken from it; to settle it without reading it. Of a spilled
+        run."""
         self.soonest_ms = 0
         """None of its records expires before; 0 = nobody has looked. Of a run in memory."""
         self.needs = 0
@@ -109,6 +117,15 @@ class Run:
         """It will never hold a message again. (A logged run without any may still have gaps to settle.)"""
         return not self.waiting and not (self.place is Place.LOGGED and self.first < self.end)
 
+    def late(self, now_ms: int) -> int:
+        """Return how many messages at its front are known to have expired, without a look at any; in memory."""
+        is_known = self.timed_from <= self.first and self.expires_ms <= now_ms
+        return max(0, min(self.timed_end, self.stop) - self.first) if is_known else 0
+
+    def know_as(self, other: Run) -> None:
+        """Know of messages in memory when they have expired, as another run does that some of them are from."""
+        self.timed_from, self.timed_end, self.expires_ms = other.timed_from, other.timed_end, other.expires_ms
+
     def split(self, cut: int) -> Run:
         """Give what lies from `cut` on to a new run and return it; of a run that is in memory or spilled."""
         right = Run(cut, self.marks)
@@ -117,6 +134,7 @@ class Run:
             moved = [self.records.pop() for _ in range(len(self.records) - count)]
             right.records.extend(reversed(moved))
             right.soonest_ms = self.soonest_ms
+            right.know_as(self)
             return right
         right.place, right.records = self.place, NOTHING
         right.end, right.largest = self.end, self.largest
@@ -170,3 +188,39 @@ class Run:
     def __repr__(self) -> str:
         claimed = ", claimed" if self.claim else ""
         return f"<Run {self.place.value} {self.first}..{self.stop} ({self.waiting}{claimed})>"
+
+
+def note_expiry(run: Run, first: int, count: int, expires_ms: int) -> None:
+    """Note when messages have expired that a run was just given at its right: with those before, if they do no later."""
+    if run.timed_end != first or expires_ms < run.expires_ms:
+        run.timed_from = first
+    run.timed_end, run.expires_ms = first + count, expires_ms
+
+
+class Tally(NamedTuple):
+    """How many messages are where, and what those outside memory are charged, in bytes."""
+
+    resident: int
+    spilled: int
+    spilled_charge: int
+    logged: int
+    logged_charge: int
+
+
+def tally_of(runs: Iterable[Run]) -> Tally:
+    """Count the messages of some runs by place. Cost: O(runs)."""
+    away: dict[Place, list[Run]] = {Place.SPILLED: [], Place.LOGGED: []}
+    resident = 0
+    for run in runs:
+        if run.place is Place.RESIDENT:
+            resident += len(run.records)
+        else:
+            away[run.place].append(run)
+    return Tally(resident, *_weigh(away[Place.SPILLED]), *_weigh(away[Place.LOGGED]))
+
+
+def _weigh(runs: Sequence[Run]) -> tuple[int, int]:
+    """Return how many messages some runs have that are not resident, and what they are charged."""
+    pools = {run.pool for run in runs if run.pool is not None}
+    charged = sum(run.charged for run in runs if run.pool is None) + sum(pool.charged for pool in pools)
+    return sum(run.count for run in runs), charged

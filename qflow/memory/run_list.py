@@ -12,15 +12,14 @@ calls come before the first change, because an interrupt can strike at a call an
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import repeat, starmap
+from collections.abc import Iterator
+from itertools import chain, repeat, starmap
 
 from sortedcontainers import SortedKeyList
 
 from qflow.delivery import Segment
-from qflow.memory.run import NOTHING, Place, Run
+from qflow.memory.run import NOTHING, Place, Run, Tally, tally_of
 from qflow.message import OVERHEAD_BYTES, Record, lane_of
-from qflow.named_tuples import NamedTuple
 
 OWN_RUN = 256
 """A batch of at least so many messages is a run of its own, handed over whole if it is taken whole."""
@@ -28,23 +27,6 @@ SMALL_RUN = 16
 """A run takes some 900 bytes, for which nothing is charged: of runs with fewer messages there may not be many."""
 SMALL_RUNS = 256
 """So many of them may be."""
-
-
-class Tally(NamedTuple):
-    """How many messages are where, and what those outside memory are charged, in bytes."""
-
-    resident: int
-    spilled: int
-    spilled_charge: int
-    logged: int
-    logged_charge: int
-
-
-def _weigh(runs: Sequence[Run]) -> tuple[int, int]:
-    """Return how many messages some runs have that are not resident, and what they are charged."""
-    pools = {run.pool for run in runs if run.pool is not None}
-    charged = sum(run.charged for run in runs if run.pool is None) + sum(pool.charged for pool in pools)
-    return sum(run.count for run in runs), charged
 
 
 def _key(run: Run) -> int:
@@ -58,7 +40,7 @@ _NO_RUNS: SortedKeyList[Run, int] = SortedKeyList(key=_key)
 class RunList:
     """See the module. Cost: O(1) a message at both ends, O(log runs) for all else."""
 
-    __slots__ = ("_runs", "head", "next", "number", "open", "tail")
+    __slots__ = ("_runs", "head", "next", "number", "open", "over", "tail")
 
     def __init__(self, first: int = 0) -> None:
         self.next = first
@@ -67,9 +49,10 @@ class RunList:
         self.tail = self.open.records
         """The records of that: what a put touches besides lies near it, for with many queues that is what it costs."""
         self.head = self.open
-        self.number = lane_of(first)
-        """Of its lane."""
+        self.number = lane_of(first)  # of its lane
         self._runs = _NO_RUNS  # all but `open`
+        self.over: tuple[Run, ...] = ()
+        """Runs in memory in which everything has expired, from the first on: they are counted, and taken by nobody."""
 
     # Filling -----------------------------------------------------------------------------------------------------
 
@@ -235,6 +218,7 @@ class RunList:
             self.renew_open(self.next)
         left = Run(run.first, run.marks, deque(starmap(run.records.popleft, repeat((), most))))
         left.soonest_ms = run.soonest_ms
+        left.know_as(run)
         self._runs.remove(run)
         run.key = run.first = left.first + most
         self._put_in(left)
@@ -250,6 +234,33 @@ class RunList:
         records, run.records = list(run.records), NOTHING
         self.settle_head()
         return Segment(run.first, records, run.marks)
+
+    def set_aside(self, run: Run) -> None:
+        """Take a run in memory off the list in which everything has expired: that it goes takes longer than a get."""
+        if run is self.open:
+            self.renew_open(self.next)
+        run.claim = None
+        self._runs.remove(run)
+        self.over = (*self.over, run)
+        self.settle_head()
+
+    def take_aside(self, most: int) -> Segment:
+        """Take the first messages of what was set aside; at most so many."""
+        run = self.over[0]
+        count = min(most, len(run.records))
+        taken = list(starmap(run.records.popleft, repeat((), count)))
+        run.first += count
+        if not run.records:
+            self.over = self.over[1:]
+        return Segment(run.first - count, taken, run.marks)
+
+    def put_back(self) -> None:
+        """Have what was set aside in the list again, to be spilled."""
+        over, self.over = self.over, ()
+        for run in over:
+            run.key = run.first
+            self._put_in(run)
+        self.settle_head()
 
     def pick(self, run: Run, sequence: int, most: int) -> list[Segment] | None:
         """Take one message of a run in memory, and what lies between it and the nearer end; all of a small one.
@@ -274,7 +285,8 @@ class RunList:
 
     def join(self, run: Run) -> None:
         """Join a run with its neighbours where they are alike again."""
-        self._join(self._index(run))
+        index: int = self._runs.index(run)
+        self._join(index)
 
     def claim_head(self, claim: object) -> Run | None:
         """Claim the head for restoring, if it is not resident and nobody has."""
@@ -307,7 +319,7 @@ class RunList:
     def drop_all(self, end: int) -> list[Run]:
         """Empty the list (purge); return the runs it had. Sequences below `end` do not come back."""
         dropped = list(self)
-        self._runs = _NO_RUNS
+        self._runs, self.over = _NO_RUNS, ()
         self.next = max(self.next, end)
         self.open = self.head = fresh = Run(self.next)
         self.tail = fresh.records
@@ -316,24 +328,18 @@ class RunList:
     # Looking -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Run]:
-        yield from self._runs
-        yield self.open
+        return chain(self.over, self._runs, (self.open,))
 
     def tally(self) -> Tally:
         """Count messages by place. Cost: O(runs)."""
-        if not self._runs:
-            return Tally(self.open.waiting, 0, 0, 0, 0)
-        spilled = [run for run in self._runs if run.place is Place.SPILLED]
-        logged = [run for run in self._runs if run.place is Place.LOGGED]
-        resident = sum(len(run.records) for run in self)  # others have none in memory
-        return Tally(resident, *_weigh(spilled), *_weigh(logged))
+        return tally_of(self) if self._runs or self.over else Tally(self.open.waiting, 0, 0, 0, 0)
 
     def problems(self) -> list[str]:
         """Check the rules; return what is wrong, in words."""
         problems = []
         last = -1
         last_key = -1
-        for run in self:
+        for run in chain(self._runs, (self.open,)):
             if run.spent and run is not self.open:
                 continue  # it goes when it is the first, wherever it is
             if run.first < last or run.stop < run.first:
@@ -387,7 +393,7 @@ class RunList:
 
     def _insert(self, run: Run) -> None:
         self._put_in(run)
-        self._join(self._index(run))
+        self.join(run)
 
     def _put_in(self, run: Run) -> None:
         """Put a run in by where it begins: behind it, no key may be out of date that is not behind its own."""
@@ -398,10 +404,6 @@ class RunList:
         if self._runs is _NO_RUNS:
             self._runs = SortedKeyList(key=_key)
         self._runs.add(run)
-
-    def _index(self, run: Run) -> int:
-        index: int = self._runs.index(run)
-        return index
 
     def _join(self, index: int) -> None:
         """Join the run at `index` with the one after it and the one before it, where they are alike."""

@@ -23,6 +23,8 @@ class Envelope(NamedTuple):
     """Of their lane."""
     prefix: bytes
     """What stands before each body; nothing where a message is its body."""
+    expires_ms: int = 0
+    """When all of them expire, in milliseconds since the epoch; 0 = never."""
 
     def record(self, body: object) -> Record:
         """Return the record for a body."""

@@ -11,7 +11,7 @@ from itertools import islice
 
 from qflow.delivery import Segment
 from qflow.memory.run import Place, Run
-from qflow.memory.run_list import RunList
+from qflow.memory.run_list import OWN_RUN, RunList
 from qflow.memory.schedule import Schedule
 from qflow.message import OVERHEAD_BYTES, RETURNED, expiries, lane_of
 from qflow.queues.context import Unlocked
@@ -26,6 +26,8 @@ from qflow.storage.log.rows import Settled
 
 EXPIRED_AT_ONCE = 10_000
 DUE_AT_ONCE = 1_000
+ASIDE = 16
+"""To set a run aside takes about as long as to let so many messages go."""
 
 
 class Expiry:
@@ -44,8 +46,12 @@ class Expiry:
         self.is_under_way = False
         """A thread lets messages go: it lets go of the lock meanwhile."""
 
-    def expire(self) -> bool:
-        """Let expired messages go that are first in their lane; return whether there may be more."""
+    def expire(self, *, hurries: bool = False) -> bool:
+        """Let expired messages go that are first in their lane; return whether there may be more.
+
+        Who `hurries` waits for what is behind them: what is known to have expired is left to `expire_behind`.
+        """
+        aside = hurries and self._context.settings.dead_letter is None  # those go in their order
         for runs in self._lanes.ranked:
             gone = 0
             while gone < EXPIRED_AT_ONCE:
@@ -60,7 +66,11 @@ class Expiry:
                     elif not self._restorer.restore_head(runs) and not self._have_left():
                         break
                     continue
-                late = _count_late(run, now_ms)
+                late = run.late(now_ms)
+                if late and aside and _set_aside(runs, run, late):
+                    gone += ASIDE
+                    continue
+                late = min(late, EXPIRED_AT_ONCE) or _count_late(run, now_ms)
                 if not late:
                     break
                 segments: list[Segment] = []
@@ -100,11 +110,19 @@ class Expiry:
         looked = 0
         seen: Run | None = None  # the open one, which remembers nothing, for more may come
         while looked < EXPIRED_AT_ONCE:
+            if runs.over:
+                segment = runs.take_aside(EXPIRED_AT_ONCE - looked)
+                looked += len(segment.records)
+                if not self.exits.let_go_of(([segment], Cause("expired"), Fate.EXPIRED)):
+                    return False
+                continue
             run = next((run for run in runs if run is not seen and self._may_expire(run, now_ms)), None)
             if run is None:
                 return False
             if run.place is Place.SPILLED:
                 self._drop_run(runs, run)
+                continue
+            if (late := run.late(now_ms)) and _set_aside(runs, run, late):
                 continue
             part = runs.cut_right(run, EXPIRED_AT_ONCE)
             looked += len(part.records)
@@ -178,6 +196,17 @@ class Expiry:
         self._spiller.trash.append(run.slots)
         runs.drop_front(run, run.end, count, charged)
         self.exits.count_off(count, charged - OVERHEAD_BYTES * count, Fate.EXPIRED)
+
+
+def _set_aside(runs: RunList, run: Run, late: int) -> bool:
+    """Set the front of a run aside, all of which has expired, for `Expiry.expire_behind`; if that is soon done."""
+    behind = len(run.records) - late
+    if behind > EXPIRED_AT_ONCE or late < OWN_RUN:
+        return False
+    if behind:
+        runs.cut_right(run, behind)
+    runs.set_aside(run)
+    return True
 
 
 def _count_late(run: Run, now_ms: int) -> int:

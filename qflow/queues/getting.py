@@ -361,7 +361,7 @@ class Getting:
         if expired and not kept:  # so may those behind them: many at once
             if not may_work:
                 return Lack.WORK
-            if queue.expiry.expire():
+            if queue.expiry.expire(hurries=self._turns > 0):
                 return Lack.TURN
         return Lack.NOTHING
 

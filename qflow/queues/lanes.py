@@ -323,6 +323,10 @@ class Lanes:
                 return number, run
             if (chunk := self._claim_far(number, claim, wanted)) is not None:
                 return number, chunk
+        for runs in self.ranked:
+            if runs.over:
+                runs.put_back()
+                return self.claim_victim(claim, wanted, most)
         return 0, None
 
     def _claim_far(self, number: int, claim: object, wanted: int) -> Chunk | None:

@@ -7,8 +7,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from qflow.delivery import ONE_ATTEMPT, Delivery
-from qflow.memory.run import Place
-from qflow.memory.run_list import RunList, Tally
+from qflow.memory.run import Place, Tally
+from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
 from qflow.memory.shelves import Whereabouts
 from qflow.memory.waiting import sheltered

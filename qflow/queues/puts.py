@@ -16,6 +16,7 @@ from qflow.durations import Duration
 from qflow.errors import MessageTooLarge, TransactionTooLarge, again
 from qflow.memory.group import GROUP_BYTES, Group, groups_of
 from qflow.memory.line import Wake
+from qflow.memory.run import note_expiry
 from qflow.memory.run_list import OWN_RUN
 from qflow.memory.waiting import attend, collecting, is_main, refuse_finalizer, shelter, sheltered, straight
 from qflow.message import (
@@ -101,7 +102,7 @@ class Puts:
         prefix = Message(
             b"", encode_headers(headers), logged, expires_ms=expires_ms, due_ms=due_ms, topic=topic, key=key or b""
         )
-        return Envelope(number, bytes(prefix))
+        return Envelope(number, bytes(prefix), expires_ms)
 
     @sheltered
     def _begin_times(self) -> None:
@@ -194,14 +195,16 @@ class Puts:
 
     put_at_once = put_at_once
 
-    def put(self, records: list[Record], plain: bool, number: int, timeout_s: Duration | None) -> int | None:
-        """Put messages; return the first sequence, None if a limit turned them away."""
+    def put(
+        self, records: list[Record], plain: bool, number: int, timeout_s: Duration | None, expires_ms: int = 0
+    ) -> int | None:
+        """Put messages, which all expire then; return the first sequence, None if a limit turned them away."""
         log = self.context.log
         if log is not None and type(records[0]) is Message and not records[0].logged:
             direct = shelter(partial(self.put_unlogged, records, number))
             if direct is not None:
                 return direct
-        put = self.enter(records, plain, number, timeout_s)
+        put = self.enter(records, plain, number, timeout_s, expires_ms=expires_ms)
         if put is None:
             return None
         if log is not None:
@@ -234,11 +237,12 @@ class Puts:
         number: int,
         timeout_s: Duration | None,
         future: Future[int | None] | None = None,
+        expires_ms: int = 0,
     ) -> Put | None:
         """Hand messages over, or make them visible where they are not logged; None if a limit turned them away."""
         config.parse_timeout(timeout_s)
         put = self.draft(records, plain, number)
-        put.future = future
+        put.future, put.expires_ms = future, expires_ms
         if self.enter_at_once(put, urgent=future is None, waits=future is None):
             return put
         putting = self.begin([put], timeout_s)
@@ -317,7 +321,7 @@ class Puts:
                     shelter(partial(self.refused, put))
                 raise
             return True
-        first = self.put_at_once(records, size, number, plain=False)
+        first = self.put_at_once(records, size, number, plain=False, expires_ms=put.expires_ms)
         if first is not None:
             put.first = first
         return first is not None
@@ -338,7 +342,7 @@ class Puts:
         """Make the messages of a queue that is not logged visible, with their batch if they have one."""
         with self.context.lock:
             first = self.lanes.lists[put.lane.lane].next
-            self._publish(first, put.records, put.size, put.charged, 1)
+            self._publish(first, put.records, put.size, put.charged, 1, put.expires_ms)
             put.first, put.visible = first, True
 
     def purged(self, ends: dict[int, int]) -> None:
@@ -363,7 +367,9 @@ class Puts:
         """Spill what is above the bounds, if anything is."""
         self.spiller.keep_within_bounds()
 
-    def _publish(self, first: int, records: list[Record], size: int, charged: int, puts: int) -> None:
+    def _publish(
+        self, first: int, records: list[Record], size: int, charged: int, puts: int, expires_ms: int = 0
+    ) -> None:
         """Append what was reserved. Under the lock."""
         gate, lanes, admission = self.gate, self.lanes, self.admission
         number = lane_of(first)
@@ -396,6 +402,8 @@ class Puts:
             schedule.incoming += groups
         else:
             tail += records
+            if expires_ms:
+                note_expiry(runs.open, first, count, expires_ms)
         if number:
             lanes.arrivals += 1
             if lanes.front_number < number < DELAYED and lanes.looked is not NOWHERE:

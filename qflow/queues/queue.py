@@ -144,13 +144,13 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
         puts = self._parts.puts
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
+        number, _, expires_ms = envelope
         if dedupe_key is not None:
-            keys = self._parts.context.shared.keys
-            return keys.put(puts, dedupe_key, envelope.number, record, timeout_s)  # type: ignore[no-any-return]
-        at_once = puts.put_at_once((record,), len(record), envelope.number, plain=False)
+            return puts.context.shared.keys.put(puts, dedupe_key, number, record, timeout_s)  # type: ignore[no-any-return]
+        at_once = puts.put_at_once((record,), len(record), number, plain=False, expires_ms=expires_ms)
         if at_once is not None:
             return at_once
-        return puts.put([record], type(record) is bytes, envelope.number, timeout_s)  # type: ignore[return-value]
+        return puts.put([record], type(record) is bytes, number, timeout_s, expires_ms)  # type: ignore[return-value]
 
     def put_nowait(self, body: bytes | bytearray | memoryview, **options: Unpack[PutOnceOptions]) -> int | Placed:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
@@ -187,7 +187,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
         config.parse_timeout(timeout_s)
         if not records:
             return range(0)
-        first = puts.put(records, plain, envelope.number, timeout_s)
+        first = puts.put(records, plain, envelope.number, timeout_s, envelope.expires_ms)
         return range(0) if first is None else range(first, first + len(records))
 
     def submit(
@@ -228,9 +228,9 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
         """Acquire the first available message, waiting for one.
 
         Args:
-            timeout_s: how long to wait; None = as long as it takes, 0 = not at all: it then passes at most about 30,000
-                expired messages, and finds none behind more. What is on the disk is read in any case, by this thread
-                or another, and takes its time.
+            timeout_s: how long to wait; None = as long as it takes, 0 = not at all: behind more than about 30,000
+                expired messages it may then find none. What is on the disk is read in any case, by this thread or
+                another, and takes its time.
             consumer: who takes it, for `stats()`; the name of the thread, unless it is given.
 
         Raises:

@@ -24,6 +24,7 @@ def put_at_once(
     number: int = 0,
     plain: bool = True,
     in_loop: bool = False,
+    expires_ms: int = 0,
 ) -> int | None:
     """Put messages of `size` bytes, not logged, where that takes no waiting and no work on the disk; return the first.
 
@@ -32,6 +33,7 @@ def put_at_once(
     Args:
         plain: they are bodies and nothing else.
         in_loop: the caller is a task, and wakes others that wait in a get; a thread leaves that to the long way.
+        expires_ms: when all of them expire; 0 = never, or at several times.
     """
     messages = len(records)
     charged = size + OVERHEAD_BYTES * messages
@@ -48,11 +50,9 @@ def put_at_once(
             if collecting or (messages == 1 and charged > gate.largest):
                 return None
             bell, waits = arrived.bell, arrived.fresh or arrived.order
-            if waits and bell is None and not in_loop:
-                return None
             runs = lanes.lists[number]
             tail = runs.tail
-            if tail and messages >= OWN_RUN:  # it would be a run of its own
+            if (waits and bell is None and not in_loop) or (tail and messages >= OWN_RUN):  # that is a run of its own
                 return None
             if is_limited:
                 gate.places -= messages
@@ -66,6 +66,12 @@ def put_at_once(
             runs.next = first + messages
             tail += records
             gate.marks[gate.place] = True
+            if expires_ms:  # as `note_expiry`
+                run = runs.open
+                if run.timed_end != first or expires_ms < run.expires_ms:
+                    run.timed_from = first
+                run.timed_end = first + messages
+                run.expires_ms = expires_ms
             if waits:
                 rings = bell is None or not bell.rang
                 arrived.rung += messages

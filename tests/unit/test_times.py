@@ -76,6 +76,118 @@ def test_a_get_passes_many_expired_messages_at_once(
 
 
 @pytest.mark.owner_only
+@pytest.mark.parametrize("batch", [2_000, 500, 1], ids="batches of {}".format)
+def test_a_get_passes_what_is_known_to_have_expired_without_a_look(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """However much it is: it goes when maintenance looks, a bounded number in each step, and is counted until then."""
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 100)
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False)
+    for number in range(2_000 // batch):
+        queue.put_many([b"late"] * batch, ttl_s=1 + number / 10_000)
+    total = len(queue)
+    size = queue.stats().bytes // total
+    queue.put(b"tail")
+    clock.advance(2)
+    first = queue.get(timeout_s=0)
+    assert first.body == b"tail"
+    stats = queue.stats()
+    assert 0 < stats.expired_total <= 200
+    assert stats.expired_total + stats.resident_messages == total
+    assert stats.bytes == size * (stats.messages - 1) + 4
+    assert (stats.acquired_messages, stats.put_total) == (1, total + 1)
+    assert broker.check() == []
+    first.nack()
+    assert queue.get(timeout_s=0).body == b"tail"
+    inside.tick(queue)
+    assert queue.stats().expired_total == total
+    assert len(queue) == 1
+    assert broker.check() == []
+
+
+@pytest.mark.owner_only
+def test_what_does_not_expire_is_not_taken_for_what_has(open_at: Open, clock: Clock) -> None:
+    """Whatever lies between messages that have, and whatever way they were taken and came back."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False)
+    sent: list[bytes] = []
+
+    def put(body: bytes, count: int, ttl_s: float | None) -> None:
+        queue.put_many([body] * count, ttl_s=ttl_s) if count > 1 else queue.put(body, ttl_s=ttl_s)
+        if ttl_s is None or ttl_s > 5:
+            sent.extend([body] * count)
+
+    pattern = [
+        (300, 1),
+        (1, None),
+        (300, 1),
+        (2, 9),
+        (1, 1),
+        (1, 1),
+        (1, None),
+        (300, None),
+        (1, 1),
+        (400, 9),
+        (300, 1),
+    ]
+    for round_ in range(2):
+        for number, (count, ttl_s) in enumerate(pattern):
+            put(b"%d %d" % (round_, number), count, ttl_s)
+    taken = [queue.get() for _ in range(400)]
+    for one in reversed(taken[:399]):
+        one.nack()
+    clock.advance(2)
+    assert taken[399].body == b"0 2"
+    taken[399].nack()
+    found = []
+    while batch := queue.get_many(7, timeout_s=0):
+        found += batch.bodies
+        batch.ack()
+    assert found == sent
+    assert broker.check() == []
+
+
+@pytest.mark.owner_only
+def test_what_was_set_aside_is_spilled_where_memory_is_short(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A put finds room as it would if nobody had passed what has expired."""
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 10)
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False, capacity_bytes=600 * COST)
+    queue.put_many([b"x" * 1000] * 500, ttl_s=1)
+    queue.put(b"tail")
+    clock.advance(2)
+    queue.get(timeout_s=0).ack()
+    assert len(queue) > 400
+    queue.put_many([b"y" * 1000] * 400, timeout_s=0)
+    assert broker.check() == []
+    assert queue.get(timeout_s=LONG_S).body == b"y" * 1000
+    inside.tick(queue)
+    assert broker.check() == []
+    assert queue.stats().expired_total == 500
+    queue.purge()
+    assert len(queue) == 0
+    assert broker.check() == []
+
+
+@pytest.mark.owner_only
+def test_a_purge_takes_what_was_set_aside(open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 10)
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False)
+    queue.put_many([b"late"] * 500, ttl_s=1)
+    queue.put(b"tail")
+    clock.advance(2)
+    queue.get(timeout_s=0).ack()
+    assert queue.purge() == len(queue) + queue.stats().purged_total > 400
+    assert queue.stats().resident_bytes == 0
+    assert broker.check() == []
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("durable", [True], ids=["durable"])
 def test_a_get_lets_others_have_the_lock_while_it_passes_expired_messages(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool
 ) -> None:

@@ -117,9 +117,11 @@ class Request:
 
 
 class Put(Request):
-    """Messages of one caller for one lane. `first` is their first sequence once confirmed."""
+    """Messages of one caller for one lane. `first`: their sequences, once confirmed; `expires_ms`: when all expire."""
 
-    __slots__ = ("charged", "first", "lane", "plain", "records", "refused", "size", "sizes", "topics", "visible")
+    __slots__ = (
+        "charged", "expires_ms", "first", "lane", "plain", "records", "refused", "size", "sizes", "topics", "visible",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class Put(Request):
         self.charged = charged
         self.topics = topics
         """Of each record, where the lane is a stream's."""
-        self.first = -1
+        self.first, self.expires_ms = -1, 0
         self.refused = False
         """Its room was given back. By its publisher: callers who are interrupted at that do it again."""
         self.visible = False
@@ -221,9 +223,7 @@ class Unit(Request):
         """Functions that are run inside its transaction, perhaps twice; see `TransactionLog.write`."""
         self.notes: list[Callable[[Any], Any]] = []
         """As `writes`, but run when its puts have their sequences."""
-        self.puts = list(puts)
-        self.settles = list(settles)
-        self.parties = list(parties)
+        self.puts, self.settles, self.parties = list(puts), list(settles), list(parties)
         self.result: Any = None
         """What the future gives; for a party to set."""
 
@@ -345,8 +345,7 @@ class Batch:
     free = 0
     """Pages that were free in the file, if the disk was full."""
     size = 0
-    committing = False
-    committed = False
+    committing = committed = False
     error: BaseException | None = None
     """Why nothing of it was written, if so."""
 
