@@ -191,7 +191,7 @@ class Run:
 
 
 def note_expiry(run: Run, first: int, count: int, expires_ms: int) -> None:
-    """Note when messages have expired that a run was just given at its right: with those before, if they do no later."""
+    """Note when messages have expired that a run was given at its right: with those before, if those do no later."""
     if run.timed_end != first or expires_ms < run.expires_ms:
         run.timed_from = first
     run.timed_end, run.expires_ms = first + count, expires_ms

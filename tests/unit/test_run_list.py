@@ -7,6 +7,7 @@ import random
 import pytest
 
 from qflow.delivery import Segment
+from qflow.memory.run import Run, note_expiry
 from qflow.memory.run_list import RunList
 
 
@@ -35,6 +36,40 @@ def test_what_is_given_back_before_two_that_were_taken_from_stands_before_both()
     runs.give_back(0, [b"0"], 6)
     assert runs.problems() == []
     assert [segment.first for _ in range(4) for segment in take(runs, 1)] == [0, 1, 2, 3]
+
+
+def test_a_run_knows_of_its_front_when_that_has_expired() -> None:
+    """Of what was given to it one behind the other, each expiring no earlier than those before; of nothing else."""
+    run = Run(10)
+
+    def give(count: int, expires_ms: int | None = None) -> None:
+        first = run.stop
+        run.records.extend([b"x"] * count)
+        if expires_ms is not None:
+            note_expiry(run, first, count, expires_ms)
+
+    def late(now_ms: int, taken: int) -> int:
+        """Return how many of those behind the first ones are known to have expired."""
+        rest = run.split(run.first + taken) if taken else run
+        try:
+            return rest.late(now_ms)
+        finally:
+            if taken:
+                run.records += rest.records
+
+    give(2, 5)
+    give(3, 7)
+    assert [late(now_ms, 0) for now_ms in (4, 5, 6, 7)] == [0, 0, 0, 5]
+    give(1)
+    assert (late(7, 0), late(7, 4), late(7, 5)) == (5, 1, 0)
+    give(2, 8)
+    assert (late(9, 0), late(9, 5), late(9, 6), late(9, 7)) == (0, 0, 2, 1)
+    give(2, 3)
+    assert (late(9, 6), late(9, 8)) == (0, 2)
+    run.split(19)
+    assert (run.late(9), late(9, 8)) == (0, 1)
+    behind = run.split(18)
+    assert (run.late(9), behind.late(9)) == (0, 1)
 
 
 @pytest.mark.parametrize("seed", range(4, 24))

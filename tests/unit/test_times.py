@@ -118,22 +118,11 @@ def test_what_does_not_expire_is_not_taken_for_what_has(open_at: Open, clock: Cl
         if ttl_s is None or ttl_s > 5:
             sent.extend([body] * count)
 
-    pattern = [
-        (300, 1),
-        (1, None),
-        (300, 1),
-        (2, 9),
-        (1, 1),
-        (1, 1),
-        (1, None),
-        (300, None),
-        (1, 1),
-        (400, 9),
-        (300, 1),
-    ]
+    pattern = "300:1 1: 300:1 2:9 1:1 1:1 1: 1:1 300: 1:1 1: 1:1 400:9 300:1 1:9 1:1".split()
     for round_ in range(2):
-        for number, (count, ttl_s) in enumerate(pattern):
-            put(b"%d %d" % (round_, number), count, ttl_s)
+        for number, lot in enumerate(pattern):
+            count, _, ttl_s = lot.partition(":")
+            put(b"%d %d" % (round_, number), int(count), float(ttl_s) if ttl_s else None)
     taken = [queue.get() for _ in range(400)]
     for one in reversed(taken[:399]):
         one.nack()
