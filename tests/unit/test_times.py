@@ -118,9 +118,10 @@ def test_what_does_not_expire_is_not_taken_for_what_has(open_at: Open, clock: Cl
         if ttl_s is None or ttl_s > 5:
             sent.extend([body] * count)
 
-    pattern = "300:1 1: 300:1 2:9 1:1 1:1 1: 1:1 300: 1:1 1: 1:1 400:9 300:1 1:9 1:1".split()
     for round_ in range(2):
-        for number, lot in enumerate(pattern):
+        for number, lot in enumerate(
+            "300:1 1: 300:1 2:9 1:1 1:1 1: 1:1 300: 1:1 1: 1:1 400:9 300:1 1:9 1:1".split(" ")
+        ):
             count, _, ttl_s = lot.partition(":")
             put(b"%d %d" % (round_, number), int(count), float(ttl_s) if ttl_s else None)
     taken = [queue.get() for _ in range(400)]
@@ -130,10 +131,13 @@ def test_what_does_not_expire_is_not_taken_for_what_has(open_at: Open, clock: Cl
     assert taken[399].body == b"0 2"
     taken[399].nack()
     found = []
-    while batch := queue.get_many(7, timeout_s=0):
-        found += batch.bodies
-        batch.ack()
+    while len(found) < len(sent):
+        one = queue.get(timeout_s=0)
+        found.append(one.body)
+        one.ack()
     assert found == sent
+    with pytest.raises(qflow.QueueEmpty):
+        queue.get(timeout_s=0)
     assert broker.check() == []
 
 
