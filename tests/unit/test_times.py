@@ -118,10 +118,9 @@ def test_what_does_not_expire_is_not_taken_for_what_has(open_at: Open, clock: Cl
         if ttl_s is None or ttl_s > 5:
             sent.extend([body] * count)
 
+    lots = "300:1 1: 300:1 2:9 1:1 1:1 1: 1:1 300: 1:1 1: 1:1 400:9 300:1 1:9 1:1"
     for round_ in range(2):
-        for number, lot in enumerate(
-            "300:1 1: 300:1 2:9 1:1 1:1 1: 1:1 300: 1:1 1: 1:1 400:9 300:1 1:9 1:1".split(" ")
-        ):
+        for number, lot in enumerate(lots.split()):
             count, _, ttl_s = lot.partition(":")
             put(b"%d %d" % (round_, number), int(count), float(ttl_s) if ttl_s else None)
     taken = [queue.get() for _ in range(400)]
