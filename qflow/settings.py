@@ -118,7 +118,7 @@ class Settings:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, type(self)):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.fields)
+        return other is self or all(getattr(self, name) == getattr(other, name) for name in self.fields)
 
     def __hash__(self) -> int:
         return hash((type(self), *self.values().values()))

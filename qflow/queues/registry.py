@@ -79,6 +79,7 @@ class Queues:
         self._incarnations: dict[int, int] = {}
         self._opening = new_number()
         """A copy of the spool, opened where this one lay, has another one: neither spills into files of the other."""
+        self._next_incarnation = new_number()  # of numbers that no other opening has
         self._next_transient = TRANSIENT_OWNERS
         self._news: set[Queue] = set()
         self.deleted: list[int] = []
@@ -164,7 +165,7 @@ class Queues:
         records: list[NewRecord] = []
         calls: list[Callable[[], None]] = []
         for name in self._passing(names):
-            incarnation = new_number()
+            incarnation = self._next_incarnation = (self._next_incarnation + 1) % 2**64
             if settings.durable:
                 owner, rows = self._spool.new_owner(), {0: Row()}
                 records.append(NewRecord(owner, recovery.queue_value(name, incarnation, settings.to_dict()), rows))
