@@ -43,15 +43,28 @@ def as_typed(value: Any) -> str:
 
 def dropped_by(settings: QueueSettings, changes: dict[str, Any], messages: int, size_bytes: int) -> str | None:
     """Return what changed settings of a queue drop of it at once, in words; None for nothing."""
-    after = {**settings.to_dict(), **changes}
-    if after["on_overflow"] not in (Overflow.DROP_OLDEST, Overflow.DROP_OLDEST.value):
+    before = settings.to_dict()
+    after = {**before, **changes}
+    if not _is_ring(after):
         return None
-    if isinstance(limit := after["limit_messages"], int) and messages > limit:
+    known: tuple[int | None, int | None] = (None, None)  # limits above which it drops what it has, whatever is changed
+    if _is_ring(before):
+        known = settings.limit_messages, settings.limit_bytes
+    if isinstance(limit := after["limit_messages"], int) and _is_lower(limit, known[0], messages):
         return f"its oldest {messages - limit:,} messages, down to {limit:,}"
-    limit_bytes = after["limit_bytes"]
-    if limit_bytes is not None and size_bytes > (most := parse_size(limit_bytes, "limit_bytes")):
-        return f"its oldest messages, down from {size_bytes:,} bytes to {most:,}"
+    if (size := after["limit_bytes"]) is not None:
+        limit = parse_size(size, "limit_bytes")
+        if _is_lower(limit, known[1], size_bytes):
+            return f"its oldest messages, down from {size_bytes:,} bytes to {limit:,}"
     return None
+
+
+def _is_ring(settings: dict[str, Any]) -> bool:
+    return settings["on_overflow"] in (Overflow.DROP_OLDEST, Overflow.DROP_OLDEST.value)
+
+
+def _is_lower(limit: int, before: int | None, depth: int) -> bool:
+    return limit < depth and (before is None or limit < before)
 
 
 def keeps_less(settings: StreamSettings, changes: dict[str, Any]) -> bool:

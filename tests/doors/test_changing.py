@@ -15,8 +15,10 @@ from click.testing import CliRunner, Result
 import qflow
 from doors.command_line import CommandLine, error_line
 from layout import commands
+from qflow.altering import dropped_by
 from qflow.cli import asking, chosen
 from qflow.cli.main import app
+from qflow.config import QueueSettings
 from unit.clocks import Clock, open_still
 
 
@@ -412,6 +414,25 @@ def test_facts_of_what_would_be_altered_are_for_programs_too(spool: Path) -> Non
         "would_be": {"on_overflow": "reject"},
         "would_drop": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "dropped"),
+    [
+        ({"ttl_s": 60}, None),
+        ({"limit_messages": 8}, None),
+        ({"limit_messages": 5, "limit_bytes": 500}, None),
+        ({"limit_messages": 4}, "its oldest 5 messages, down to 4"),
+        ({"limit_bytes": "400B"}, "its oldest messages, down from 900 bytes to 400"),
+        ({"on_overflow": "block", "limit_messages": 4}, None),
+    ],
+)
+def test_what_a_ring_drops_whatever_is_altered_is_not_dropped_by_that(
+    changes: dict[str, Any], dropped: str | None
+) -> None:
+    """As while it still comes down to the limit it was given last, or where consumers hold more than that."""
+    settings = QueueSettings(on_overflow=qflow.Overflow.DROP_OLDEST, limit_messages=5, limit_bytes=500)
+    assert dropped_by(settings, changes, messages=9, size_bytes=900) == dropped
 
 
 def test_streams_are_listed_without_naming_the_command(spool: Path) -> None:
