@@ -121,6 +121,9 @@ class QueueStats:
     """For how long the first of them has waited."""
     blocked_on: str = ""
     """What that one waits for: `"limit_messages"` or `"limit_bytes"`, or `"capacity"`: memory; empty if none waits."""
+    at_limit: bool = False
+    """A put was not admitted at once, whatever the policy made of it, and the depth was not down to `resume_ratio` of
+    the limit since."""
     paused: bool = False
     """See `Queue.pause`."""
     rates: Rates = Rates()

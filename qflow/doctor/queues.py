@@ -157,9 +157,8 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
     waiting, takers = queue["lag_messages"], queue.get("consumers_total", 0)
     grows = incoming > outgoing * GROWS if rates else queue["put_total"] > 0
     facts = {"waiting": waiting, "put_60s": incoming, "acked_60s": outgoing, "consumers": takers}
-    if not waiting or not grows:
+    if not waiting or not (grows or queue.get("at_limit")):
         return
-    coming = f", {incoming:,.1f} more each second" if rates else ""
     still = not rates or rates.get("put_10s", incoming) > rates.get("acked_10s", outgoing) * GROWS
     is_slow = bool(rates) and (incoming < SLOWEST or not still)
     if not takers and not taken and not queue["acquired_messages"]:
@@ -169,25 +168,48 @@ def _growing(look: Look, name: str, queue: Stats) -> Iterator[Finding]:
         yield Finding(
             severity=Severity.PROBLEM,
             kind="no-consumer",
-            sentence=f"nobody consumes queue {quoted(name)}{'' if is_slow else ', and it grows'}: "
-            f"{_waiting(waiting)}{'' if is_slow else coming}",
+            sentence=_unconsumed(name, queue, is_coming=not is_slow),
             remedy=f"start its consumers; {shown}if it is not needed, {command('purge', look.path, name)} and end who "
             "puts",
             queue=name,
             facts=facts,
         )
-    elif rates and still and waiting > 60 * max(outgoing, 1.0):
+    elif grows and rates and still and waiting > 60 * max(_lately(rates, "acked"), 1.0):
         who = f"{counted(takers, 'consumer')} of" if takers else "those who take from"
+        come, go = (f"{_lately(rates, flow):,.1f}" for flow in ("put", "acked"))
         yield Finding(
             severity=Severity.NOTICE,
             kind="slow-consumers",
-            sentence=f"{who} queue {quoted(name)} fall{'s' if takers == 1 else ''} behind: {incoming:,.1f} messages a "
-            f"second come, {outgoing:,.1f} are acked, {waiting:,} wait",
+            sentence=f"{who} queue {quoted(name)} fall{'s' if takers == 1 else ''} behind: {come} messages a second "
+            f"come, {go} are acked, {waiting:,} wait",
             remedy=f"start more consumers ({command('work --processes 8', look.path, name, 'module:function')}), or "
             "take many at once with `get_many`",
             queue=name,
             facts=facts,
         )
+
+
+def _unconsumed(name: str, queue: Stats, *, is_coming: bool) -> str:
+    """Say that nobody consumes a queue; that it grows where messages come, and it neither drops nor expires any."""
+    rates = queue.get("rates") or {}
+    who, waits = f"nobody consumes queue {quoted(name)}", _waiting(queue["lag_messages"])
+    if queue.get("at_limit"):
+        limits = [f"limit_messages ({queue['limit_messages']:,})"] if queue["limit_messages"] is not None else []
+        limits += [f"limit_bytes ({size(queue['limit_bytes'])})"] if queue["limit_bytes"] is not None else []
+        told = "what is put waits, is refused or drops messages, as its on_overflow says"
+        return f"{who}, and it is at {' or '.join(limits)}: {waits}, and {told}"
+    left = [f"{queue['expired_total']:,} expired"] if queue["expired_total"] else []
+    left += [f"{queue['dropped_total']:,} were dropped"] if queue["dropped_total"] else []
+    come = f"{_lately(rates, 'put'):,.1f} {'come' if left else 'more'} each second"
+    waits += f", {come}" if rates and is_coming else ""
+    if left:
+        return f"{who}: {waits}; since its owner was started {' and '.join(left)}"
+    return f"{who}{', and it grows' if is_coming else ''}: {waits}"
+
+
+def _lately(rates: Stats, flow: str) -> float:
+    """Return how many a second: of a minute, or of ten seconds, as where its owner was started within that minute."""
+    return max(float(rates.get(f"{flow}_{seconds}s", 0.0)) for seconds in (10, 60))
 
 
 def _coming_back(look: Look, name: str, queue: Stats) -> Iterator[Finding]:

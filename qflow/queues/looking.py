@@ -155,6 +155,7 @@ def _totals(queue: Parts) -> dict[str, Any]:
         "blocked_putters": blocked,
         "blocked_longest_s": longest_s,
         "blocked_on": on,
+        "at_limit": queue.gate.at_limit,
         "paused": lanes.paused,
         "resident_bytes": queue.gate.used,
         "put_total": lanes.messages() + lanes.acked + lanes.gone - queue.found,

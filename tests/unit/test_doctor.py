@@ -107,7 +107,10 @@ STOPPED = {**RATES, "put_60s": 9.0}
         ({"rates": {**RATES, "put_60s": 9.0, "put_10s": 9.0, "acked_60s": 2.0, "delivered_60s": 2.0}, "consumers_total": 1}, "slow-consumers"),
         ({"rates": {**STOPPED, "acked_60s": 2.0, "delivered_60s": 2.0}, "consumers_total": 1}, None),
         ({"rates": {**RATES, "put_60s": 9.0, "put_10s": 9.0, "acked_60s": 9.0, "delivered_60s": 9.0}, "consumers_total": 1}, None),
+        ({"rates": {**RATES, "put_60s": 9.0, "put_10s": 54.0, "acked_60s": 2.0, "acked_10s": 12.0, "delivered_60s": 2.0}}, None),
         ({"rates": RATES, "paused": True}, "paused"),
+        ({"rates": RATES, "at_limit": True}, "no-consumer"),
+        ({"rates": RATES, "at_limit": True, "consumers_total": 1}, None),
     ],
 )  # fmt: skip
 def test_a_queue_that_grows_is_told(empty: dict[str, Any], changes: dict[str, Any], kind: str | None) -> None:
@@ -150,6 +153,33 @@ def test_a_queue_that_grows_no_more_is_not_said_to_grow(empty: dict[str, Any]) -
     assert found.sentence == "nobody consumes queue 'q': 500 messages wait"
     found = only(Look(path="s", stats=told(empty, **waits, rates={**STOPPED, "put_10s": 8.0})))
     assert found.sentence == "nobody consumes queue 'q', and it grows: 500 messages wait, 9.0 more each second"
+
+
+def test_a_queue_that_drops_or_expires_what_it_has_is_not_said_to_grow(empty: dict[str, Any]) -> None:
+    """A ring at its limit, and messages that have a time to live: as many come as go."""
+    waits = {"lag_messages": 500, "messages": 500, "rates": {**RATES, "put_60s": 9.0, "put_10s": 9.0}}
+    found = only(Look(path="s", stats=told(empty, **waits, at_limit=True, limit_bytes=4096)))
+    assert found.sentence == (
+        "nobody consumes queue 'q', and it is at limit_messages (1,000) or limit_bytes (4.0 KiB): 500 messages wait, and "
+        "what is put waits, is refused or drops messages, as its on_overflow says"
+    )
+    found = only(Look(path="s", stats=told(empty, **waits, expired_total=7000, dropped_total=2)))
+    assert found.sentence == (
+        "nobody consumes queue 'q': 500 messages wait, 9.0 come each second; since its owner was started 7,000 expired "
+        "and 2 were dropped"
+    )
+
+
+def test_an_owner_that_was_just_started_has_rates_of_what_has_passed(empty: dict[str, Any]) -> None:
+    """In its first minute there are less of a minute than there were a second."""
+    waits = {"lag_messages": 900, "messages": 900, "rates": {**RATES, "put_60s": 15.0, "put_10s": 90.0}}
+    found = only(Look(path="s", stats=told(empty, **waits)))
+    assert found.sentence == "nobody consumes queue 'q', and it grows: 900 messages wait, 90.0 more each second"
+    takes = {"consumers_total": 2, "rates": {**waits["rates"], "acked_60s": 1.0, "acked_10s": 6.0}}
+    found = only(Look(path="s", stats=told(empty, **{**waits, **takes})))
+    assert found.sentence == (
+        "2 consumers of queue 'q' fall behind: 90.0 messages a second come, 6.0 are acked, 900 wait"
+    )
 
 
 RETURNING = {**RATES, "delivered_60s": 12.0, "redelivered_60s": 11.9, "redelivered_10s": 12.0}

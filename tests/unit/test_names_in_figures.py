@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import inside
 import qflow
 import qflow.aio
+from qflow import Overflow
 from qflow.queues.queue import parts_of
 from qflow.rates import Meter
 from qflow.stats import ConsumerStats, HolderStats, Rates
@@ -192,6 +194,29 @@ def test_a_putter_that_gives_up_is_not_blocked_any_more(open_spool: Open) -> Non
     with pytest.raises(qflow.QueueFull):
         queue.put(b"y", timeout_s=0.001)
     assert queue.stats().blocked_putters == 0
+
+
+@pytest.mark.parametrize("policy", [Overflow.REJECT, Overflow.DROP_NEWEST, Overflow.DROP_OLDEST])
+def test_a_queue_that_turned_a_put_away_is_at_its_limit(open_at: Open, clock: Clock, policy: Overflow) -> None:
+    """Until it has been emptied; to who looks again as well. One that is full, and was not asked for more, is not."""
+    broker = open_at()
+    queue = broker.declare_queue("q", limit_messages=2, on_overflow=policy)
+    figures, steps = broker.engine.figures, inside.upkeep(broker)
+
+    def told() -> bool:
+        clock.advance(1)
+        steps.tick()
+        facts = figures.changes(0)[1]["q"]
+        assert facts["at_limit"] is queue.stats().at_limit
+        return facts["at_limit"]
+
+    queue.put_many([b"x"] * 2)
+    assert not told()
+    with suppress(qflow.QueueFull):
+        queue.put(b"y")
+    assert told()
+    queue.get_many(2).ack(wait=True)
+    assert not told()
 
 
 def test_rates_over_a_second_ten_and_sixty(open_at: Open, clock: Clock) -> None:
