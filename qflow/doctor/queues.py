@@ -196,8 +196,7 @@ def _unconsumed(name: str, queue: Stats, *, is_coming: bool) -> str:
     if queue.get("at_limit"):
         limits = [f"limit_messages ({queue['limit_messages']:,})"] if queue["limit_messages"] is not None else []
         limits += [f"limit_bytes ({size(queue['limit_bytes'])})"] if queue["limit_bytes"] is not None else []
-        told = "what is put waits, is refused or drops messages, as its on_overflow says"
-        return f"{who}, and it is at {' or '.join(limits)}: {waits}, and {told}"
+        return f"{who}, and it is at {' or '.join(limits)}: {waits}, and its on_overflow decides about each further put"
     left = [f"{queue['expired_total']:,} expired"] if queue["expired_total"] else []
     left += [f"{queue['dropped_total']:,} were dropped"] if queue["dropped_total"] else []
     come = f"{_lately(rates, 'put'):,.1f} {'come' if left else 'more'} each second"

@@ -181,14 +181,16 @@ def _disk(look: Look) -> Iterator[Finding]:
         return
     free, whole = look.disk_free_bytes, look.disk_bytes
     path = argument(look.path)
+    compact = f"What is dead in the log goes back to the disk by `qflow compact {path}`"
+    if look.log_used_bytes > free:
+        compact += f", which needs {size(look.log_used_bytes)} for a copy before"
     yield Finding(
         severity=Severity.URGENT if free < min(OUT * whole, OUT_BYTES) else Severity.PROBLEM,
         kind="disk-full",
         sentence=f"the disk is nearly full: {size(free)} of {size(whole)} are free ({100 * free / whole:.0f} %)",
         remedy=f"`qflow du {path}` says what takes it here; free some elsewhere, or start consumers: what is acked "
-        "makes room for puts, in files that are kept for them. What is dead in the log goes back to the disk by "
-        f"`qflow compact {path}`, all dead spill files when the owner is started again. Puts are refused when it is "
-        "full; acks go on",
+        f"makes room for puts, in files that are kept for them. {compact}; all dead spill files, when the owner is "
+        "started again. Puts are refused when it is full; acks go on",
         facts={"free_bytes": free, "disk_bytes": whole},
     )
 

@@ -161,7 +161,7 @@ def test_a_queue_that_drops_or_expires_what_it_has_is_not_said_to_grow(empty: di
     found = only(Look(path="s", stats=told(empty, **waits, at_limit=True, limit_bytes=4096)))
     assert found.sentence == (
         "nobody consumes queue 'q', and it is at limit_messages (1,000) or limit_bytes (4.0 KiB): 500 messages wait, and "
-        "what is put waits, is refused or drops messages, as its on_overflow says"
+        "its on_overflow decides about each further put"
     )
     found = only(Look(path="s", stats=told(empty, **waits, expired_total=7000, dropped_total=2)))
     assert found.sentence == (
@@ -325,6 +325,13 @@ def test_what_the_spool_itself_has(look: dict[str, Any], kind: str | None, sever
     """Disk, log, readers, owner, damage."""
     found = [(finding.kind, finding.severity) for finding in judge(Look(path="spool", **look))]
     assert found == ([(kind, severity)] if kind else [])
+
+
+@pytest.mark.parametrize(("used_bytes", "named"), [(GIB // 4, False), (GIB, True)])
+def test_what_a_compaction_lacks_is_said_on_a_full_disk(used_bytes: int, named: bool) -> None:
+    """It writes a copy before it gives anything back."""
+    look = Look(path="s", disk_bytes=100 * GIB, disk_free_bytes=GIB // 2, log_used_bytes=used_bytes)
+    assert ("`qflow compact s`, which needs 1.0 GiB for a copy before;" in only(look).remedy) is named
 
 
 @pytest.mark.parametrize(
