@@ -62,6 +62,9 @@ class QueueStats:
     messages: int
     """Everything not settled: waiting in memory, spilled, logged, and acquired."""
     bytes: int
+    transient_messages: int = 0
+    """Of these, as many as are in no log, and gone after a restart; less than that while acks of others are written."""
+    transient_bytes: int = 0
     resident_messages: int
     resident_bytes: int
     """Charged against the capacity: waiting in memory, acquired, and on the way in."""

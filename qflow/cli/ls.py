@@ -24,9 +24,8 @@ def ls(spool: Path, patterns: tuple[str, ...], sort: str, as_json: bool) -> int:
     """List the queues and streams of a spool with what is in them, those that match a pattern if one is given.
 
     Takes as long for ten million messages as for none. What is in no log (transient queues and messages, how many are
-    held) is as the owner told last, within ten seconds, if it did: it cannot on a full disk. So is a queue of which it
-    told more than the log has: what left it a moment ago may still be counted. Exits with 1 if something of the log is
-    damaged.
+    held) is as the owner told last, within ten seconds, if it did: it cannot on a full disk. Exits with 1 if something
+    of the log is damaged.
 
     \b
     Examples:

@@ -103,23 +103,20 @@ def _entry(fields: dict[str, Any], rows: list[Row] | None) -> Listed:
 
 
 def _add_told(entries: dict[_Key, Listed], queues: dict[str, dict[str, Any]]) -> None:
-    """Add what an owner told to what the log has, which is newer, and lacks the messages that are not logged.
-
-    Nothing tells whether what the owner told of more is not logged, or has left since.
-    """
+    """Add what an owner told to what the log has, which is newer, and lacks the messages that are not logged."""
     for name, queue in queues.items():
         logged = entries.get((QUEUE, name))
         if logged is None and queue["durable"]:
             continue  # it was deleted since
-        held = queue["acquired_messages"]
-        if logged is not None and logged.messages is not None and logged.messages >= queue["messages"]:
-            entries[QUEUE, name] = attrs.evolve(logged, held_messages=held)
-        else:
-            entries[QUEUE, name] = Listed(
-                name=name,
-                kind=QUEUE,
-                durable=queue["durable"],
-                messages=queue["messages"],
-                bytes=queue["bytes"],
-                held_messages=held,
-            )
+        messages, size_bytes = queue["messages"], queue["bytes"]
+        if logged is not None and logged.messages is not None and logged.bytes is not None:
+            messages = logged.messages + queue.get("transient_messages", 0)
+            size_bytes = logged.bytes + queue.get("transient_bytes", 0)
+        entries[QUEUE, name] = Listed(
+            name=name,
+            kind=QUEUE,
+            durable=queue["durable"],
+            messages=messages,
+            bytes=size_bytes,
+            held_messages=queue["acquired_messages"],
+        )

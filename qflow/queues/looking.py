@@ -55,6 +55,7 @@ def figures(queue: Parts) -> dict[str, Any]:
         overhead = sum([schedule.overhead_bytes for schedule in lanes.schedules.values()]) + held.overhead_bytes
         visible = queue.gate.visible - overhead
         messages = lanes.messages()
+        in_log = _in_log(queue)
         totals = _totals(queue)
         delivered = _delivered(queue)
     there = present(queue)
@@ -67,11 +68,14 @@ def figures(queue: Parts) -> dict[str, Any]:
     acquired = messages - waiting
     in_memory = OVERHEAD_BYTES * (resident + acquired + waits.logged)
     holders = there.holders() if acquired else []
+    size_bytes = visible - in_memory + spilled_bytes + waits.logged_charge
     return {
         "name": queue.context.name,
         "durable": settings.durable,
         "messages": messages,
-        "bytes": visible - in_memory + spilled_bytes + waits.logged_charge,
+        "bytes": size_bytes,
+        "transient_messages": 0 if in_log is None else max(0, messages - in_log[0]),
+        "transient_bytes": 0 if in_log is None else max(0, size_bytes - in_log[1]),
         "resident_messages": resident,
         "spilled_messages": spilled,
         "spilled_bytes": spilled_bytes,
@@ -96,6 +100,18 @@ def figures(queue: Parts) -> dict[str, Any]:
         "consumers_total": len(there.takers),
         **totals,
     }
+
+
+def _in_log(queue: Parts) -> tuple[int, int] | None:
+    """Return how many messages and bytes are in the log, acked ones included whose acks are not; None: all there are.
+
+    Under the lock.
+    """
+    lanes = queue.lanes
+    if lanes.logged and not lanes.mixed:
+        return None
+    rows = [lane.row for lane in lanes.logged.values()]
+    return sum([row.messages for row in rows]), sum([row.bytes for row in rows])
 
 
 @sheltered

@@ -83,8 +83,11 @@ def test_beside_an_owner_its_figures_are_listed(spool: Path) -> None:
         f"broker = qflow.open({str(spool)!r}, capacity_bytes='1MiB')\n"
         "broker.declare_queue('fleeting', durable=False).put(b'x')\n"
         "held = broker.queue('mail-slow').get_many(10)\n"
+        "urgent = broker.queue('mail-urgent')\n"
+        "urgent.put(b'not logged', durable=False)\n"
         "broker.engine.figures.note_changed([*map(broker.queue, broker.queues())])\n"  # maintenance may have looked
         "broker.engine.figures.write()\n"
+        "urgent.get_nowait().ack(wait=True)\n"
         "print('ready', flush=True)\n"
         "sys.stdin.read()\n"
     )
@@ -103,6 +106,8 @@ def test_beside_an_owner_its_figures_are_listed(spool: Path) -> None:
     assert found.owner_pid == process.pid
     assert (by_name["fleeting"].durable, by_name["fleeting"].messages) == (False, 1)
     assert by_name["mail-slow"].held_messages == 10
+    assert by_name["mail-urgent"].messages == 8, "one is not logged, and one has left since its owner told of nine"
+    assert by_name["mail-urgent"].bytes == 88 - 10 + told["queues"]["mail-urgent"]["transient_bytes"]
     assert by_name["plant"].kind == "stream"
     assert "fleeting" not in {entry.name for entry in old.entries}, "its figures are not of now"
     assert {entry.held_messages for entry in old.entries} == {None}

@@ -219,6 +219,23 @@ def test_a_queue_that_turned_a_put_away_is_at_its_limit(open_at: Open, clock: Cl
     assert not told()
 
 
+def test_what_is_in_no_log_is_told(open_at: Open) -> None:
+    """Of a queue of the log, and of one that is in none, whatever becomes of what is logged."""
+    broker = open_at()
+    queue, fleeting = broker.declare_queue("q"), broker.declare_queue("fleeting", durable=False)
+    fleeting.put_many([b"x"] * 3)
+    queue.put_many([b"logged"] * 5)
+    assert (queue.stats().transient_messages, queue.stats().transient_bytes) == (0, 0)
+    sequence = queue.put(b"not logged", durable=False)
+    queue.get_many(2).ack(wait=True)
+    size = queue.stats().bytes - 3 * len(b"logged")
+    assert (queue.stats().messages, queue.stats().transient_messages, queue.stats().transient_bytes) == (4, 1, size)
+    assert isinstance(sequence, int)
+    assert queue.delete(sequence)
+    assert (queue.stats().messages, queue.stats().transient_messages, queue.stats().transient_bytes) == (3, 0, 0)
+    assert (fleeting.stats().transient_messages, fleeting.stats().transient_bytes) == (3, 3)
+
+
 def test_rates_over_a_second_ten_and_sixty(open_at: Open, clock: Clock) -> None:
     """They fall again when nothing happens, to nothing after a minute."""
     broker = open_at()
