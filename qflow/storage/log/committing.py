@@ -162,7 +162,7 @@ def publish(batch: Batch, env: Environment, call: Calls) -> None:
         env.messages += row.messages - lane.row.messages
         lane.remove_at, lane.removing, lane.row = remove_at, removing, row  # who sees the row sees what it leads to
         lane.written = True
-        if removing or lane.hollow_due:
+        if removing or lane.hollow_due or lane.leaves_gaps:  # there, figures tell how much is in no log
             call(lane.publisher.note_left)
         if puts:
             lane.next = following

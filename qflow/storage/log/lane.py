@@ -36,7 +36,7 @@ class Publisher(Protocol):
         """Give back the room of a put that was not confirmed."""
 
     def note_left(self) -> None:
-        """Note that settled blocks of the lane are to be removed or given back: maintenance has that done."""
+        """Note that maintenance is to look: settled blocks of the lane are left, or its row is of interest."""
 
 
 class TopicPublisher(Publisher, Protocol):
