@@ -75,6 +75,7 @@ class Engine:
             self.upkeep = Upkeep(spool, bell, self.queues, self.streams, self.adoption, self.figures, self.listeners)
             self.periodic = Periodic(spool, self.queues, self.together)
             self.upkeep.jobs.append(("schedules", self.periodic.put_due))
+            self.figures.late = self.periodic.troubles
             self.upkeep.start()
             undo.pop_all()
         _engines.add(self)

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,8 @@ class Figures:
         self._writing = threading.Lock()  # held to renew the file
         self.troubles: dict[str, str] = {}
         """That of maintenance, which writes it."""
+        self.late: Callable[[], dict[str, str]] = dict
+        """What else failed when it was tried last, and why; of schedules."""
         self.due = -math.inf
         """When `stats.json` may be written again, on the monotonic clock."""
 
@@ -164,7 +166,7 @@ class Figures:
             "inbox": self._adoption.figures(),
             "commit_times": self._spool.log.timers.commits.figures(),
             "sync_times": self._spool.log.timers.sync_figures(),
-            "troubles": dict(self.troubles),
+            "troubles": {**self.troubles, **self.late()},
         }
 
     @sheltered

@@ -134,6 +134,8 @@ def test_what_has_no_room_comes_later_and_once(spool: Path, clock: Clock, caplog
             pass_time(broker, clock, 10)
         assert len(full) == 1
         assert "no queue 'gone'" in broker.schedules()[1].trouble
+        troubles = {f"schedule {one.name!r}": one.trouble for one in broker.schedules()}
+        assert broker.stats().troubles == troubles, "so that the doctor and the page tell of them"
         assert [record.getMessage().count("later") for record in caplog.records] == [1, 1]
         full.get().ack()
         gone = broker.declare_queue("gone", durable=False)
@@ -141,6 +143,7 @@ def test_what_has_no_room_comes_later_and_once(spool: Path, clock: Clock, caplog
         pass_time(broker, clock, 1)
         assert (len(full), len(gone)) == (1, 1)
         assert [one.trouble for one in broker.schedules()] == ["", ""]
+        assert broker.stats().troubles == {}
 
 
 class Commits:
