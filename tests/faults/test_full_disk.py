@@ -25,6 +25,7 @@ from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.doctor.judging import judge
 from qflow.doctor.look import Look
 from qflow.inspect import check_spool
+from qflow.queues import spiller
 from qflow.queues.queue import parts_of
 from qflow.queues.tending import has_something_to_do
 from qflow.storage.log.parts import PAGES_A_PART, cut, joined
@@ -243,8 +244,9 @@ def test_a_quota_for_which_puts_wait_is_told_of_as_long_as_they_do(spool, faults
         assert broker.stats().troubles == {}
 
 
-def test_a_disk_that_took_nothing_is_no_reason_any_more_once_the_queue_is_empty(spool, faults):
-    """Nobody has asked the disk again meanwhile; the queue rests."""
+def test_a_disk_that_took_nothing_is_no_reason_any_more_once_the_queue_is_empty(spool, faults, monkeypatch):
+    """Nobody has asked the disk again meanwhile; the queue rests when that was long enough ago."""
+    monkeypatch.setattr(spiller, "RECOVERED_S", 0.0)
     with faulty_broker(spool, faults, capacity_bytes=4_000) as broker, inside.paused(broker):
         queue = broker.declare_queue("q", durable=False)
         faults.fail("open", errno.EDQUOT)
@@ -256,6 +258,7 @@ def test_a_disk_that_took_nothing_is_no_reason_any_more_once_the_queue_is_empty(
         assert has_something_to_do(parts_of(queue))
         inside.upkeep(broker)._take_steps()
         assert parts_of(queue).spiller.error is None
+        inside.tick(queue)
         assert not has_something_to_do(parts_of(queue))
 
 
