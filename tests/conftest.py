@@ -148,6 +148,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 return "spark"
             return path[-1] if path[-1] in SHARING else str(super()._split_scope(nodeid))
 
+        def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
+            """Forget the groups that are done: all that a process ever had would be gone through after each test."""
+            for scope in [scope for scope, tests in workload.items() if all(tests.values())]:
+                del workload[scope]
+            return int(super()._pending_of(workload))
+
     return OneSpark(config, log)
 
 
