@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import inside
 import qflow
-from crash.seams import Steps, open_stepped
+from crash.seams import Steps, open_before_steps, open_stepped
 from crash.test_kill_steps import bodies_of, kills
 from qflow import inspect
 
@@ -29,9 +30,9 @@ def make_spool(path: Path) -> None:
         queue.put_many(KEPT)
 
 
-def compact_in(path: Path, steps: Steps) -> qflow.Broker:
+def compact_in(path: Path, steps: Steps, opened: Callable[..., qflow.Broker] = open_stepped) -> qflow.Broker:
     """Open a spool and compact it, with no maintenance beside."""
-    broker = open_stepped(path, steps)
+    broker = opened(path, steps)
     inside.still(broker)
     broker.compact()
     return broker
@@ -48,7 +49,7 @@ def test_a_compaction_can_be_killed_anywhere(tmp_path):
     make_spool(start)
 
     def task(steps: Steps, path: Path) -> None:
-        broker = compact_in(path, steps)
+        broker = compact_in(path, steps, open_before_steps)
         broker.queue("q").put(b"new")
         confirmed.touch()
         broker.close()
@@ -93,7 +94,7 @@ def test_a_snapshot_can_be_killed_anywhere(tmp_path):
     make_spool(start)
 
     def task(steps: Steps, path: Path) -> None:
-        broker = open_stepped(path, steps)
+        broker = open_before_steps(path, steps)
         inside.still(broker)
         steps.take("open")
         broker.snapshot(copy)

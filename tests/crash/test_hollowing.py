@@ -13,7 +13,7 @@ import pytest
 
 import inside
 import qflow
-from crash.seams import Steps, open_stepped
+from crash.seams import Steps, open_before_steps
 from crash.test_kill_steps import kills
 from faults.seams import PATIENCE_S, Faults, in_thread, open_faulty
 from qflow import inspect
@@ -165,7 +165,7 @@ def test_a_pass_can_be_killed_at_any_step_and_resumes(tmp_path, monkeypatch):
     confirmed = tmp_path / "confirmed"
 
     def task(steps: Steps, path: Path) -> None:
-        broker = open_stepped(path, steps)
+        broker = open_before_steps(path, steps)
         inside.still(broker)
         batch = broker.queue("q").get_many(60)
         broker.queue("q").ack_many([one for one in batch if one.sequence not in stay], wait=True)

@@ -17,7 +17,7 @@ import pytest
 import inside
 import qflow
 from crash.beside import reader_beside
-from crash.seams import Steps, ended_by_a_kill, open_stepped, run_in_child, was_killed
+from crash.seams import Steps, ended_by_a_kill, open_before_steps, open_stepped, run_in_child, was_killed
 from qflow.broker import Broker
 from qflow.config import SPILL_STORES
 from qflow.storage.environment import Environment
@@ -170,8 +170,10 @@ def test_an_operation_killed_at_any_step_is_done_or_not(kind, spill, tmp_path, m
         broker.declare_queue("q").put_many([b"0", b"1", b"2"])
     confirmed = tmp_path / "confirmed"
 
+    opened = open_stepped if kind == "put" else open_before_steps
+
     def task(steps: Steps, path: Path) -> None:
-        broker = open_stepped(path, steps, capacity_bytes=400, spill=spill, segment_bytes="4KiB", **journal)
+        broker = opened(path, steps, capacity_bytes=400, spill=spill, segment_bytes="4KiB", **journal)
         queue = broker.queue("q")
         if kind == "put":
             queue.put(b"new")
@@ -219,7 +221,7 @@ def test_removing_many_blocks_can_be_killed_anywhere_and_resumes(kind, tmp_path)
     assert blocks_in_log(start) > MANY
 
     def task(steps: Steps, path: Path) -> None:
-        broker = open_stepped(path, steps)
+        broker = open_before_steps(path, steps)
         queue = broker.queue("q")
         if kind == "purge":
             assert queue.purge() == MANY
