@@ -27,6 +27,8 @@ from thorough import TORTURE
 
 LARGEST = 300
 QUEUES = ("work", "copy", "dead")
+RETRY_S = 0.005
+"""So long, by the clock of the model, nothing is tried again that was without room."""
 POLICIES = [policy for policy in qflow.Overflow if policy is not qflow.Overflow.BLOCK]
 
 
@@ -117,7 +119,7 @@ class BrokerMachine(SpoolMachine):
 
         self.patch.setattr(Admission, "patience_s", checked)
         for room in (admission, exits):
-            self.patch.setattr(room, "RETRY_S", 0.005)
+            self.patch.setattr(room, "RETRY_S", RETRY_S)
 
     def open(self) -> None:
         self.still(make_broker(self.path, self.broker_settings, clock=self.clock, monotonic=self.monotonic))
@@ -336,12 +338,12 @@ class BrokerMachine(SpoolMachine):
 
     def get_one(self, queue: qflow.Queue) -> Delivery:
         """Get a message; what is on its way to be a dead letter may have to be gone first."""
-        for _ in range(50):
+        for _ in range(10):
             try:
                 return queue.get(0)
             except qflow.QueueEmpty:
                 self.broker.engine.log.drain()
-                self.monotonic.now += 0.001
+                self.monotonic.now += RETRY_S
         return queue.get(0)
 
     def notice_dead(self, delivery: Delivery) -> None:
