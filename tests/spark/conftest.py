@@ -23,12 +23,17 @@ QUICK_TO_START = (
 """For each Java that is begun here: nothing runs long, and the bytecode of Spark needs no check."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def java_is_quick_to_start() -> None:
+    """Whoever starts a Java in a process of the run."""
+    os.environ.setdefault("JDK_JAVA_OPTIONS", QUICK_TO_START)
+
+
 @pytest.fixture(scope="session")
 def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A session with two tasks at once; the only one of a run by groups."""
     if getattr(request.config.option, "loadgroup", False):
         (tmp_path_factory.getbasetemp().parent / "the session of Spark").mkdir()
-    os.environ.setdefault("JDK_JAVA_OPTIONS", QUICK_TO_START)
     pytest.importorskip("pyspark", reason="PySpark is not installed: pip install .[spark]")
     from qflow.spark import session
 
