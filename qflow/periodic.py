@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from qflow.config import check_name, parse_span
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, NotFound, QflowError
+from qflow.importing import imported
 from qflow.loggers import get_logger
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import Headers, body_bytes, decode_headers, encode_headers
@@ -314,12 +315,12 @@ def following(one: Schedule, now_s: float) -> float:
         return one.next_s + one.every_s * max(1, (now_s - one.next_s) // one.every_s + 1)
     zone = _zone(one.time_zone)
     try:
-        from cronsim import CronSim, CronSimError
+        cronsim = imported("cronsim")
     except ModuleNotFoundError:
         raise InvalidArgument("cron= needs the package cronsim: pip install cronsim; or give every_s=") from None
     try:
-        return float(next(CronSim(str(one.cron), datetime.fromtimestamp(now_s, zone))).timestamp())
-    except (CronSimError, StopIteration):
+        return float(next(cronsim.CronSim(str(one.cron), datetime.fromtimestamp(now_s, zone))).timestamp())
+    except (cronsim.CronSimError, StopIteration):
         raise _no_cron(one.cron) from None
 
 
@@ -349,12 +350,12 @@ def _soonest(one: Schedule, now_s: float) -> float:
 def _zone(name: object) -> tzinfo:
     if name == "UTC":
         return UTC
-    from zoneinfo import ZoneInfo, available_timezones
-
+    zoneinfo = imported("zoneinfo")
     try:
-        return ZoneInfo(str(name))
+        zone: tzinfo = zoneinfo.ZoneInfo(str(name))
+        return zone
     except (OSError, ValueError, KeyError):
-        if not available_timezones():
+        if not zoneinfo.available_timezones():
             raise InvalidArgument("this system has no time-zone data: pip install tzdata") from None
         raise InvalidArgument(f"time_zone must be a name such as 'Europe/Berlin', got {name!r:.80}") from None
 

@@ -170,6 +170,10 @@ CASES = {
         f"exec({DAEMON!r}, dict(globals())){FINALIZER}",
         "done|refused:",
     ),
+    "a finalizer asks for what is imported then": (
+        FINALIZER.replace('put(b"more", headers={"a": 1})', "recovery").replace("Last(queue)", "Last(broker)"),
+        "refused:",
+    ),
     "a fork": (FORK, "closed"),
     "a fork, daemon threads work": (DAEMON + FORK, "closed"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,13 +28,10 @@ def profile(frame, event, function):
         sys.setprofile(None)
         signal.raise_signal(signal.SIGUSR1)
 
-signal.signal(signal.SIGUSR1, strike)
-with qflow.open(sys.argv[1]) as broker:
-    queue = broker.declare_queue("q")
-    print(*{"inspect", "uuid"} & sys.modules.keys())
+def struck(work):
     sys.setprofile(profile)
     try:
-        WORK
+        exec(work)
     except Struck:  # it is done, or not done
         pass
     finally:
@@ -42,6 +40,18 @@ with qflow.open(sys.argv[1]) as broker:
     thread.start()
     thread.join(PATIENCE_S)
     print(thread.is_alive())
+
+signal.signal(signal.SIGUSR1, strike)
+"""
+OPENED = """
+with qflow.open(sys.argv[1]) as broker:
+    queue = broker.declare_queue("q")
+    print(*{"inspect", "uuid", "cronsim", "qflow.remote.client.connecting"} & sys.modules.keys())
+    struck(sys.argv[2])
+"""
+NAMED = """
+print(*{"qflow.opening", "qflow.inspect", "qflow.streams.subscription"} & sys.modules.keys())
+struck(sys.argv[2])
 """
 PATIENCE_S = 10
 
@@ -52,17 +62,25 @@ WORK = [
     "broker.uuid",
     "broker.recovery",
     "broker.redrive('q')",
+    "broker.schedule('nightly', 'q', b'x', cron='0 3 * * *')",
+    "broker.schedule('nightly', 'q', b'x', cron='0 3 * * *', time_zone='Europe/Berlin')",
+    "qflow.connect",
 ]
 
+NAMES = ["qflow.open", "qflow.inspect", "from qflow import Subscription"]
+"""What a program asks the package for first."""
 
-@pytest.mark.parametrize("work", WORK)
-def test_a_handler_that_raises_leaves_no_import_behind(tmp_path: Path, work: str) -> None:
+
+@pytest.mark.parametrize(
+    ("rest", "work"), [*((OPENED, work) for work in WORK), *((NAMED, name) for name in NAMES)], ids=[*WORK, *NAMES]
+)
+def test_a_handler_that_raises_leaves_no_import_behind(tmp_path: Path, rest: str, work: str) -> None:
     """CPython runs handlers between taking the lock of all imports and the `try` that gives it back.
 
     Whoever imports anything after that waits for good, in threads of the broker, too.
     """
-    program = PROGRAM.replace("WORK", work).replace("PATIENCE_S", str(PATIENCE_S))
-    command = [sys.executable, "-c", program, str(tmp_path / "spool")]
+    program = (PROGRAM + rest).replace("PATIENCE_S", str(PATIENCE_S))
+    command = [sys.executable, "-c", program, str(tmp_path / "spool"), work]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         said = child.stdout.readline(), child.stdout.readline()
@@ -81,7 +99,7 @@ def test_a_handler_that_strikes_in_an_import_may_need_that_module(
     )
     try:
         assert __import__("struck_module").told == 1
-        until(lambda: "struck_module" in importing._found)
+        until(lambda: "qflow-importing" not in {thread.name for thread in threading.enumerate()})
     finally:
         importing._found.pop("struck_module", None)
         sys.modules.pop("struck_module", None)
@@ -108,3 +126,12 @@ def test_what_a_handler_raises_meanwhile_is_raised(tmp_path: Path, monkeypatch: 
         signal.signal(signal.SIGUSR1, before)
         importing._found.pop("slow_module", None)
         sys.modules.pop("slow_module", None)
+
+
+def test_names_are_there_where_there_can_be_no_more_threads() -> None:
+    script = (
+        "import _thread; _thread.start_new_thread = _thread.allocate_lock().__exit__  # raises RuntimeError\n"
+        "import qflow; print(qflow.NotFound.__name__)"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == ("NotFound\n", "")

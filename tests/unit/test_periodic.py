@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import qflow
 import qflow.aio
+from qflow import importing
 from qflow.cli.main import app
 from qflow.periodic import AT_ONCE
 from unit.clocks import Clock, open_still
@@ -269,6 +270,7 @@ def test_one_that_cannot_be_told_holds_no_other_up(spool: Path, clock: Clock, mo
         broker.schedule("a-nightly", jobs, b"c", cron="* * * * *")
         broker.schedule("b-poll", jobs, b"e", every_s=10)
         monkeypatch.setitem(sys.modules, "cronsim", None)
+        monkeypatch.delitem(importing._found, "cronsim")
         pass_time(broker, clock, 60)
         assert jobs.get_many(9, timeout_s=0).bodies == [b"e"]
         assert ["cronsim" in one.trouble for one in broker.schedules()] == [True, False]
