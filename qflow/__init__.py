@@ -223,14 +223,16 @@ package, as Spark's workers do, does not wait for the engine."""
 def __getattr__(name: str) -> Any:
     if name not in _ROOMS and name != "inspect" and name not in __all__:
         raise AttributeError(f"module 'qflow' has no attribute {name!r}")
-    if "qflow.importing" not in _modules and not _is_finalizing():
+    if not _elsewhere and not _is_finalizing():
         _import_importing()
-    from qflow.importing import elsewhere
-
-    found = elsewhere(lambda: _find(name))
+    found = _elsewhere[0](lambda: _find(name)) if _elsewhere else _find(name)
     if name in __all__:
         globals()[name] = found  # the next time it is there
     return found
+
+
+_elsewhere: list[Any] = []
+"""`qflow.importing.elsewhere`, as soon as it is there; a handler that strikes before finds none."""
 
 
 def _import_importing() -> None:
@@ -240,7 +242,9 @@ def _import_importing() -> None:
 
     def work() -> None:
         try:
-            __import__("qflow.importing")
+            from qflow.importing import elsewhere
+
+            _elsewhere.append(elsewhere)
         finally:
             gate.release()
 

@@ -53,6 +53,30 @@ NAMED = """
 print(*{"qflow.opening", "qflow.inspect", "qflow.streams.subscription"} & sys.modules.keys())
 struck(sys.argv[2])
 """
+AGAIN = """
+import os
+going = threading.Event()
+
+class Held:
+    def find_spec(self, name, path, target=None):
+        if name == "qflow.handlers" and not going.is_set():  # qflow.importing is there in part
+            os.kill(os.getpid(), signal.SIGUSR1)
+            going.wait()
+
+sys.meta_path.insert(0, Held())
+try:
+    qflow.open
+except Struck:
+    print()
+strikes = profile
+
+def profile(frame, event, function):
+    if event == "c_call" and function.__name__ == "acquire":  # by now it waits for the other thread again
+        going.set()
+    strikes(frame, event, function)
+
+struck(sys.argv[2])
+"""
 PATIENCE_S = 10
 
 
@@ -72,7 +96,9 @@ NAMES = ["qflow.open", "qflow.inspect", "from qflow import Subscription"]
 
 
 @pytest.mark.parametrize(
-    ("rest", "work"), [*((OPENED, work) for work in WORK), *((NAMED, name) for name in NAMES)], ids=[*WORK, *NAMES]
+    ("rest", "work"),
+    [*((OPENED, work) for work in WORK), *((NAMED, name) for name in NAMES), (AGAIN, "qflow.open")],
+    ids=[*WORK, *NAMES, "qflow.open again"],
 )
 def test_a_handler_that_raises_leaves_no_import_behind(tmp_path: Path, rest: str, work: str) -> None:
     """CPython runs handlers between taking the lock of all imports and the `try` that gives it back.
