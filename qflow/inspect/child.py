@@ -16,7 +16,7 @@ import select
 import shutil
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar, cast
 
 from qflow.descriptors import occupy_standard
@@ -48,24 +48,28 @@ def in_child(spool: str, work: Callable[[], Result]) -> Result:
     occupy_standard()
     parent = os.getpid()
     source, target = os.pipe()
-    collects = gc.isenabled()
-    gc.disable()  # the child must not run the parent's finalizers
+    blocked, collects = signal.pthread_sigmask(signal.SIG_BLOCK, []), gc.isenabled()
     try:
+        gc.disable()  # the child must not run the parent's finalizers
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # nor go on as the parent, where one raises
         with warnings.catch_warnings():  # the child must take no lock that another thread may have held
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
-    except OSError as error:
+        if not pid:
+            _work(work, source, target, parent, blocked)
+    except BaseException as error:
         os.close(source)
         os.close(target)
-        raise StorageError(f"no process could be started to read {spool}: {error}") from error
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if isinstance(error, OSError):
+            raise StorageError(f"no process could be started to read {spool}: {error}") from error
+        raise
     finally:
-        if collects and os.getpid() == parent:
+        if collects:
             gc.enable()
-    if not pid:
-        os.close(source)
-        _work(work, target, parent)
     try:
         os.close(target)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         with open(source, "rb", closefd=False) as pipe:
             said = pipe.read()
     except BaseException:
@@ -120,10 +124,15 @@ def _is_full(spool: str) -> bool:
         return False
 
 
-def _work(work: Callable[[], Any], target: int, parent: int) -> NoReturn:
-    """Run the function in the child, send its result or error, and exit; also if the parent has ended."""
+def _work(work: Callable[[], Any], source: int, target: int, parent: int, blocked: Iterable[int]) -> NoReturn:
+    """Run the function in the child, send its result or error, and exit; also if the parent has ended.
+
+    Args:
+        blocked: the signals that were blocked before the fork; the others are let in where what they raise ends here.
+    """
     code = 1
     try:
+        os.close(source)
         speak_for_parent()
         gc.disable()
         faulthandler.disable()
@@ -134,6 +143,7 @@ def _work(work: Callable[[], Any], target: int, parent: int) -> NoReturn:
         _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGINT))  # an unfinished copy is removed, as at Ctrl-C
         if os.getppid() != parent:
             raise KeyboardInterrupt
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         with open(target, "wb") as pipe:
             pipe.write(_outcome(work))
         code = 0

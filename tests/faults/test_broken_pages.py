@@ -306,6 +306,31 @@ def test_a_child_that_no_interrupt_reaches_is_killed(monkeypatch):
         in_child("/here", work)  # which waits for the child's end
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_child_that_is_struck_right_after_the_fork_ends_there(number, monkeypatch):
+    """Whatever a handler of the program raises: the child would go on with the program, beside its parent."""
+
+    def struck(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def fork() -> int:
+        if not (pid := real()):
+            signal.raise_signal(number)
+        return pid
+
+    here, real, before = os.getpid(), os.fork, signal.signal(number, struck)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    monkeypatch.setattr(os, "fork", fork)
+    try:
+        with pytest.raises(qflow.StorageError, match="exit code 1"):
+            in_child("/here", lambda: None)
+    finally:
+        if os.getpid() != here:
+            os._exit(77)
+        signal.signal(number, before)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == blocked
+
+
 def test_garbage_of_the_parent_is_not_finalized_in_the_child():
     """A finalizer may talk to another process, by a connection that the parent uses, and wait for an answer."""
     here: list[int] = []
