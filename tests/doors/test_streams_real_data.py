@@ -73,7 +73,7 @@ def replayed(broker: qflow.Broker, topic_filter: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("topic_filter", "wanted"),
     [
-        ("flights/+/UA", {"carrier": "UA"}),
+        ("flights/+/VX", {"carrier": "VX"}),
         ("flights/JFK/+", {"origin": "JFK"}),
         ("flights/LGA/HA", {"origin": "LGA", "carrier": "HA"}),
         ("flights/JFK/HA", {"origin": "JFK", "carrier": "HA"}),

@@ -20,7 +20,7 @@ from unit.clocks import LONG_S
 
 PUBLISHERS = 2
 SUBSCRIBERS = 3
-MESSAGES = 1_200
+MESSAGES = 600
 """Of each publisher, in each round."""
 TOPICS = 4
 HANDOVERS = 220 if TORTURE else 25
