@@ -170,13 +170,13 @@ class Figures:
         }
 
     @sheltered
-    def note_changed(self, queues: Collection[Queue]) -> None:
-        """What was written of these queues may hold no more: keep what has happened in them until now."""
+    def note_changed(self, changed: Collection[Queue], awake: Collection[Queue] = ()) -> None:
+        """What was written of some queues holds no more; of these, and of others that are awake, keep the totals."""
         now_s, before_s = self._spool.monotonic(), self._noted_s
         with self._lock:
-            self._changed.update(queues)
+            self._changed.update(changed)
             self._noted_s = now_s
-        for queue in queues:
+        for queue in {*changed, *awake}:
             looking.note_totals(parts_of(queue), now_s, before_s)
 
     @sheltered

@@ -214,7 +214,7 @@ class Upkeep:
             tried.add(what)
             return attempt(what, job)
 
-        self._figures.note_changed(queues)
+        self._figures.note_changed(self._watch.changed(), queues)
         more = [each(f"queue {queue.name!r}", partial(self._tick, queue)) for queue in queues]
         more.append(self._streams.tick(each))
         more.append(each("keys that have expired", self._queues.keys.forget_expired))

@@ -27,6 +27,10 @@ class Watch:
         """Return what is to be looked at, as it was found last."""
         return list(self._awake)
 
+    def changed(self) -> list[Queue]:
+        """Return those of them that have changed since time did to them what it does."""
+        return [queue for queue, has_changed in self._awake.items() if has_changed]
+
     def let_rest(self, queue: Queue) -> None:
         """Time has done to a queue what it does: look at it no more, if it has not changed since the last time."""
         if self._awake.get(queue):

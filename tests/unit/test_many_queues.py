@@ -394,6 +394,27 @@ def test_what_a_second_keeps_of_a_queue_looks_at_nothing_that_is_held(open_at: C
     assert looking._flow(parts_of(queue)) == totals
 
 
+def test_a_change_has_the_figures_of_a_queue_figured_once(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not each second anew while it is awake: as one that messages may expire from is, or once more after a change."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False, ttl_s=10_000)
+    queue.put(b"x")
+    asked: list[str] = []
+    figures = looking.figures
+    monkeypatch.setattr(looking, "figures", lambda queue: (asked.append(queue.context.name), figures(queue))[1])
+    for _ in range(5):
+        assert rounds(broker, clock, ticked, 3) == ["q"]
+        written(broker)
+    assert asked == ["q"]
+    queue.get().ack()
+    for _ in range(3):
+        rounds(broker, clock, ticked)
+        assert written(broker)["queues"]["q"]["acked_total"] == 1
+    assert asked == ["q", "q"]
+
+
 def test_what_takes_long_to_write_is_written_seldom(
     open_at: Callable[..., qflow.Broker], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
