@@ -197,7 +197,8 @@ class Getting:
             if self._is_over:
                 return
             self._given_up = True
-            queue.waiting.pop(self, None)
+            if queue.waiting.pop(self, None) is not None:
+                queue.gate.note_change()
             if self._watcher is not None:
                 self._unwatch(self._watcher)
             if self.delivery is not None:

@@ -263,6 +263,34 @@ def test_blocks_that_a_commit_left_wake_a_queue_that_rests(
     assert not lane.removing
 
 
+def test_a_get_that_is_given_up_wakes_a_queue_that_rests(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str]
+) -> None:
+    """Who looks at figures sees it wait no more, though no message came or went."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=False)
+
+    def shown() -> int:
+        clock.advance(1)
+        rounds(broker, clock, ticked, 3)
+        assert rounds(broker, clock, ticked) == []
+        broker.engine.figures.changes(0)
+        (known,) = broker.engine.figures._shown.values()
+        assert known.facts["consumers_total"] == queue.stats().consumers_total
+        return queue.stats().consumers_total
+
+    async def give_up(ours: qflow.aio.AsyncBroker) -> None:
+        getting = asyncio.create_task(ours.queue("q").get())
+        while not parts_of(queue).gate.getters:
+            await asyncio.sleep(0)
+        assert shown() == 1
+        getting.cancel()
+        await asyncio.wait([getting])
+        assert shown() == 0
+
+    asyncio.run(by_tasks(broker, give_up))
+
+
 def test_what_rests_is_not_gone_through(open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str]) -> None:
     """By no round of maintenance, by nothing that is written, by nobody who looks at what has changed."""
     broker = open_at()
