@@ -1,8 +1,8 @@
 """What a ring drops to make room. Under the queue's lock; what reads lets go of it.
 
-What waits goes first, of the lowest priority: what is delivered next goes next. Where nothing waits, what is delayed
-and not due goes: of the lowest priority, what is due soonest. What is held stays. Right after an opening, what is
-delayed goes as far as it was read.
+What gets have set aside goes first: it has expired. Then what waits, of the lowest priority: what is delivered next
+goes next. Where nothing waits, what is delayed and not due goes: of the lowest priority, what is due soonest. What is
+held stays. Right after an opening, what is delayed goes as far as it was read.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class Ring:
 
     def reads(self) -> bool:
         """Tell whether `drop` would read, as things are."""
+        if any(runs.over for runs in self._lanes.ranked):
+            return False
         for place in self._in_order():
             if isinstance(place, RunList):
                 head = place.settle_head()
@@ -55,6 +57,10 @@ class Ring:
 
     def drop(self, surplus: Depth) -> bool:
         """Drop messages, or bring some into memory for that; False if there are none that may go."""
+        for runs in self._lanes.ranked:
+            if runs.over:
+                self._exits.settle_away([runs.take_aside(DROPPED_AT_ONCE)], Fate.EXPIRED)
+                return True
         surplus = Depth(min(surplus.messages, DROPPED_AT_ONCE), surplus.bytes)
         for place in self._in_order():
             # How much is too much may have changed where the lock was let go of: no other place is looked at then.

@@ -11,6 +11,8 @@ import qflow
 from qflow import Overflow
 from qflow.memory import run_list
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues import expiry
+from qflow.queues import ring as rings
 from qflow.queues.queue import parts_of
 from unit.clocks import Clock
 
@@ -115,6 +117,30 @@ def test_what_is_due_or_has_expired_goes_in_its_place(open_at: Open, clock: Cloc
     stats = queue.stats()
     assert (stats.dropped_total, stats.expired_total) == (5, 0)
     assert "dead" not in broker.queues()
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("durable", [False], ids=["transient"])
+def test_what_a_get_has_passed_makes_room_first(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    """It has expired, and is still counted: a ring refuses nothing for that, and drops nothing else."""
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 100)
+    monkeypatch.setattr(rings, "DROPPED_AT_ONCE", 100)
+    broker = open_at()
+    queue = ring(broker, durable, 2000)
+    queue.put_many([body(1)] * 1990, ttl_s=1)
+    queue.put_many([body(2)] * 10)
+    clock.advance(2)
+    assert queue.get(timeout_s=0).body == body(2)
+    left = len(queue)
+    assert left > 1500
+    queue.put_many([body(3)] * 1500, timeout_s=0)
+    stats = queue.stats()
+    assert stats.messages <= 2000
+    assert (stats.put_total - stats.messages, stats.dropped_total) == (stats.expired_total, 0)
+    assert numbers_of(queue) == [2] * 9 + [3] * 1500
+    assert broker.check() == []
 
 
 def test_a_ring_that_was_just_opened_drops_what_is_delayed(open_at: Open, clock: Clock) -> None:
