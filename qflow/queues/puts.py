@@ -402,8 +402,6 @@ class Puts:
             schedule.incoming += groups
         else:
             tail += records
-            if expires_ms:
-                note_expiry(runs.open, first, count, expires_ms)
         if number:
             lanes.arrivals += 1
             if lanes.front_number < number < DELAYED and lanes.looked is not NOWHERE:
@@ -418,6 +416,8 @@ class Puts:
         admission.pending_bytes -= size
         if schedule is not None:  # what was reserved for its groups, against what they take
             lanes.cover(schedule.overhead_bytes - overhead - (charged - charge(records)))
+        elif expires_ms:
+            note_expiry(runs.open, first, count, expires_ms)
         if gate.getters:
             gate.arrived.notify(count)
         if gate.room.watching:

@@ -21,6 +21,7 @@ import qflow.aio
 from faults.seams import in_thread
 from faults.strikes import TORTURE, Strike, places, reach
 from faults.test_strikes_queues import Round, World
+from qflow.memory.run_list import OWN_RUN
 from qflow.memory.waiting import in_place
 from qflow.queues.queue import parts_of
 from qflow.streams.room import Asking
@@ -368,3 +369,26 @@ def test_a_publish_that_is_struck_as_it_asks_leaves_its_place_in_line(tmp_path: 
         for at in range(struck(NEVER).seen):
             strike = struck(at)
             assert (room.used, room.problems()) == (0, []), f"struck at place {at}: {strike.where}"
+
+
+def test_a_batch_that_expires_is_visible_and_counted_in_one(tmp_path: Path) -> None:
+    """Where a handler exits as it becomes so, it is not on its way in for good, which a close would wait for."""
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = broker.declare_queue("q", durable=False)
+        tasks, parts = qflow.aio.AsyncBroker(broker).queue("q"), parts_of(queue)
+
+        def struck(at: int) -> Strike:
+            loop = asyncio.new_event_loop()
+            queue.put(b"before it, so that it is a run of its own")
+            strike = Strike(at, lambda: len(queue) > 1 and leave())
+            with suppress(Exit, asyncio.CancelledError):
+                strike.run(lambda: loop.run_until_complete(tasks.put_many([b"x"] * OWN_RUN, ttl_s=60)))
+            end(loop, str(strike.where))
+            return strike
+
+        for at in range(struck(NEVER).seen):
+            queue.purge()
+            strike = struck(at)
+            on_their_way = (parts.gate.incoming, parts.admission.pending)
+            assert len(queue) == 1 + OWN_RUN
+            assert on_their_way == (0, 0), f"struck at place {at}: {strike.where}"
