@@ -40,7 +40,7 @@ _NO_RUNS: SortedKeyList[Run, int] = SortedKeyList(key=_key)
 class RunList:
     """See the module. Cost: O(1) a message at both ends, O(log runs) for all else."""
 
-    __slots__ = ("_runs", "head", "next", "number", "open", "over", "tail")
+    __slots__ = ("_runs", "aside", "head", "next", "number", "open", "tail")
 
     def __init__(self, first: int = 0) -> None:
         self.next = first
@@ -51,7 +51,7 @@ class RunList:
         self.head = self.open
         self.number = lane_of(first)  # of its lane
         self._runs = _NO_RUNS  # all but `open`
-        self.over: tuple[Run, ...] = ()
+        self.aside: tuple[Run, ...] = ()
         """Runs in memory in which everything has expired, from the first on: they are counted, and taken by nobody."""
 
     # Filling -----------------------------------------------------------------------------------------------------
@@ -241,23 +241,23 @@ class RunList:
             self.renew_open(self.next)
         run.claim = None
         self._runs.remove(run)
-        self.over = (*self.over, run)
+        self.aside = (*self.aside, run)
         self.settle_head()
 
     def take_aside(self, most: int) -> Segment:
         """Take the first messages of what was set aside; at most so many."""
-        run = self.over[0]
+        run = self.aside[0]
         count = min(most, len(run.records))
         taken = list(starmap(run.records.popleft, repeat((), count)))
         run.first += count
         if not run.records:
-            self.over = self.over[1:]
+            self.aside = self.aside[1:]
         return Segment(run.first - count, taken, run.marks)
 
     def put_back(self) -> None:
         """Have what was set aside in the list again, to be spilled."""
-        over, self.over = self.over, ()
-        for run in over:
+        aside, self.aside = self.aside, ()
+        for run in aside:
             run.key = run.first
             self._put_in(run)
         self.settle_head()
@@ -319,7 +319,7 @@ class RunList:
     def drop_all(self, end: int) -> list[Run]:
         """Empty the list (purge); return the runs it had. Sequences below `end` do not come back."""
         dropped = list(self)
-        self._runs, self.over = _NO_RUNS, ()
+        self._runs, self.aside = _NO_RUNS, ()
         self.next = max(self.next, end)
         self.open = self.head = fresh = Run(self.next)
         self.tail = fresh.records
@@ -328,11 +328,11 @@ class RunList:
     # Looking -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Run]:
-        return chain(self.over, self._runs, (self.open,))
+        return chain(self.aside, self._runs, (self.open,))
 
     def tally(self) -> Tally:
         """Count messages by place. Cost: O(runs)."""
-        return tally_of(self) if self._runs or self.over else Tally(self.open.waiting, 0, 0, 0, 0)
+        return tally_of(self) if self._runs or self.aside else Tally(self.open.waiting, 0, 0, 0, 0)
 
     def problems(self) -> list[str]:
         """Check the rules; return what is wrong, in words."""

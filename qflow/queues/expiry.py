@@ -51,7 +51,7 @@ class Expiry:
 
         Who `hurries` waits for what is behind them: what is known to have expired is left to `expire_behind`.
         """
-        aside = hurries and self._context.settings.dead_letter is None  # those go in their order
+        sets_aside = hurries and self._context.settings.dead_letter is None  # those go in their order
         for runs in self._lanes.ranked:
             gone = 0
             while gone < EXPIRED_AT_ONCE:
@@ -67,7 +67,7 @@ class Expiry:
                         break
                     continue
                 late = run.late(now_ms)
-                if late and aside and _set_aside(runs, run, late):
+                if late and sets_aside and _set_aside(runs, run, late):
                     gone += ASIDE
                     continue
                 late = min(late, EXPIRED_AT_ONCE) or _count_late(run, now_ms)
@@ -110,7 +110,7 @@ class Expiry:
         looked = 0
         seen: Run | None = None  # the open one, which remembers nothing, for more may come
         while looked < EXPIRED_AT_ONCE:
-            if runs.over:
+            if runs.aside:
                 segment = runs.take_aside(EXPIRED_AT_ONCE - looked)
                 looked += len(segment.records)
                 if not self.exits.let_go_of(([segment], Cause("expired"), Fate.EXPIRED)):

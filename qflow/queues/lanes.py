@@ -324,7 +324,7 @@ class Lanes:
             if (chunk := self._claim_far(number, claim, wanted)) is not None:
                 return number, chunk
         for runs in self.ranked:
-            if runs.over:
+            if runs.aside:
                 runs.put_back()
                 return self.claim_victim(claim, wanted, most)
         return 0, None

@@ -44,7 +44,7 @@ class Ring:
 
     def reads(self) -> bool:
         """Tell whether `drop` would read, as things are."""
-        if any(runs.over for runs in self._lanes.ranked):
+        if any(runs.aside for runs in self._lanes.ranked):
             return False
         for place in self._in_order():
             if isinstance(place, RunList):
@@ -58,7 +58,7 @@ class Ring:
     def drop(self, surplus: Depth) -> bool:
         """Drop messages, or bring some into memory for that; False if there are none that may go."""
         for runs in self._lanes.ranked:
-            if runs.over:
+            if runs.aside:
                 self._exits.settle_away([runs.take_aside(DROPPED_AT_ONCE)], Fate.EXPIRED)
                 return True
         surplus = Depth(min(surplus.messages, DROPPED_AT_ONCE), surplus.bytes)
