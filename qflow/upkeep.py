@@ -63,7 +63,7 @@ class Upkeep:
         self._spool = spool
         self._bell = bell
         self._queues = queues
-        self._watch = Watch(queues.marks)
+        self._watch = Watch(queues.changed)
         self._has_looked = False
         self._streams = streams
         self._adoption = adoption

@@ -39,16 +39,16 @@ class Gate:
     """See the module."""
 
     __slots__ = (
-        "account", "arrived", "at_limit", "ceiling", "get_slack", "getters", "give_back_below", "incoming",
-        "largest", "ledger", "limited", "mark_acked", "mark_bytes", "marks", "passing", "place", "places", "put_slack",
+        "account", "arrived", "at_limit", "ceiling", "changed", "get_slack", "getters", "give_back_below", "incoming",
+        "largest", "ledger", "limited", "mark_acked", "mark_bytes", "passing", "place", "places", "put_slack",
         "quiet_bytes", "quiet_until", "restoring", "room", "shut", "starved", "used",
     )  # fmt: skip
 
-    def __init__(self, account: Account, ledger: Ledger, marks: list[bool], place: int) -> None:
+    def __init__(self, account: Account, ledger: Ledger, changed: list[bool], place: int) -> None:
         self.account = account
         self.ledger = ledger
-        self.marks, self.place = marks, place
-        """Where whoever changes the queue marks that, for maintenance and who looks at figures; see `Marks`."""
+        self.changed, self.place = changed, place
+        """Where whoever changes the queue tells that, to maintenance and who looks at figures; see `Changed`."""
         self.shut = 0
         """Why a put that finds memory may not pass at once."""
         self.largest = 0
@@ -124,16 +124,16 @@ class Gate:
             self.quiet_until, self.quiet_bytes = self.mark_acked, self.mark_bytes
         else:
             self.give_back_below = borrowed - self.ledger.spared(account)
-        self.marks[self.place] = True
+        self.changed[self.place] = True
 
     def note_change(self) -> None:
         """Have maintenance look at the queue, and its figures be figured anew."""
-        self.marks[self.place] = True
+        self.changed[self.place] = True
 
     def forget_places(self) -> None:
         """Have the places below the limit counted anew: something was reserved."""
         self.places = 0
-        self.marks[self.place] = True
+        self.changed[self.place] = True
 
     def borrow(self, missing: int) -> bool:
         """Borrow so much more, or nothing."""
@@ -153,7 +153,7 @@ class Gate:
         if missing > 0 and not self.borrow(missing):
             return False
         self.used += amount
-        self.marks[self.place] = True
+        self.changed[self.place] = True
         return True
 
     def could_charge(self, amount: int) -> bool:
@@ -176,7 +176,7 @@ class Gate:
         """
         self.ledger.borrow_most(self.account, self.over + amount, alone=True)
         self.used += amount
-        self.marks[self.place] = True
+        self.changed[self.place] = True
         self.put_slack = max(0, self.over - self.get_slack)
 
     def trim(self) -> int:

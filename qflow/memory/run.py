@@ -62,6 +62,7 @@ class Run:
         "soonest_ms",
         "timed_end",
         "timed_from",
+        "timed_ms",
     )
 
     def __init__(self, first: int, marks: int = 0, records: deque[Record] | None = None) -> None:
@@ -81,15 +82,15 @@ class Run:
         self.largest = 0
         """No record of it has more message bytes; of a run that is not resident."""
         self.expires_ms = 0
-        """Everything in it has expired then, of a spilled run; 0 = not everything does. In memory, of these:"""
-        self.timed_from = self.timed_end = first
-        """Of messages from the one to the other it is known when all have expired, whether or not they are here still:
-        a sequence is that of one message for good."""
+        """Everything in it has expired then; 0 = not everything does. Of a spilled run, and so are these:"""
         self.logged_count = self.logged_bytes = 0
-        """What of it the log holds, as long as nothing was taken from it; to settle it without reading it. Of a spilled
-        run."""
+        """What of it the log holds, as long as nothing was taken from it; to settle it without reading it."""
+        self.timed_from = self.timed_end = first
+        self.timed_ms = 0
+        """Messages from the one to the other have all expired then, whether or not they are here still: a sequence is
+        that of one message for good. Of a run in memory, and so is this:"""
         self.soonest_ms = 0
-        """None of its records expires before; 0 = nobody has looked. Of a run in memory."""
+        """None of its records expires before; 0 = nobody has looked."""
         self.needs = 0
         """Size of its next message, where it was found not to fit; of a run that is not resident."""
         self.slots: Any = None
@@ -119,12 +120,12 @@ class Run:
 
     def late(self, now_ms: int) -> int:
         """Return how many messages at its front are known to have expired, without a look at any; in memory."""
-        is_known = self.timed_from <= self.first and self.expires_ms <= now_ms
+        is_known = self.timed_from <= self.first and self.timed_ms <= now_ms
         return max(0, min(self.timed_end, self.stop) - self.first) if is_known else 0
 
     def know_as(self, other: Run) -> None:
         """Know of messages in memory when they have expired, as another run does that some of them are from."""
-        self.timed_from, self.timed_end, self.expires_ms = other.timed_from, other.timed_end, other.expires_ms
+        self.timed_from, self.timed_end, self.timed_ms = other.timed_from, other.timed_end, other.timed_ms
 
     def split(self, cut: int) -> Run:
         """Give what lies from `cut` on to a new run and return it; of a run that is in memory or spilled."""
@@ -192,9 +193,9 @@ class Run:
 
 def note_expiry(run: Run, first: int, count: int, expires_ms: int) -> None:
     """Note when messages have expired that a run was given at its right: with those before, if those do no later."""
-    if run.timed_end != first or expires_ms < run.expires_ms:
+    if run.timed_end != first or expires_ms < run.timed_ms:
         run.timed_from = first
-    run.timed_end, run.expires_ms = first + count, expires_ms
+    run.timed_end, run.timed_ms = first + count, expires_ms
 
 
 class Tally(NamedTuple):

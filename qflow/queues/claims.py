@@ -106,7 +106,7 @@ class Claims:
                     gate.used = used = gate.used - size - _SINGLE_CHARGE
                     lanes.message_bytes -= size
                     del singles[delivery]
-                    gate.marks[gate.place] = True
+                    gate.changed[gate.place] = True
                     if used >= gate.give_back_below or acked < gate.quiet_until:
                         return
                     if lanes.message_bytes > gate.quiet_bytes:
@@ -135,7 +135,7 @@ class Claims:
                 gate.used = used
                 lanes.message_bytes = left
                 del singles[delivery]
-                gate.marks[gate.place] = True
+                gate.changed[gate.place] = True
                 return True
         return False
 
@@ -161,7 +161,7 @@ class Claims:
                     gate.used = used = gate.used - size - _SINGLE_CHARGE
                     lanes.message_bytes -= size
                     del singles[delivery]
-                    gate.marks[gate.place] = True
+                    gate.changed[gate.place] = True
                     if wait and turn.open and turn.request is None and not requests:
                         turn.request = settling
                     else:
@@ -233,7 +233,7 @@ class Claims:
                     if log is not None:
                         requests += one
                     lanes.message_bytes -= size
-                    gate.marks[gate.place] = True
+                    gate.changed[gate.place] = True
                     looks = used < gate.give_back_below and lanes.acked >= gate.quiet_until
             if looks:
                 self._let_others_look()

@@ -50,7 +50,7 @@ def put_into_all(queues: Sequence[Puts], record: Message) -> dict[str, int | Non
                     break
                 gate.used = used
                 gate.incoming += charged
-                gate.marks[gate.place] = True
+                gate.changed[gate.place] = True
                 reserved += 1
         else:
             for queue in queues:
@@ -63,7 +63,7 @@ def put_into_all(queues: Sequence[Puts], record: Message) -> dict[str, int | Non
                     tail = runs.tail
                     tail += one
                     gate.incoming -= charged
-                    gate.marks[gate.place] = True
+                    gate.changed[gate.place] = True
                     if gate.getters:
                         gate.arrived.rung += 1
                         rings = True
@@ -197,7 +197,7 @@ class FanOut:
                     if used <= gate.passing:
                         gate.used = used
                         gate.incoming += charged
-                        gate.marks[gate.place] = True
+                        gate.changed[gate.place] = True
                         admission.pending += 1
                         admission.pending_messages += messages
                         admission.pending_bytes += size

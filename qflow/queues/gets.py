@@ -105,7 +105,7 @@ class Gets:
             gate.used = used
             run.first = sequence + 1
             del records[0]
-            gate.marks[gate.place] = True
+            gate.changed[gate.place] = True
         return True
 
     def take_otherwise(self, delivery: Delivery) -> bool:
@@ -164,7 +164,7 @@ class Gets:
             gate.used = used
             run.first = sequence + 1
             del records[0]
-            gate.marks[gate.place] = True
+            gate.changed[gate.place] = True
         return True
 
     @straight
@@ -187,7 +187,7 @@ class Gets:
                 gate.used = used
                 run.first = sequence + 1
                 del records[0]
-                gate.marks[gate.place] = True
+                gate.changed[gate.place] = True
                 return delivery
         return delivery if self.take_otherwise(delivery) else None
 
@@ -224,7 +224,7 @@ class Gets:
                     run.first = end
                     run.records = runs.tail = fresh
                     taken += found
-                    gate.marks[gate.place] = True
+                    gate.changed[gate.place] = True
                     return True
         except BaseException:
             try:

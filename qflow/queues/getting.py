@@ -180,7 +180,7 @@ class Getting:
             if wake is not None:
                 if self._turn is None:
                     queue.waiting[self] = queue.context.monotonic()
-                    gate.marks[gate.place] = True
+                    gate.changed[gate.place] = True
                 self._starved = lack in SHORT
                 self._watcher = gate.arrived.watch(wake, self._turn)
                 self._turn = self._watcher.number

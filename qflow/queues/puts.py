@@ -308,7 +308,7 @@ class Puts:
                     admission.pending_bytes += size
                     admission.pending += 1
                     entered = put.joined = True
-                    gate.marks[gate.place] = True
+                    gate.changed[gate.place] = True
                     is_told = arrived.bell is not None or not (arrived.fresh or arrived.order)
                     if alone and turn.open and turn.request is None and not requests and is_told:
                         turn.request = put
@@ -410,7 +410,7 @@ class Puts:
         lanes.skipped += gap
         lanes.message_bytes += size
         gate.incoming -= charged
-        gate.marks[gate.place] = True
+        gate.changed[gate.place] = True
         admission.pending -= puts
         admission.pending_messages -= count
         admission.pending_bytes -= size

@@ -143,7 +143,7 @@ class Putting:
             self.wake = wake
             line[self] = None
             admission.blocked[self] = since_s
-            gate.marks[gate.place] = True
+            gate.changed[gate.place] = True
         return True
 
     @straight
@@ -162,7 +162,7 @@ class Putting:
                 if self not in admitted or admission.ready or context.ended is not None or collecting:
                     return False
                 del admitted[self], admission.blocked[self]
-                gate.marks[gate.place] = True
+                gate.changed[gate.place] = True
                 put.first = runs.next
                 runs.next = put.first + 1
                 tail = runs.tail

@@ -133,7 +133,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
                         gate.used = used
                         runs.next = sequence + 1
                         tail += one
-                        gate.marks[gate.place] = True
+                        gate.changed[gate.place] = True
                         return sequence
             puts, number = self._parts.puts, priority or 0
             if puts.context.settings.ttl_s is None:
@@ -259,7 +259,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
                     gate.used = used
                     run.first = sequence + 1
                     del records[0]
-                    gate.marks[gate.place] = True
+                    gate.changed[gate.place] = True
                     return delivery
             if self._parts.gets.take_otherwise(delivery):
                 return delivery

@@ -24,9 +24,9 @@ from qflow.errors import (
 from qflow.events import Teller
 from qflow.identity import new_number
 from qflow.importing import importing
+from qflow.memory.changed import Changed
 from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
-from qflow.memory.marks import Marks
 from qflow.memory.waiting import StraightLock
 from qflow.names import command
 from qflow.queues.context import Context, Shared, Tick
@@ -87,7 +87,7 @@ class Queues:
         self.router = DeadLetterRouter(spool, self._for_dead_letters, tell)
         self.keys = Keys(spool.log, self.router.together, spool.clock, spool.monotonic)
         self.tick = Tick(spool.monotonic())
-        self.marks: Marks[Queue] = Marks()
+        self.changed: Changed[Queue] = Changed()
         """Which queues have changed, for maintenance, which takes them."""
         self._shared = Shared(
             tick=self.tick,
@@ -211,13 +211,13 @@ class Queues:
         self._incarnations[owner] = incarnation
         account = self._ledger.open(owner, name, settings.capacity_bytes)
         context = Context(name, owner, settings, self._shared, spool.log if rows is not None else None)
-        gate = Gate(account, self._ledger, self.marks.marks, self.marks.enter())
+        gate = Gate(account, self._ledger, self.changed.flags, self.changed.enter())
         queue = queue_of(Parts(context, gate, spool.store, incarnation ^ self._opening, rows))
         account.give_way = parts_of(queue).spiller.give_way
         with self._lock:
             self._queues[name] = queue
             self._news.add(queue)
-        self.marks.know(gate.place, queue)
+        self.changed.know(gate.place, queue)
         self._note_source(name, settings.dead_letter)
         return queue
 
@@ -351,7 +351,7 @@ class Queues:
             settle_down(parts_of(queue), log.drain, QUIET_S)
         finally:
             let_go(parts_of(queue))
-            self.marks.leave(parts_of(queue).gate.place)
+            self.changed.leave(parts_of(queue).gate.place)
             parts_of(queue).spiller.area.remove()
             self._incarnations.pop(_owner(queue), None)
             if queue.settings.durable:

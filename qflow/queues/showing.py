@@ -65,13 +65,13 @@ def put_at_once(
             gate.used = used
             runs.next = first + messages
             tail += records
-            gate.marks[gate.place] = True
+            gate.changed[gate.place] = True
             if expires_ms:  # as `note_expiry`
                 run = runs.open
-                if run.timed_end != first or expires_ms < run.expires_ms:
+                if run.timed_end != first or expires_ms < run.timed_ms:
                     run.timed_from = first
                 run.timed_end = first + messages
-                run.expires_ms = expires_ms
+                run.timed_ms = expires_ms
             if waits:
                 rings = bell is None or not bell.rang
                 arrived.rung += messages
@@ -113,7 +113,7 @@ def show_alone(queue: Reserved, put: Put, turn: Turn, first: int) -> bool:
             admission.pending_messages -= messages
             admission.pending_bytes -= size
             put.first, put.visible = first, True
-            gate.marks[gate.place] = True
+            gate.changed[gate.place] = True
             is_short = gate.used + charged > gate.account.borrowed
             if waits:
                 rings = bell is None or not bell.rang

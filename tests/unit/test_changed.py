@@ -1,4 +1,4 @@
-"""Marks: whoever changes a queue marks that, so that nobody looks at those that rest."""
+"""What has changed: whoever changes a queue tells that, so that nobody looks at those that rest."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from pathlib import Path
 from typing import Any
 
 import qflow
-from qflow.memory.marks import Marks
+from qflow.memory.changed import Changed
 
 PACKAGE = Path(qflow.__file__).parent
 TELLING = {"count_in", "cover", "forget_places", "note_change", "rebalance", "refresh", "_finish", "_trim"}
-"""Methods that mark a queue, or end in one that does."""
+"""Methods that tell that a queue has changed, or end in one that does."""
 
 
-def test_what_was_marked_is_taken_once() -> None:
-    marks: Marks[str] = Marks()
-    places = [marks.enter() for _ in range(4)]
-    assert marks.take() == []
+def test_what_has_changed_is_taken_once() -> None:
+    changed: Changed[str] = Changed()
+    places = [changed.enter() for _ in range(4)]
+    assert changed.take() == []
     for place, thing in zip(places, "abcd", strict=True):
-        marks.know(place, thing)
-    assert marks.take() == ["a", "b", "c", "d"]
-    assert marks.take() == []
-    marks.marks[places[2]] = marks.marks[places[1]] = True
-    assert marks.take() == ["b", "c"]
-    assert marks.take() == []
+        changed.know(place, thing)
+    assert changed.take() == ["a", "b", "c", "d"]
+    assert changed.take() == []
+    changed.flags[places[2]] = changed.flags[places[1]] = True
+    assert changed.take() == ["b", "c"]
+    assert changed.take() == []
 
 
 def test_the_place_of_what_has_left_is_given_to_another() -> None:
-    """A mark of the one before is no thing of before; what was marked and has left is not taken."""
-    marks: Marks[str] = Marks()
-    first, second = marks.enter(), marks.enter()
-    marks.know(first, "a")
-    marks.know(second, "b")
-    marks.leave(first)
-    assert marks.take() == ["b"]
-    marks.marks[first] = True
-    assert marks.take() == []
-    assert marks.enter() == first
-    marks.know(first, "c")
-    assert marks.take() == ["c"]
+    """A change of the one before is no thing of before; what has changed and left is not taken."""
+    changed: Changed[str] = Changed()
+    first, second = changed.enter(), changed.enter()
+    changed.know(first, "a")
+    changed.know(second, "b")
+    changed.leave(first)
+    assert changed.take() == ["b"]
+    changed.flags[first] = True
+    assert changed.take() == []
+    assert changed.enter() == first
+    changed.know(first, "c")
+    assert changed.take() == ["c"]
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef]:
@@ -60,15 +60,15 @@ def changes(function: ast.FunctionDef) -> bool:
     return any(isinstance(target, ast.Attribute) and target.attr in ("used", "acked") for target in targets)
 
 
-def _is_marks(node: ast.expr) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "marks"
+def _is_flags(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "changed"
 
 
 def tells(function: ast.FunctionDef) -> bool:
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TELLING:
             return True
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is_marks(node.value):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and _is_flags(node.value):
             return True
     return False
 
