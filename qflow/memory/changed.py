@@ -39,7 +39,7 @@ class Changed(Generic[T]):
         self.flags[place] = True
 
     def leave(self, place: int) -> None:
-        """Have a thing forgotten. Who changes it still tells nothing, or one change too many of the next thing there."""
+        """Have a thing forgotten. Who changes it still tells nothing, or a change too many of the next thing there."""
         self._things[place] = None
         self._free.append(place)
 
