@@ -11,10 +11,7 @@ with qflow.open("spool", capacity_bytes="64MiB") as broker:
 
 from __future__ import annotations
 
-from _thread import allocate_lock as _allocate_lock
-from _thread import start_new_thread as _start_new_thread
 from atexit import register as _at_exit
-from sys import is_finalizing as _is_finalizing
 from sys import modules as _modules
 from sys import platform as _platform
 
@@ -221,50 +218,19 @@ package, as Spark's workers do, does not wait for the engine."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS and name != "inspect" and name not in __all__:
-        raise AttributeError(f"module 'qflow' has no attribute {name!r}")
-    if not _elsewhere and not _is_finalizing():
-        _import_importing()
-    found = _elsewhere[0](lambda: _find(name)) if _elsewhere else _find(name)
-    if name in __all__:
-        globals()[name] = found  # the next time it is there
-    return found
-
-
-_elsewhere: list[Any] = []
-"""`qflow.importing.elsewhere`, as soon as it is there; a handler that strikes before finds none."""
-
-
-def _import_importing() -> None:
-    """Have a thread import what has other threads import, for the main thread: see there."""
-    gate = _allocate_lock()
-    gate.acquire()
-
-    def work() -> None:
-        try:
-            from qflow.importing import elsewhere
-
-            _elsewhere.append(elsewhere)
-        finally:
-            gate.release()
-
-    try:
-        _start_new_thread(work, ())
-        gate.acquire(timeout=10)
-    except RuntimeError as error:  # there can be no more threads
-        if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # a signal's handler has raised it
-            raise
-
-
-def _find(name: str) -> Any:
     from importlib import import_module
 
-    if name not in __all__:
+    if name in _ROOMS or name == "inspect":
         return import_module(f"qflow.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'qflow' has no attribute {name!r}")
     if name == "open":  # many ask for nothing else: no other room is looked into for it
-        return import_module("qflow.opening").open
-    modules = (import_module(f"qflow.{room}") for room in _ROOMS)
-    return next(vars(module)[name] for module in modules if name in vars(module))
+        found = import_module("qflow.opening").open
+    else:
+        modules = (import_module(f"qflow.{room}") for room in _ROOMS)
+        found = next(vars(module)[name] for module in modules if name in vars(module))
+    globals()[name] = found  # the next time it is there
+    return found
 
 
 def __dir__() -> list[str]:

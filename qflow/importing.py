@@ -4,14 +4,12 @@ A module that a thread imports at a fork stays locked in the child, where nobody
 also without qflow, waits for good. So a fork waits for the thread that is in a block of `importing`. No module begins
 such a block while it is imported itself: two threads would wait for each other.
 
-Nor does the main thread import what a call, or a name of the package, is the first to need: a signal's handler that
-raises in the middle of an import leaves the lock of all imports taken, and whoever imports after that waits for good.
-See `elsewhere`.
+Nor does the main thread import in a call what that is the first to need: a signal's handler that raises in the middle
+of an import leaves the lock of all imports taken, and whoever imports after that waits for good. See `imported`.
 """
 
 from __future__ import annotations
 
-import logging  # noqa: F401  a fork takes its lock, which modules take as they are imported: behind those here
 import os
 import sys
 from collections.abc import Callable
@@ -19,15 +17,12 @@ from contextlib import suppress
 from importlib import import_module
 from threading import RLock, Thread, current_thread, main_thread
 from types import ModuleType
-from typing import TypeVar
 
 from qflow.errors import BrokerClosed
 from qflow.handlers import is_of_handler
 
 PATIENCE_S = 10.0
 """For so long a fork waits, and the main thread for one that imports."""
-
-T = TypeVar("T")
 
 
 class _Importing:
@@ -74,25 +69,17 @@ def imported(name: str) -> ModuleType:
     if sys.is_finalizing():
         raise BrokerClosed("the interpreter is ending: close a broker before that, in the program or by `atexit`")
 
-    def find() -> ModuleType:
-        _found[name] = module = import_module(name)
-        return module
+    def find() -> None:
+        with importing:
+            _found[name] = import_module(name)
 
-    if current_thread() is main_thread():
-        return elsewhere(find)
-    with importing:
-        return find()
-
-
-def elsewhere(find: Callable[[], T]) -> T:
-    """Return what a function finds that imports: it is called in another thread, where the main thread asks."""
-    if current_thread() is not main_thread() or sys.is_finalizing():
-        return find()
-    found: list[T] = []
+    if current_thread() is not main_thread():
+        find()
+        return _found[name]
 
     def attempt() -> None:
-        with importing, suppress(Exception):  # which the main thread comes upon, too
-            found.append(find())
+        with suppress(Exception):  # which the main thread comes upon, too
+            find()
 
     thread = Thread(target=attempt, name="qflow-importing", daemon=True)
     try:
@@ -102,4 +89,4 @@ def elsewhere(find: Callable[[], T]) -> T:
         if is_of_handler(error):
             raise
     # Where a handler struck in an import, or before a fork, the thread waits for this one: which imports it then.
-    return found[0] if found else find()
+    return _found.get(name) or import_module(name)
