@@ -23,6 +23,11 @@ from qflow.serving.users import Users
 from qflow.storage.log.handing import Handing
 
 
+def say(text: str) -> None:
+    """Write a line in one: another thread writes where the doors listen."""
+    os.write(sys.stdout.fileno(), f"{text}\n".encode())
+
+
 class FakeDoor:
     """A door that is as fast as can be, or with FAKE_DRAIN=endless one that is never drained.
 
@@ -39,21 +44,21 @@ class FakeDoor:
         return self.server.sockets
 
     async def drain(self, grace_s: float) -> None:
-        print(f"drain {grace_s:g}", flush=True)
+        say(f"drain {grace_s:g}")
         if os.environ.get("FAKE_DRAIN") == "endless":
             await asyncio.Event().wait()
 
     async def close(self) -> None:
         self.server.close()
         self.logins.close()
-        print("closed", flush=True)
+        say("closed")
 
     def reload(self, *, users: Users | None, ssl: ssl.SSLContext | None) -> None:
         self.logins.users = users
         if self.tls is not None and ssl is not None:
             self.tls.renew(ssl)
         names = " ".join(users.accounts) if users else "guest"
-        print(f"reloaded {names}{' with certificates' if ssl else ''}", flush=True)
+        say(f"reloaded {names}{' with certificates' if ssl else ''}")
 
     async def serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
