@@ -55,8 +55,9 @@ remote = qflow.connect(sys.argv[1])
 if sys.argv[2] == "closed":
     remote.close()
     of_grpc = "grpc", "event_engine", "lifeguard"  # which end when nothing is connected any more
-    while any(name.startswith(of_grpc) for name in names()):
-        pass
+    looks = 0
+    while looks < 1000:  # in a row: a thread has no name of its own as it begins
+        looks = 0 if any(name.startswith(of_grpc) for name in names()) else looks + 1
 child = os.fork()
 if not child:
     try:
