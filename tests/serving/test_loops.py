@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import socket
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,12 @@ from qflow.serving.loops import telling_of_few_files
 
 class Door(asyncio.Protocol):
     """What a door makes for a connection."""
+
+    def __init__(self, lost: list[object]) -> None:
+        self._lost = lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost.append(exc)
 
 
 def _look(port: int) -> None:
@@ -39,13 +46,15 @@ def test_a_loop_that_can_accept_nobody_says_so_in_a_line(
 
     async def serve() -> str:
         loop = asyncio.get_running_loop()
+        lost: list[object] = []
         with telling_of_few_files():
-            async with await loop.create_server(Door, "127.0.0.1", 0) as server:
+            async with await loop.create_server(partial(Door, lost), "127.0.0.1", 0) as server:
                 host, port = server.sockets[0].getsockname()
                 await asyncio.to_thread(_look, port)
                 await until(lambda: not refusals)
                 loop.call_soon(lambda: 1 // 0)
                 await until(lambda: len(caplog.records) >= 2)
+                await until(lambda: bool(lost))  # it was let in at last, and had left
         return f"{host}:{port}"
 
     with caplog.at_level(logging.WARNING):
