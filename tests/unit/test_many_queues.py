@@ -302,8 +302,11 @@ def test_what_rests_is_not_gone_through(open_at: Callable[..., qflow.Broker], cl
         rounds(broker, clock, ticked, 3)
         look, found = figures.changes(0)
         assert len(found) == MANY
+    before = written(broker)
     queues._queues = Unlisted(queues._queues)
     figures._shown = Shown(figures._shown)
+    clock.advance(1)
+    assert written(broker) == {**before, "time_s": before["time_s"] + 1}
     rounds(broker, clock, ticked, 3)
     broker.queue("q7").put(b"y")
     broker.delete_queue("q8")
