@@ -124,7 +124,7 @@ class Gate:
             self.quiet_until, self.quiet_bytes = self.mark_acked, self.mark_bytes
         else:
             self.give_back_below = borrowed - self.ledger.spared(account)
-        self.changed[self.place] = True
+        self.note_change()
 
     def note_change(self) -> None:
         """Have maintenance look at the queue, and its figures be figured anew."""
@@ -133,7 +133,7 @@ class Gate:
     def forget_places(self) -> None:
         """Have the places below the limit counted anew: something was reserved."""
         self.places = 0
-        self.changed[self.place] = True
+        self.note_change()
 
     def borrow(self, missing: int) -> bool:
         """Borrow so much more, or nothing."""
@@ -153,7 +153,7 @@ class Gate:
         if missing > 0 and not self.borrow(missing):
             return False
         self.used += amount
-        self.changed[self.place] = True
+        self.note_change()
         return True
 
     def could_charge(self, amount: int) -> bool:
@@ -176,7 +176,7 @@ class Gate:
         """
         self.ledger.borrow_most(self.account, self.over + amount, alone=True)
         self.used += amount
-        self.changed[self.place] = True
+        self.note_change()
         self.put_slack = max(0, self.over - self.get_slack)
 
     def trim(self) -> int:
