@@ -446,6 +446,23 @@ def test_a_change_has_the_figures_of_a_queue_figured_once(
     assert asked == ["q", "q"]
 
 
+def test_what_changes_beside_queues_that_rest_is_written(
+    open_at: Callable[..., qflow.Broker], clock: Clock, ticked: list[str]
+) -> None:
+    """Also where no message comes or goes."""
+    broker = open_at()
+    broker.declare_queue("q", durable=False)
+    for act, shown in [
+        (lambda: None, {"q": False}),
+        (lambda: broker.declare_queue("new", durable=False), {"q": False, "new": False}),
+        (lambda: broker.queue("q").pause(), {"q": True, "new": False}),
+        (lambda: broker.delete_queue("new"), {"q": True}),
+    ]:
+        act()
+        rounds(broker, clock, ticked)
+        assert {name: queue["paused"] for name, queue in written(broker)["queues"].items()} == shown
+
+
 def test_what_takes_long_to_write_is_written_seldom(
     open_at: Callable[..., qflow.Broker], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
