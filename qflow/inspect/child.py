@@ -1,7 +1,7 @@
 """Reads a log in a child process, which a damaged log may kill; its death by a signal becomes an error.
 
-LMDB trusts the pages it maps: a damaged one may lead it to a failed assertion (SIGABRT), out of the file (SIGSEGV), or
-to pages that the disk cannot read (SIGBUS). The process that reads cannot guard against that.
+LMDB trusts the pages it maps: a damaged one may lead it to a failed assertion (SIGABRT), a division by zero (SIGFPE),
+out of the file (SIGSEGV), or to pages that the disk cannot read (SIGBUS). Who reads cannot guard against that.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ PATIENCE_S = 30.0
 
 _FULL_BYTES = 64 * 1024
 """With less free on the disk, a page of a mapped file may not get a block, which also ends a process with SIGBUS."""
+
+_OF_DAMAGE = {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
+"""What a process gets for what it does itself; any other signal comes from outside."""
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
@@ -108,7 +111,7 @@ def _killed(spool: str, number: signal.Signals) -> CorruptionError | StorageErro
             f"the log of {spool} could not be read: the disk is full, and who reads notes that in `log/lock.mdb`, "
             "which is mapped: free some space on that file system (`df -h`) and try again, before anything else"
         )
-    if number in (signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV):
+    if number in _OF_DAMAGE:
         return CorruptionError(
             f"the log of {spool} is damaged: reading it ended a process with {number.name}. Pages of it are not what "
             "was written, or the disk fails to read them: look at `dmesg`, copy the spool before you try repairs, and "

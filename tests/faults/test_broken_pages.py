@@ -232,7 +232,7 @@ def test_a_broken_page_stops_the_queues_on_it_and_no_other(change, source, tmp_p
     assert sorted(costs)[len(costs) // 2] < 5  # one of blocks holds so many neighbours
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV])
 def test_a_log_that_kills_who_reads_it_is_damaged(number):
     """The sentence says how the process ended."""
     with pytest.raises(qflow.CorruptionError, match=f"/here is damaged.*{number.name}"):
