@@ -94,7 +94,7 @@ class Broker(Made, Scheduling, by="qflow.open"):
             InvalidArgument: a setting is unknown or makes no sense, or dead letters would go round in a cycle.
             SettingsConflict: the queue exists and behaves differently. Other performance settings are applied silently.
             CorruptionError: its record in the log is damaged.
-        Cost: one commit for a new durable queue.
+        Cost: one commit for a new durable queue; 30 µs for another one, whose first use takes 0.1 ms more.
         """
         return self.engine.queues.declare([check_name(name)], QueueSettings.from_call(settings, "queue"))[0]
 

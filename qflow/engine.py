@@ -26,7 +26,7 @@ from qflow.queues.ending import endings
 from qflow.queues.gathering import Gathering
 from qflow.queues.queue import parts_of
 from qflow.queues.registry import Queues
-from qflow.queues.tending import let_go, refuse_calls
+from qflow.queues.tending import let_go
 from qflow.queues.transaction import Transaction, transaction_of
 from qflow.routing import Routing
 from qflow.spool import Forked, Spool
@@ -120,9 +120,7 @@ class Engine:
         try:
             if self.door is not None:
                 self.door.shut()
-            queues = self.queues.all()
-            for queue in queues:
-                refuse_calls(parts_of(queue), BrokerClosed)
+            queues = self.queues.end()
             self.streams.end(BrokerClosed)
             self.upkeep.end()
             self.adoption.close()

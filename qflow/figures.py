@@ -17,6 +17,7 @@ from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import sheltered
 from qflow.queues import looking
 from qflow.queues.desk import Desk
+from qflow.queues.making import figures
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
 from qflow.rates import NO_RATES, WINDOWS_S
@@ -235,8 +236,7 @@ class Figures:
             if not self._queues.has(queue):
                 self._forget(queue)
                 continue
-            facts = looking.figures(parts_of(queue))
-            facts["rates"] = rates(parts_of(queue), facts)
+            facts = figures(queue, rates)
             known = _Shown(facts, now_s, self._take(queue))
             known.look = self._look
             self._shown[queue] = known

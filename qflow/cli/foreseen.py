@@ -148,7 +148,7 @@ def _alter(
     name: str, before: QueueSettings, changes: dict[str, Any], settings_of: Callable[[str], QueueSettings | None]
 ) -> None:
     from qflow.queues.dead_letters import check_durable, check_no_cycle
-    from qflow.queues.registry import altered
+    from qflow.queues.tending import altered
 
     def target_of(queue: str) -> str | None:
         found = settings_of(queue)

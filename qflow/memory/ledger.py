@@ -79,13 +79,17 @@ class Ledger:
 
     def open(self, number: int, name: str, capacity: int | None, *, is_cache: bool = False) -> Account:
         """Return a new account; numbers are unique."""
-        most = self.capacity if capacity is None else min(capacity, self.capacity)
-        account = Account(number, name, most, is_cache=is_cache)
+        account = self.draft(number, name, capacity, is_cache=is_cache)
         with self._lock:
             self._accounts[number] = account
             if is_cache:
                 self._caches.append(account)
         return account
+
+    def draft(self, number: int, name: str, capacity: int | None, *, is_cache: bool = False) -> Account:
+        """Return an account that is not open: nothing may be borrowed."""
+        most = self.capacity if capacity is None else min(capacity, self.capacity)
+        return Account(number, name, most, is_cache=is_cache)
 
     def close(self, account: Account) -> None:
         with self._lock:

@@ -41,7 +41,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
     `Queue[int | None]`.
     """
 
-    __slots__ = ("__weakref__", "_claims", "_gate", "_lanes", "_lock", "_parts", "_runs", "_singles", "_tick")
+    __slots__ = ("__weakref__", "_claims", "_gate", "_lanes", "_lock", "_parts", "_runs", "_seed", "_singles", "_tick")
     _parts: Parts
     _lock: Any
     _gate: Gate
@@ -50,6 +50,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
     _claims: Claims
     _singles: dict[Delivery, float | None]
     _tick: Tick
+    _seed: Any
 
     def __repr__(self) -> str:
         context = self._parts.context
@@ -431,13 +432,11 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
             self._parts.leases.watch(after_s, policy)
 
 
-def queue_of(parts: Parts) -> Queue:
-    """Return a queue that is composed of these parts."""
-    queue: Queue = object.__new__(Queue)
+def compose(queue: Queue, parts: Parts) -> None:
+    """Have a queue composed of these parts."""
     queue._parts = parts
     queue._lock, queue._gate, queue._lanes, queue._runs = parts.context.lock, parts.gate, parts.lanes, parts.lanes.runs
     queue._claims, queue._singles, queue._tick = parts.claims, parts.held.singles, parts.context.tick
-    return queue
 
 
 def parts_of(queue: Queue[Any]) -> Parts:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from qflow.collector import without_collections
 from qflow.config import QueueSettings, check_name
 from qflow.errors import (
+    BrokerClosed,
     CorruptionError,
     InvalidArgument,
     NotFound,
@@ -24,18 +25,16 @@ from qflow.errors import (
 from qflow.events import Teller
 from qflow.identity import new_number
 from qflow.importing import importing
-from qflow.memory.changed import Changed
-from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import StraightLock
 from qflow.names import command
-from qflow.queues.context import Context, Shared, Tick
+from qflow.queues.context import Shared, Tick
 from qflow.queues.dead_letter_router import DeadLetterRouter
 from qflow.queues.dead_letters import check_durable, check_no_cycle
 from qflow.queues.dedupe import Keys
-from qflow.queues.parts import Parts
-from qflow.queues.queue import Queue, disown, parts_of, queue_of
-from qflow.queues.tending import alter, check_open, let_go, refuse_calls, settle_down
+from qflow.queues.making import Maker, is_used, was_deleted
+from qflow.queues.queue import Queue, disown, parts_of
+from qflow.queues.tending import alter, altered, check_open, let_go, refuse_calls, settle_down
 from qflow.spool import Spool
 from qflow.storage.log import recovery
 from qflow.storage.log.records import NewRecord
@@ -69,7 +68,6 @@ class Queues:
 
     def __init__(self, spool: Spool, ledger: Ledger, bindings: Bindings, tell: Teller) -> None:
         self._spool = spool
-        self._ledger = ledger
         self._bindings = bindings
         self._lock = StraightLock()  # held to change `_queues`, beside `Spool.changing`, and to copy it
         self._queues: dict[str, Queue] = {}
@@ -77,8 +75,6 @@ class Queues:
         self._broken: dict[str, QueueRecord] = {}
         """Records that cannot be served."""
         self._incarnations: dict[int, int] = {}
-        self._opening = new_number()
-        """A copy of the spool, opened where this one lay, has another one: neither spills into files of the other."""
         self._next_incarnation = new_number()  # of numbers that no other opening has
         self._next_transient = TRANSIENT_OWNERS
         self._news: set[Queue] = set()
@@ -87,9 +83,7 @@ class Queues:
         self.router = DeadLetterRouter(spool, self._for_dead_letters, tell)
         self.keys = Keys(spool.log, self.router.together, spool.clock, spool.monotonic)
         self.tick = Tick(spool.monotonic())
-        self.changed: Changed[Queue] = Changed()
-        """Which queues have changed, for maintenance, which takes them."""
-        self._shared = Shared(
+        shared = Shared(
             tick=self.tick,
             report=spool.report,
             tell=tell,
@@ -100,6 +94,10 @@ class Queues:
             let_pass=spool.log.let_pass,
             keys=self.keys,
         )
+        self._let_pass = shared.let_pass
+        self._maker = Maker(spool, ledger, shared)
+        self.changed = self._maker.changed
+        """Which queues have changed, for maintenance, which takes them."""
 
     # Found again -------------------------------------------------------------------------------------------------
 
@@ -142,7 +140,7 @@ class Queues:
         missing: list[str] = []
         for name in dict.fromkeys(names):
             queue = self._queues.get(name)
-            if queue is not None and parts_of(queue).context.was_deleted:
+            if queue is not None and was_deleted(queue):
                 self._clear_away(queue)  # that was begun, and interrupted
                 queue = None
             if queue is not None:
@@ -185,7 +183,7 @@ class Queues:
         for number, item in enumerate(items, 1):
             yield item
             if not number % AT_ONCE:
-                self._shared.let_pass()
+                self._let_pass()
 
     def _check_same(self, queue: Queue, settings: QueueSettings) -> None:
         """Refuse to declare a queue that behaves differently."""
@@ -207,17 +205,12 @@ class Queues:
     def _make(
         self, name: str, settings: QueueSettings, owner: int, incarnation: int, rows: dict[int, Row] | None
     ) -> Queue:
-        spool = self._spool
-        self._incarnations[owner] = incarnation
-        account = self._ledger.open(owner, name, settings.capacity_bytes)
-        context = Context(name, owner, settings, self._shared, spool.log if rows is not None else None)
-        gate = Gate(account, self._ledger, self.changed.flags, self.changed.enter())
-        queue = queue_of(Parts(context, gate, spool.store, incarnation ^ self._opening, rows))
-        account.give_way = parts_of(queue).spiller.give_way
+        if rows is not None:
+            self._incarnations[owner] = incarnation
+        queue = self._maker.make(name, settings, owner, incarnation, rows)
         with self._lock:
             self._queues[name] = queue
             self._news.add(queue)
-        self.changed.know(gate.place, queue)
         self._note_source(name, settings.dead_letter)
         return queue
 
@@ -335,7 +328,8 @@ class Queues:
     def _end(self, queue: Queue) -> None:
         """Let nobody use a queue that is deleted; twice is fine. By whoever commits, or holding `changing`."""
         self._bindings.replace(queue, [])  # first, so that who is refused finds it no more
-        refuse_calls(parts_of(queue), QueueDeleted)
+        if not self._maker.end_unused(queue):
+            refuse_calls(parts_of(queue), QueueDeleted)
 
     def _clear_away(self, queue: Queue) -> None:
         """Let go of a queue that has ended. Holding `changing`."""
@@ -344,6 +338,8 @@ class Queues:
                 return  # the second time
             self._news.add(queue)
         self._note_source(queue.name, None, before=queue.settings.dead_letter)
+        if not is_used(queue):
+            return
         parts_of(queue).gate.account.give_way = None
         self.router.together.leave_deleted()
         log = self._spool.log
@@ -351,10 +347,10 @@ class Queues:
             settle_down(parts_of(queue), log.drain, QUIET_S)
         finally:
             let_go(parts_of(queue))
-            self.changed.leave(parts_of(queue).gate.place)
+            self._maker.forget(parts_of(queue))
             parts_of(queue).spiller.area.remove()
-            self._incarnations.pop(_owner(queue), None)
             if queue.settings.durable:
+                self._incarnations.pop(_owner(queue), None)
                 self.keys.forget(_owner(queue))
                 log.forget(parts_of(queue).logged_lanes)
                 self.deleted.append(_owner(queue))
@@ -407,6 +403,10 @@ class Queues:
         with self._lock:
             return list(self._queues.values())
 
+    def used(self) -> list[Queue]:
+        """Return all queues but those that nobody has used, which there is nothing to do with."""
+        return [queue for queue in self.all() if is_used(queue)]
+
     def take_news(self) -> set[Queue]:
         """Return which were declared or deleted since this was asked. For `Figures`."""
         with self._lock:
@@ -423,26 +423,26 @@ class Queues:
             from qflow.queues.checking import problems  # which few need
 
         found = [f"queue {name!r} has a damaged record and is not served" for name in sorted(self._broken)]
-        for queue in self._passing(self.all()):
+        for queue in self._passing(self.used()):
             found += problems(parts_of(queue))
         return found
 
     # Ending ------------------------------------------------------------------------------------------------------
 
+    def end(self) -> list[Queue]:
+        """Let nobody use any queue, as the broker is being closed; return those that were used."""
+        self._maker.close()
+        queues = self.used()
+        for queue in queues:
+            refuse_calls(parts_of(queue), BrokerClosed)
+        return queues
+
     def die(self, stub: Any) -> None:
         """In a forked child: refuse everything."""
         self._lock = stub
-        for queue in self._queues.values():
+        self._maker.die(stub)
+        for queue in filter(is_used, self._queues.values()):
             disown(queue, stub)
-
-
-def altered(settings: QueueSettings, changes: dict[str, Any]) -> QueueSettings:
-    """Return changed settings of a queue. Raises InvalidArgument: they cannot be changed so."""
-    fixed = {"durable", "priorities"} & changes.keys()
-    if fixed:
-        raise InvalidArgument(f"{fixed.pop()} of a queue cannot be changed: declare another queue and move over")
-    QueueSettings.check_names(changes, "queue")
-    return settings.changed(**changes)
 
 
 def _owner(queue: Queue) -> int:

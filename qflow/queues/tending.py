@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from time import perf_counter, sleep
+from typing import Any
 
 from qflow.config import QueueSettings
 from qflow.errors import BrokerClosed, InvalidArgument, QflowError
@@ -37,6 +38,15 @@ def _wake_misfits(queue: Parts, settings: QueueSettings) -> None:
             check_can_ever_fit(queue.context.name, settings, *putter.size)
         except InvalidArgument:
             wake_putter(putter)
+
+
+def altered(settings: QueueSettings, changes: dict[str, Any]) -> QueueSettings:
+    """Return changed settings of a queue. Raises InvalidArgument: they cannot be changed so."""
+    fixed = {"durable", "priorities"} & changes.keys()
+    if fixed:
+        raise InvalidArgument(f"{fixed.pop()} of a queue cannot be changed: declare another queue and move over")
+    QueueSettings.check_names(changes, "queue")
+    return settings.changed(**changes)
 
 
 def alter(queue: Parts, settings: QueueSettings) -> None:

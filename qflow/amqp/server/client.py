@@ -146,7 +146,7 @@ async def until_done(client: Client, work: Collection[asyncio.Future[Any]]) -> N
 
 def _what_is_full(host: Host) -> str:
     """Return what publishers wait for, in words. Cost: O(queues of the broker)."""
-    parts = map(parts_of, host.broker.broker.engine.queues.all())
+    parts = map(parts_of, host.broker.broker.engine.queues.used())
     disk = next((one.spiller.error for one in parts if one.spiller.error is not None), None)
     reason = "a queue, or the memory of the broker, is full"
     return reason if disk is None else f"{reason}, and the disk takes nothing more: {disk}"
