@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from os import urandom
 from pathlib import Path
@@ -36,6 +37,9 @@ TOPIC = "plant/7/power"
 def queues(setup: Setup) -> Iterator[Row]:
     sizes = (10, 100, 1_000, 10_000) if not setup.quick else (2, 4, 8)
     yield from scaled(setup, "transient put, 16 B, to one queue after the other", "queues", sizes, _put_round)
+    many = (1_000, 10_000, 100_000) if not setup.quick else (20, 40)
+    yield from scaled(setup, "declare_queue(), not durable, in a thread", "queues", many, _declare_in_thread)
+    yield from scaled(setup, "declare_queue(), not durable, in the main thread", "queues", many, _declare)
     yield from scaled(setup, "a second of a broker that nobody uses, on the processor", "queues", sizes, _idle)
 
 
@@ -45,6 +49,23 @@ def _declared(stack: ExitStack, path: Path, size: int) -> list[qflow.Queue[int]]
     for queue in found:
         queue.put(BODY)
     return found
+
+
+def _declare(setup: Setup, path: Path, size: int) -> list[float]:
+    """Each cost is that of a tenth of them, one after the other."""
+    costs = []
+    with qflow.open(path) as broker:
+        for tenth in range(10):
+            start = perf_counter()
+            for number in range(size // 10):
+                broker.declare_queue(f"q{tenth}-{number}", durable=False)
+            costs.append((perf_counter() - start) / (size // 10))
+    return costs
+
+
+def _declare_in_thread(setup: Setup, path: Path, size: int) -> list[float]:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_declare, setup, path, size).result()
 
 
 def _put_round(setup: Setup, path: Path, size: int) -> list[float]:
@@ -301,7 +322,7 @@ def _published(setup: Setup, path: Path, size: int) -> list[float]:
 
 
 WORKLOADS = [
-    Workload("scale-queues", "a put, and an idle second, beside 10 to 10,000 queues", queues),
+    Workload("scale-queues", "a put, a declaration and an idle second beside 10 to 100,000 queues", queues),
     *scale_waiters.WORKLOADS,
     Workload("scale-messages", "gets and statistics beside up to a million messages that are not for them", messages),
     Workload("scale-acks", "acks in random order of half of up to 100,000 messages: time, file, puts beside", acks),
