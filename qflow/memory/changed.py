@@ -9,13 +9,15 @@ from __future__ import annotations
 from itertools import compress
 from typing import Generic, TypeVar
 
+from qflow.memory.waiting import StraightLock
+
 T = TypeVar("T")
 
 
 class Changed(Generic[T]):
-    """See the module. Places are given and taken back by one thread at a time, and looked through by one at a time."""
+    """See the module. Places are looked through by one thread at a time."""
 
-    __slots__ = ("_free", "_things", "_unset", "flags")
+    __slots__ = ("_free", "_lock", "_things", "_unset", "flags")
 
     def __init__(self) -> None:
         self.flags: list[bool] = []
@@ -23,15 +25,17 @@ class Changed(Generic[T]):
         self._unset: list[bool] = []  # as long, to compare with
         self._things: list[T | None] = []
         self._free: list[int] = []
+        self._lock = StraightLock()  # held to give a place
 
     def enter(self) -> int:
         """Return the place of one more thing, which `know` tells."""
-        if self._free:
-            return self._free.pop()
-        self._things.append(None)
-        self._unset.append(False)
-        self.flags.append(False)
-        return len(self.flags) - 1
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+            self._things.append(None)
+            self._unset.append(False)
+            self.flags.append(False)
+            return len(self.flags) - 1
 
     def know(self, place: int, thing: T) -> None:
         """Have a thing found at its place. It counts as changed."""

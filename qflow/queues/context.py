@@ -61,10 +61,20 @@ class Shared(NamedTuple):
 class Context:
     """See the module. `settings` and `ended` change under the lock."""
 
-    __slots__ = ("clock", "ended", "lock", "log", "monotonic", "name", "owner", "settings", "shared", "tick")
+    __slots__ = (
+        "clock", "ended", "incarnation", "lock", "log", "maker", "monotonic", "name", "owner", "settings", "shared",
+        "tick",
+    )  # fmt: skip
 
     def __init__(
-        self, name: str, owner: int, settings: QueueSettings, shared: Shared, log: TransactionLog | None
+        self,
+        name: str,
+        owner: int,
+        settings: QueueSettings,
+        shared: Shared,
+        log: TransactionLog | None,
+        incarnation: int,
+        maker: Any,
     ) -> None:
         self.name = name
         self.owner = owner
@@ -73,6 +83,10 @@ class Context:
         self.shared = shared
         self.log = log
         """None if it is not durable."""
+        self.incarnation = incarnation
+        """Of it, in this opening of the spool."""
+        self.maker = maker
+        """Makes its parts; None once it has them."""
         self.clock = shared.clock
         self.monotonic = shared.monotonic
         self.tick = shared.tick

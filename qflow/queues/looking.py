@@ -119,6 +119,13 @@ def _in_log(queue: Parts) -> tuple[int, int] | None:
 
 
 @sheltered
+def length(queue: Parts) -> int:
+    """Return how many messages there are, waiting and acquired."""
+    with queue.context.lock:
+        return queue.lanes.messages()
+
+
+@sheltered
 def not_due(queue: Parts) -> int:
     """Return how many messages wait for their time, as far as a get that found nothing has looked. Cost: O(runs)."""
     lanes = queue.lanes

@@ -29,16 +29,14 @@ from qflow.storage.spill.store import SpillStore
 class Parts:
     """See the module."""
 
-    def __init__(
-        self, context: Context, gate: Gate, store: SpillStore, incarnation: int, rows: dict[int, Row] | None
-    ) -> None:
+    def __init__(self, context: Context, gate: Gate, store: SpillStore, rows: dict[int, Row] | None) -> None:
         self.context = context
         self.gate = gate
         self.lanes = lanes = Lanes(context, gate)
         self.admission = admission = Admission(lanes)
         self.held = held = Held(gate)
         self.source = source = Source(lanes, admission)
-        self.spiller = spiller = Spiller(lanes, admission, store, incarnation)
+        self.spiller = spiller = Spiller(lanes, admission, store)
         self.restorer = restorer = Restorer(lanes, admission, held, spiller)
         self.exits = exits = Exits(lanes, admission, held, source, spiller)
         self.expiry = Expiry(lanes, held, source, spiller, restorer, exits)

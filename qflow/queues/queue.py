@@ -20,7 +20,7 @@ from qflow.pickling import Made
 from qflow.queues import looking, tending
 from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumer, begin_consumer
-from qflow.queues.context import Tick
+from qflow.queues.context import Context, Tick
 from qflow.queues.deleting import delete, delete_many
 from qflow.queues.entries import Entries
 from qflow.queues.envelope import Moment, check_priority
@@ -41,7 +41,8 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
     `Queue[int | None]`.
     """
 
-    __slots__ = ("__weakref__", "_claims", "_gate", "_lanes", "_lock", "_parts", "_runs", "_seed", "_singles", "_tick")
+    __slots__ = "__weakref__", "_claims", "_context", "_gate", "_lanes", "_lock", "_parts", "_runs", "_singles", "_tick"
+    _context: Context
     _parts: Parts
     _lock: Any
     _gate: Gate
@@ -50,21 +51,19 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
     _claims: Claims
     _singles: dict[Delivery, float | None]
     _tick: Tick
-    _seed: Any
 
     def __repr__(self) -> str:
-        context = self._parts.context
-        return f"<Queue {context.name!r}{', ended' if context.ended else ''}>"
+        return f"<Queue {self.name!r}{', ended' if self._context.ended else ''}>"
 
     @property
     def name(self) -> str:
         """The name it was declared under."""
-        return self._parts.context.name
+        return self._context.name
 
     @property
     def settings(self) -> QueueSettings:
         """How it was declared, or altered since."""
-        return self._parts.context.settings
+        return self._context.settings
 
     # Put -------------------------------------------------------------------------------------------------------------
 
@@ -376,15 +375,10 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
         """Messages not settled: waiting and acquired."""
         lanes = self._lanes
         if len(lanes.lists) > 1:
-            return self._length()
+            return looking.length(self._parts)
         runs = self._runs
         with self._lock:  # a straight line; see `waiting`
             return runs.next - lanes.skipped - lanes.gone - lanes.acked
-
-    @sheltered
-    def _length(self) -> int:
-        with self._lock:
-            return self._lanes.messages()
 
     def stats(self) -> QueueStats:
         """Return a snapshot, also where it is gone. Cost: O(runs + what is held), most of it outside the lock."""
@@ -418,24 +412,26 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
         """Deliver again. Calling it again does nothing. Raises as `pause`."""
         tending.pause(self._parts, False)
 
-    @sheltered
     def on_slow_consumer(self, after_s: Duration | None, policy: SlowConsumer = SlowConsumer.NOTIFY) -> None:
         """Watch for messages that are held for longer than `after_s` seconds; None stops that.
 
         Each time there is one, the event `SLOW_CONSUMER` tells of it, and the policy is applied. Looked at once a
         second. While it is on, gets take 1 µs more: the time of each is kept. Raises as `pause`, and InvalidArgument.
         """
-        after_s = None if after_s is None else config.parse_span(after_s, "after_s")
-        policy = config.parse_policy(SlowConsumer, policy, "policy")
-        with self._lock:
-            self._parts.context.check_open()
-            self._parts.leases.watch(after_s, policy)
+        tending.watch(self._parts, after_s, policy)
+
+
+def queue_of(context: Context, kind: type[Queue]) -> Queue:
+    """Return a queue that has a context, and no parts."""
+    queue: Queue = object.__new__(kind)
+    queue._context = context
+    return queue
 
 
 def compose(queue: Queue, parts: Parts) -> None:
     """Have a queue composed of these parts."""
-    queue._parts = parts
-    queue._lock, queue._gate, queue._lanes, queue._runs = parts.context.lock, parts.gate, parts.lanes, parts.lanes.runs
+    queue._parts, queue._lock = parts, parts.context.lock
+    queue._gate, queue._lanes, queue._runs = parts.gate, parts.lanes, parts.lanes.runs
     queue._claims, queue._singles, queue._tick = parts.claims, parts.held.singles, parts.context.tick
 
 
@@ -444,6 +440,11 @@ def parts_of(queue: Queue[Any]) -> Parts:
     return queue._parts
 
 
+def context_of(queue: Queue[Any]) -> Context:
+    """Return who a queue is."""
+    return queue._context
+
+
 def disown(queue: Queue, stub: Any) -> None:
     """In a forked child: every call that takes the lock now says so."""
-    queue._lock = queue._parts.context.lock = stub
+    queue._lock = queue._context.lock = stub

@@ -32,9 +32,9 @@ from qflow.queues.context import Shared, Tick
 from qflow.queues.dead_letter_router import DeadLetterRouter
 from qflow.queues.dead_letters import check_durable, check_no_cycle
 from qflow.queues.dedupe import Keys
-from qflow.queues.making import Maker, is_used, was_deleted
-from qflow.queues.queue import Queue, disown, parts_of
-from qflow.queues.tending import alter, altered, check_open, let_go, refuse_calls, settle_down
+from qflow.queues.making import Maker, end, is_used
+from qflow.queues.queue import Queue, context_of, disown, parts_of
+from qflow.queues.tending import alter, altered, check_open, let_go, settle_down
 from qflow.spool import Spool
 from qflow.storage.log import recovery
 from qflow.storage.log.records import NewRecord
@@ -140,7 +140,7 @@ class Queues:
         missing: list[str] = []
         for name in dict.fromkeys(names):
             queue = self._queues.get(name)
-            if queue is not None and was_deleted(queue):
+            if queue is not None and context_of(queue).was_deleted:
                 self._clear_away(queue)  # that was begun, and interrupted
                 queue = None
             if queue is not None:
@@ -328,8 +328,7 @@ class Queues:
     def _end(self, queue: Queue) -> None:
         """Let nobody use a queue that is deleted; twice is fine. By whoever commits, or holding `changing`."""
         self._bindings.replace(queue, [])  # first, so that who is refused finds it no more
-        if not self._maker.end_unused(queue):
-            refuse_calls(parts_of(queue), QueueDeleted)
+        end(queue, QueueDeleted)
 
     def _clear_away(self, queue: Queue) -> None:
         """Let go of a queue that has ended. Holding `changing`."""
@@ -347,7 +346,7 @@ class Queues:
             settle_down(parts_of(queue), log.drain, QUIET_S)
         finally:
             let_go(parts_of(queue))
-            self._maker.forget(parts_of(queue))
+            self.changed.leave(parts_of(queue).gate.place)
             parts_of(queue).spiller.area.remove()
             if queue.settings.durable:
                 self._incarnations.pop(_owner(queue), None)
@@ -431,19 +430,14 @@ class Queues:
 
     def end(self) -> list[Queue]:
         """Let nobody use any queue, as the broker is being closed; return those that were used."""
-        self._maker.close()
-        queues = self.used()
-        for queue in queues:
-            refuse_calls(parts_of(queue), BrokerClosed)
-        return queues
+        return [queue for queue in self.all() if end(queue, BrokerClosed)]
 
     def die(self, stub: Any) -> None:
         """In a forked child: refuse everything."""
         self._lock = stub
-        self._maker.die(stub)
-        for queue in filter(is_used, self._queues.values()):
+        for queue in self._queues.values():
             disown(queue, stub)
 
 
 def _owner(queue: Queue) -> int:
-    return parts_of(queue).context.owner
+    return context_of(queue).owner

@@ -29,13 +29,12 @@ RECOVERED_S = 10.0
 class Spiller:
     """See the module."""
 
-    def __init__(self, lanes: Lanes, admission: Admission, store: SpillStore, incarnation: int) -> None:
+    def __init__(self, lanes: Lanes, admission: Admission, store: SpillStore) -> None:
         self._context = lanes.context
         self._gate = lanes.gate
         self._lanes = lanes
         self._admission = admission
         self._store = store
-        self._incarnation = incarnation
         self._area: SpillArea | None = None  # most queues never spill
         self.spilling = False
         self.error: StorageError | None = None
@@ -56,7 +55,8 @@ class Spiller:
         if self._area is None:
             with self._context.lock:
                 if self._area is None:
-                    self._area = self._store.area(self._context.name, self._context.owner, self._incarnation)
+                    context = self._context
+                    self._area = self._store.area(context.name, context.owner, context.incarnation)
         return self._area
 
     def counters(self) -> SpillCounters:

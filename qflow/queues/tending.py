@@ -10,7 +10,8 @@ from collections.abc import Callable
 from time import perf_counter, sleep
 from typing import Any
 
-from qflow.config import QueueSettings
+from qflow.config import QueueSettings, SlowConsumer, parse_policy, parse_span
+from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, QflowError
 from qflow.memory.line import FOREVER, PAUSE_S
 from qflow.memory.run import Place
@@ -76,6 +77,16 @@ def pause(queue: Parts, pauses: bool) -> None:
         queue.lanes.pause(pauses)
         if not pauses:
             queue.gate.arrived.notify_all()
+
+
+@sheltered
+def watch(queue: Parts, after_s: Duration | None, policy: SlowConsumer) -> None:
+    """Watch for messages that are held for too long; see `Queue.on_slow_consumer`."""
+    after_s = None if after_s is None else parse_span(after_s, "after_s")
+    policy = parse_policy(SlowConsumer, policy, "policy")
+    with queue.context.lock:
+        queue.context.check_open()
+        queue.leases.watch(after_s, policy)
 
 
 def fit(queue: Parts) -> bool:

@@ -56,7 +56,7 @@ def test_a_queue_that_nobody_uses_is_hardly_anything(broker: qflow.Broker) -> No
     before, accounts = len(gc.get_objects()), len(broker.engine.ledger._accounts)
     queues = [declared(broker, f"q{number}") for number in range(MANY)]
     gc.collect()
-    assert (len(gc.get_objects()) - before) / MANY < 4
+    assert (len(gc.get_objects()) - before) / MANY < 4.5, "with its settings"
     assert sum(len(queue) + queue.stats().messages + len(queue.name) for queue in queues)
     assert len(broker.stats().queues) == MANY + 1
     for queue in queues:
