@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from inspect import isawaitable
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -31,6 +32,7 @@ from qflow.remote.server.grants import Grants
 from qflow.remote.server.lone import PLAIN_PUT
 from qflow.remote.server.pages import Pages
 from qflow.remote.wire.errors import encode_error
+from qflow.remote.wire.values import plain
 from qflow.streams.deliveries import StreamMessage
 from qflow.takers import Taker
 
@@ -47,6 +49,19 @@ _logger = get_logger("qflow")
 def by_name(*operations: Operation) -> dict[str, Operation]:
     """Return operations by their names."""
     return {operation.__name__: operation for operation in operations}
+
+
+def of_calls(**calls: Callable[[Session, dict[str, Any]], Any]) -> dict[str, Operation]:
+    """Return operations that are a call each, which is awaited if it is to be; what it returns is told `plain`."""
+
+    def operation(call: Callable[[Session, dict[str, Any]], Any]) -> Operation:
+        async def answered(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+            found = call(session, head)
+            return plain(await found if isawaitable(found) else found)
+
+        return answered
+
+    return {name: operation(call) for name, call in calls.items()}
 
 
 class Flow(Protocol):

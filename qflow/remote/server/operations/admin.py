@@ -14,7 +14,7 @@ from qflow.periodic import plain as plain_schedule
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.records import restored_items
-from qflow.remote.server.session import Session, by_name
+from qflow.remote.server.session import Session, by_name, of_calls
 from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.values import plain
 
@@ -47,30 +47,6 @@ async def hello(session: Session, head: dict[str, Any], columns: Columns) -> Any
     }
 
 
-async def recovery(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return plain(session.broker.recovery)
-
-
-async def stats(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return plain(await session.broker.stats())
-
-
-async def figures(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return list(await session.broker.figures(arguments.number(head, "since")))
-
-
-async def check(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return await session.broker.check()
-
-
-async def snapshot(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return plain(await session.broker.snapshot(arguments.text(head, "path")))
-
-
-async def compact(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return plain(await session.broker.compact())
-
-
 async def restore(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     """One commit; what is refused is told with its place in the batch, and nothing was put."""
     broker = session.broker
@@ -87,14 +63,6 @@ async def schedule(session: Session, head: dict[str, Any], columns: Columns) -> 
     (body,) = arguments.column(head, columns, 0)
     options = arguments.settings(head, "options", _SCHEDULE_OPTIONS)
     return plain_schedule(await session.broker.schedule(name, queue, body, **options))
-
-
-async def schedules(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return [plain_schedule(one) for one in session.broker.schedules()]
-
-
-async def cancel_schedule(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    await session.broker.cancel_schedule(arguments.text(head, "name"))
 
 
 async def delete_session(session: Session, head: dict[str, Any], columns: Columns) -> None:
@@ -126,7 +94,13 @@ def _tell(hearing: set[Session], event: Event) -> None:
             session.notify(head)
 
 
-OPERATIONS = by_name(
-    hello, recovery, stats, figures, check, snapshot, compact, restore,
-    schedule, schedules, cancel_schedule, delete_session, events,
-)  # fmt: skip
+OPERATIONS = by_name(hello, restore, schedule, delete_session, events) | of_calls(
+    recovery=lambda session, head: session.broker.recovery,
+    stats=lambda session, head: session.broker.stats(),
+    figures=lambda session, head: session.broker.figures(arguments.number(head, "since")),
+    check=lambda session, head: session.broker.check(),
+    snapshot=lambda session, head: session.broker.snapshot(arguments.text(head, "path")),
+    compact=lambda session, head: session.broker.compact(),
+    schedules=lambda session, head: [plain_schedule(one) for one in session.broker.schedules()],
+    cancel_schedule=lambda session, head: session.broker.cancel_schedule(arguments.text(head, "name")),
+)

@@ -22,8 +22,7 @@ from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.grants import Grant
 from qflow.remote.server.records import MOST_MESSAGES, describe, fitting
-from qflow.remote.server.session import Reply, Session, by_name
-from qflow.remote.wire.values import plain
+from qflow.remote.server.session import Reply, Session, by_name, of_calls
 from qflow.takers import Taker, parse_name
 
 MOST_TAKERS = 1000
@@ -59,69 +58,13 @@ async def queue(session: Session, head: dict[str, Any], columns: Columns) -> Any
     return found.settings.to_dict()
 
 
-async def queues(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return session.broker.queues()
-
-
-async def delete_queue(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    await session.broker.delete_queue(arguments.text(head, "queue"))
-
-
-async def bind(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    await session.broker.bind(arguments.text(head, "queue"), arguments.text(head, "filter"))
-
-
-async def unbind(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    await session.broker.unbind(arguments.text(head, "queue"), arguments.text(head, "filter"))
-
-
-async def redrive(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return await _redrive(session, head, None)
-
-
-async def redrive_chosen(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return await _redrive(session, head, parse_sequences(head.get("sequences")))  # type: ignore[arg-type]
-
-
 async def _redrive(session: Session, head: dict[str, Any], sequences: list[int] | None) -> Any:
     """Cancelled, it goes on: what waits for it does not hold it up."""
     name = arguments.text(head, "queue")
     to = None if head.get("to") is None else arguments.text(head, "to")
     limit = None if head.get("limit") is None else arguments.number(head, "limit", 1)
     moving = partial(move_back, session.broker.broker, name, to, limit, sequences, revive=reviving(name, to))
-    return plain(await at_length(session.broker, moving))
-
-
-async def purge(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return await queue_of(session, head).purge()
-
-
-async def delete_message(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return await queue_of(session, head).delete(arguments.number(head, "sequence"))
-
-
-async def delete_messages(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return await queue_of(session, head).delete_many(head.get("sequences"))  # type: ignore[arg-type]
-
-
-async def pause(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    await queue_of(session, head).pause()
-
-
-async def resume(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    await queue_of(session, head).resume()
-
-
-async def length(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return len(queue_of(session, head))
-
-
-async def queue_stats(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return plain(await queue_of(session, head).stats())
-
-
-async def on_slow_consumer(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    await queue_of(session, head).on_slow_consumer(head.get("after_s"), head.get("policy", "notify"))
+    return await at_length(session.broker, moving)
 
 
 async def put(session: Session, head: dict[str, Any], columns: Columns) -> Any:
@@ -222,10 +165,6 @@ async def browse_next(session: Session, head: dict[str, Any], columns: Columns) 
     return _told(*await session.browsing.go_on(arguments.number(head, "browse", 1)))
 
 
-async def browse_close(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    session.browsing.close(arguments.number(head, "browse", 1))
-
-
 def _told(entries: list[Entry], number: int | None) -> Any:
     page = [[entry.sequence, entry.size_bytes, entry.state, entry.due_ms] for entry in entries]
     return {"browse": number, "entries": page}
@@ -245,7 +184,23 @@ async def move_entry(session: Session, head: dict[str, Any], columns: Columns) -
 
 
 OPERATIONS = by_name(
-    declare_queues, alter_queue, queue, queues, delete_queue, bind, unbind, purge, delete_message, delete_messages,
-    redrive, redrive_chosen, length, pause, resume, queue_stats, on_slow_consumer, put, get, consume, consume_end,
-    browse, browse_next, browse_close, move_entry,
-)  # fmt: skip
+    declare_queues, alter_queue, queue, put, get, consume, consume_end, browse, browse_next, move_entry
+) | of_calls(
+    queues=lambda session, head: session.broker.queues(),
+    delete_queue=lambda session, head: session.broker.delete_queue(arguments.text(head, "queue")),
+    bind=lambda session, head: session.broker.bind(arguments.text(head, "queue"), arguments.text(head, "filter")),
+    unbind=lambda session, head: session.broker.unbind(arguments.text(head, "queue"), arguments.text(head, "filter")),
+    redrive=lambda session, head: _redrive(session, head, None),
+    redrive_chosen=lambda session, head: _redrive(session, head, parse_sequences(head.get("sequences"))),  # type: ignore[arg-type]
+    purge=lambda session, head: queue_of(session, head).purge(),
+    delete_message=lambda session, head: queue_of(session, head).delete(arguments.number(head, "sequence")),
+    delete_messages=lambda session, head: queue_of(session, head).delete_many(head.get("sequences")),  # type: ignore[arg-type]
+    pause=lambda session, head: queue_of(session, head).pause(),
+    resume=lambda session, head: queue_of(session, head).resume(),
+    length=lambda session, head: len(queue_of(session, head)),
+    queue_stats=lambda session, head: queue_of(session, head).stats(),
+    on_slow_consumer=lambda session, head: queue_of(session, head).on_slow_consumer(
+        head.get("after_s"), head.get("policy", "notify")
+    ),
+    browse_close=lambda session, head: session.browsing.close(arguments.number(head, "browse", 1)),
+)

@@ -12,8 +12,7 @@ from qflow.options import StreamOptions
 from qflow.remote.server import arguments
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.records import describe_messages
-from qflow.remote.server.session import Reply, Session, by_name
-from qflow.remote.wire.values import plain
+from qflow.remote.server.session import Reply, Session, by_name, of_calls
 from qflow.streams.deliveries import StreamMessage
 
 
@@ -36,22 +35,6 @@ async def stream(session: Session, head: dict[str, Any], columns: Columns) -> An
     return found.settings.to_dict()
 
 
-async def streams(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return session.broker.streams()
-
-
-async def delete_stream(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    await session.broker.delete_stream(arguments.text(head, "stream"))
-
-
-async def delete_subscription(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    await session.broker.delete_subscription(arguments.text(head, "stream"), arguments.text(head, "name"))
-
-
-async def stream_stats(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return plain(await _stream(session, head).stats())
-
-
 async def last(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     found = await _stream(session, head).last(arguments.text(head, "filter"))
     told, answer = describe_messages(list(found.values()))
@@ -68,10 +51,6 @@ async def query(session: Session, head: dict[str, Any], columns: Columns) -> Rep
 
 async def query_next(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
     return _told(*await session.queries.go_on(arguments.number(head, "query")))
-
-
-async def query_close(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    session.queries.close(arguments.number(head, "query"))
 
 
 def _told(messages: list[StreamMessage], number: int | None) -> Reply:
@@ -97,7 +76,12 @@ def _stream(session: Session, head: dict[str, Any]) -> AsyncStream:
     return session.named("stream", arguments.text(head, "stream"), session.broker.stream)
 
 
-OPERATIONS = by_name(
-    declare_stream, alter_stream, stream, streams, delete_stream, delete_subscription, stream_stats, last, query,
-    query_next, query_close,
-)  # fmt: skip
+OPERATIONS = by_name(declare_stream, alter_stream, stream, last, query, query_next) | of_calls(
+    streams=lambda session, head: session.broker.streams(),
+    delete_stream=lambda session, head: session.broker.delete_stream(arguments.text(head, "stream")),
+    delete_subscription=lambda session, head: session.broker.delete_subscription(
+        arguments.text(head, "stream"), arguments.text(head, "name")
+    ),
+    stream_stats=lambda session, head: _stream(session, head).stats(),
+    query_close=lambda session, head: session.queries.close(arguments.number(head, "query")),
+)

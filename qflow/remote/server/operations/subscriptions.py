@@ -15,8 +15,7 @@ from qflow.remote.server.arguments import Columns
 from qflow.remote.server.grants import Grant
 from qflow.remote.server.operations.streams import moment
 from qflow.remote.server.records import MOST_MESSAGES, describe_batch
-from qflow.remote.server.session import Reply, Session, by_name
-from qflow.remote.wire.values import plain
+from qflow.remote.server.session import Reply, Session, by_name, of_calls
 
 
 class _Lender:
@@ -82,33 +81,12 @@ async def shown(session: Session, head: dict[str, Any], columns: Columns) -> Any
         session.grants.drop(number)
 
 
-async def loop_begins(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    abandon(_subscription(session, head), _taker(session, head)[0])
-
-
 async def loop_ends(session: Session, head: dict[str, Any], columns: Columns) -> None:
     number = arguments.number(head, "grant", 1)
     grant = session.grants.find(number)
     if grant is not None:
         grant.give_up()
         session.grants.drop(number, given_up=True)
-
-
-async def seek(session: Session, head: dict[str, Any], columns: Columns) -> None:
-    await _subscription(session, head).seek(moment(head.get("to")), partition=head.get("partition"))
-
-
-async def positions(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return _subscription(session, head).positions
-
-
-async def lag(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    return _subscription(session, head).lag
-
-
-async def subscription_stats(session: Session, head: dict[str, Any], columns: Columns) -> Any:
-    matching = arguments.flag(head, "matching")
-    return plain(await _subscription(session, head).stats(matching=matching))
 
 
 async def subscription_close(session: Session, head: dict[str, Any], columns: Columns) -> None:
@@ -129,7 +107,14 @@ def _taker(session: Session, head: dict[str, Any]) -> Taker:
     return f"{id(session)} {arguments.number(head, 'taker')}", loop
 
 
-OPERATIONS = by_name(
-    subscribe, subscription_get, shown, loop_begins, loop_ends, seek, positions, lag, subscription_stats,
-    subscription_close,
-)  # fmt: skip
+OPERATIONS = by_name(subscribe, subscription_get, shown, loop_ends, subscription_close) | of_calls(
+    loop_begins=lambda session, head: abandon(_subscription(session, head), _taker(session, head)[0]),
+    seek=lambda session, head: _subscription(session, head).seek(
+        moment(head.get("to")), partition=head.get("partition")
+    ),
+    positions=lambda session, head: _subscription(session, head).positions,
+    lag=lambda session, head: _subscription(session, head).lag,
+    subscription_stats=lambda session, head: _subscription(session, head).stats(
+        matching=arguments.flag(head, "matching")
+    ),
+)
