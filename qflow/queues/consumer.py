@@ -136,9 +136,6 @@ class Consuming:
         """Tell whether one of these is what it works on."""
         return any(one is self._batch or one is self._current for one in held)
 
-    def _is_stopped(self) -> bool:
-        return self._stopped
-
     def _run(self) -> None:
         try:
             while not self._stopped:
@@ -160,7 +157,7 @@ class Consuming:
     def _hand_over(self) -> None:
         """Take a batch, and call back for each message of it."""
         queue = self._queue
-        batch = self._batch = queue.collect(self._prefetch, None, self.taker, self._is_stopped)
+        batch = self._batch = queue.collect(self._prefetch, None, self.taker, lambda: self._stopped)
         self._troubles.end()
         for index in range(len(batch)):
             if self._stopped:

@@ -168,12 +168,6 @@ class Claims(Holding):
             done, self._done, self._called = self._done, [], False
         return done
 
-    def settle_one(self, delivery: Any, wait: bool) -> None:
-        """Not called: every delivery of a stream belongs to a batch."""
-        raise NotImplementedError
-
-    return_one = extend_one = settle_one
-
     def join_settles(self) -> Request | None:
         """Return what to wait for until every settle so far is synced; None where nothing is logged."""
         try:

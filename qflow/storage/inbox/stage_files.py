@@ -110,10 +110,6 @@ class Piece(NamedTuple):
     header: Header
     where: str
 
-    def check(self) -> None:
-        """Raises CorruptionError: it is not what was written. Cost: 0.1 µs a KiB."""
-        blocks.columns(self.data, self.header, where=self.where)
-
     def decode(self) -> Block:
         """Raises CorruptionError: it is not what was written. Cost: 0.1 µs a message."""
         return blocks.decode(self.data, self.header.key, where=self.where, header=self.header)

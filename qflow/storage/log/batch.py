@@ -101,11 +101,6 @@ class Request:
         return None
 
     @property
-    def deleted(self) -> tuple[int, ...]:
-        """Deleted queues of which nothing is left."""
-        return self.batch.deleted if self.batch is not None else ()
-
-    @property
     def hollowed(self) -> bool:
         """There was room to give back what is settled."""
         return self.batch is not None and bool(self.batch.hollowed)

@@ -31,7 +31,7 @@ from qflow.identity import bytes_of, uuid_of
 from qflow.named_tuples import NamedTuple
 from qflow.storage.files import FILE_MODE, Files, read_from, storage_error, write_all
 from qflow.storage.log.keys import meta_key
-from qflow.storage.log.sealing import seal, unseal
+from qflow.storage.log.sealing import seal, unseal, unseal_as
 
 JOURNAL = "journal"
 """Its name in the spool."""
@@ -103,11 +103,7 @@ def read_state(txn: Any, path: str) -> JournalState:
     value = txn.get(STATE_KEY)
     if value is None:
         return NO_JOURNAL
-    where = f"{path}: what the log says of its journal"
-    bare = unseal(value, where)
-    if len(bare) != _STATE.size:
-        raise CorruptionError(f"{where} is {len(bare)} bytes long, not {_STATE.size}: another version wrote it")
-    return JournalState(*_STATE.unpack(bare))
+    return JournalState(*unseal_as(_STATE, value, f"{path}: what the log says of its journal"))
 
 
 def encode_state(state: JournalState) -> bytes:

@@ -14,16 +14,16 @@ class Removed(StorageError):
     """What is written to a log is gone with the process: its file has no name any more."""
 
 
-def is_in_place(env: Environment, *, or_nothing: bool = True) -> bool:
-    """Tell whether what is open is what lies at the path; `or_nothing`: or no log lies there."""
+def is_in_place(env: Environment) -> bool:
+    """Tell whether what is open is what lies at the path, or no log lies there."""
     try:
-        return _is_there(env, or_nothing)
+        return _is_there(env, or_nothing=True)
     except OSError:
         return False
 
 
 def _is_there(env: Environment, or_nothing: bool) -> bool:
-    """`is_in_place`; raises OSError where that cannot be seen."""
+    """Tell so; `or_nothing`: or no log lies there. Raises OSError: that cannot be seen."""
     try:
         there = os.stat(os.path.join(env.path, DATA))
     except FileNotFoundError:

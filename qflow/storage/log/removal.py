@@ -111,11 +111,10 @@ def delete_lanes(
     Returns:
         what is left of the limit, and whether more of the queue is.
     """
-    for number in (MARKS, WINDOWS, ATTEMPTS, DAMAGED, ERAS):
-        prefix = prefix_of(number, owner)
-        limit -= table.delete_between(txn, prefix, table.behind(prefix), limit)
-        if limit <= 0 and table.any_below(txn, prefix):
-            return 0, True
+    small = [prefix_of(number, owner) for number in (MARKS, WINDOWS, ATTEMPTS, DAMAGED, ERAS)]
+    limit, more = table.delete_below(txn, small, limit)
+    if more:
+        return 0, True
     releases = releases or Releases()
     referring: dict[int, int] = {}
     prefix = prefix_of(BLOCKS, owner)

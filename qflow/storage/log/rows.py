@@ -19,7 +19,7 @@ from qflow.named_tuples import NamedTuple
 from qflow.storage.blocks import NO_PREVIOUS
 from qflow.storage.log import table
 from qflow.storage.log.keys import BLOCKS, LAST_LANE, MARKS, WINDOWS, key_of, prefix_of
-from qflow.storage.log.sealing import seal, unseal
+from qflow.storage.log.sealing import seal, unseal_as
 
 _ROW = struct.Struct("<QQQQQQQQ")
 
@@ -66,11 +66,7 @@ def _where(owner: int, lane: int) -> str:
 
 
 def _row(value: bytes, owner: int, lane: int) -> Row:
-    where = _where(owner, lane)
-    bare = unseal(value, where)
-    if len(bare) != _ROW.size:
-        raise CorruptionError(f"{where} is {len(bare)} bytes long, not {_ROW.size}")
-    return Row(*_ROW.unpack(bare))
+    return Row(*unseal_as(_ROW, value, _where(owner, lane)))
 
 
 def with_last_block(txn: Any, owner: int, lane: int, row: Row) -> Row:

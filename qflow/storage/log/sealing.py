@@ -6,6 +6,7 @@ another key.
 
 from __future__ import annotations
 
+from typing import Any
 from zlib import crc32
 
 from qflow.errors import CorruptionError
@@ -24,3 +25,12 @@ def unseal(value: bytes | memoryview | None, where: str, key: bytes = b"") -> by
     if len(value) < 4 or crc32(bare, crc32(key)) != int.from_bytes(value[-4:], "little"):
         raise CorruptionError(f"{where} does not match its checksum")
     return bare
+
+
+def unseal_as(layout: Any, value: bytes | memoryview | None, where: str, key: bytes = b"") -> tuple[Any, ...]:
+    """Return what a record of a `struct` has. Raises CorruptionError: as `unseal`, or it has another length."""
+    bare = unseal(value, where, key)
+    if len(bare) != layout.size:
+        raise CorruptionError(f"{where} is {len(bare)} bytes long, not {layout.size}")
+    unpacked: tuple[Any, ...] = layout.unpack(bare)
+    return unpacked

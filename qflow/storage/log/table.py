@@ -8,7 +8,7 @@ Every function works inside a transaction it is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
@@ -94,6 +94,19 @@ def delete_between(txn: Any, start: bytes, stop: bytes, limit: int = LAST) -> in
             found = cursor.delete()
             removed += 1
     return removed
+
+
+def delete_below(txn: Any, prefixes: Iterable[bytes], limit: int) -> tuple[int, bool]:
+    """Delete the records whose keys begin so, at most `limit`.
+
+    Returns:
+        what is left of the limit, and whether more of them are.
+    """
+    for prefix in prefixes:
+        limit -= delete_between(txn, prefix, behind(prefix), limit)
+        if limit <= 0 and any_below(txn, prefix):
+            return 0, True
+    return limit, False
 
 
 def forget(

@@ -128,7 +128,7 @@ class TransactionLog:
         return self._order(lambda batch: batch.hollows.append(lane))
 
     def delete(self, *owners: int) -> Request:
-        """Remove a bounded part of what deleted queues left, in this order; see `Request.deleted`."""
+        """Remove a bounded part of what deleted queues left, in this order; see `Batch.deleted`."""
         return self._hand_over(Order(lambda batch: batch.deletes.extend(owners), after=None))
 
     def forget(self, lanes: Iterable[Lane]) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from qflow.errors import CorruptionError
 from qflow.named_tuples import NamedTuple
 from qflow.storage.log import table
-from qflow.storage.log.sealing import seal, unseal
+from qflow.storage.log.sealing import seal, unseal_as
 from qflow.storage.log.table import Forgotten
 
 PRODUCERS = 13
@@ -124,15 +124,11 @@ def _name(key: bytes) -> str:
 
 
 def _decode(value: bytes, name: str) -> Window:
-    where = f"the record of producer {name!r}"
     try:
-        bare = unseal(value, where)
-        if len(bare) != _RECORD.size:
-            raise CorruptionError(f"{where} is {len(bare)} bytes long, not {_RECORD.size}")
+        highest, seen, seen_ms = unseal_as(_RECORD, value, f"the record of producer {name!r}")
     except CorruptionError as error:
         raise CorruptionError(
             f"{error}: nobody knows which of its numbers are stored. Look what of it arrived, and go on under a new "
             "producer name"
         ) from error
-    highest, seen, seen_ms = _RECORD.unpack(bare)
     return Window(highest, int.from_bytes(seen, "little"), seen_ms)

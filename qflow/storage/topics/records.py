@@ -24,7 +24,7 @@ from qflow.message import LANE_SHIFT
 from qflow.named_tuples import NamedTuple
 from qflow.storage.log import table
 from qflow.storage.log.keys import BLOCKS, key_of, prefix_of
-from qflow.storage.log.sealing import seal, unseal
+from qflow.storage.log.sealing import seal, unseal, unseal_as
 
 TOPICS, TOPIC_NAMES, POSTINGS, INDEX = 9, 10, 11, 12
 TABLES = (INDEX, TOPICS, TOPIC_NAMES, POSTINGS)
@@ -81,19 +81,12 @@ def lane_key(owner: int, lane: int) -> bytes:
     return prefix_of(INDEX, owner) + bytes((lane,))
 
 
-def _unpack(layout: struct.Struct, key: bytes, value: bytes | memoryview, where: str) -> tuple[int, ...]:
-    bare = unseal(value, where, key)
-    if len(bare) != layout.size:
-        raise CorruptionError(f"{where} is {len(bare)} bytes long, not {layout.size}")
-    return layout.unpack(bare)
-
-
 def read_names_row(txn: Any, owner: int) -> NamesRow | None:
     """Return the row of a stream's topics; None if nothing was indexed. Raises CorruptionError: it is damaged."""
     key = prefix_of(INDEX, owner)
     value = txn.get(key)
     where = f"the row of the topics of stream {owner}"
-    return None if value is None else NamesRow(*_unpack(_NAMES_ROW, key, value, where))
+    return None if value is None else NamesRow(*unseal_as(_NAMES_ROW, value, where, key))
 
 
 def write_names_row(txn: Any, owner: int, row: NamesRow) -> None:
@@ -102,7 +95,8 @@ def write_names_row(txn: Any, owner: int, row: NamesRow) -> None:
 
 
 def _progress(owner: int, lane: int, value: bytes | memoryview) -> Progress:
-    return Progress(*_unpack(_PROGRESS, lane_key(owner, lane), value, f"the index row of stream {owner}, lane {lane}"))
+    where = f"the index row of stream {owner}, lane {lane}"
+    return Progress(*unseal_as(_PROGRESS, value, where, lane_key(owner, lane)))
 
 
 def read_progress(txn: Any, owner: int, lane: int) -> Progress:
@@ -142,12 +136,7 @@ def delete_index(txn: Any, owner: int, limit: int = REMOVED_AT_ONCE) -> bool:
 
 def delete_within(txn: Any, owner: int, limit: int) -> tuple[int, bool]:
     """Do what `delete_index` does; return what is left of the limit, and whether more of the index is."""
-    for number in TABLES:
-        prefix = prefix_of(number, owner)
-        limit -= table.delete_between(txn, prefix, table.behind(prefix), limit)
-        if limit <= 0 and table.any_below(txn, prefix):
-            return 0, True
-    return limit, False
+    return table.delete_below(txn, [prefix_of(number, owner) for number in TABLES], limit)
 
 
 def blocks_between(txn: Any, owner: int, lane: int, position: int, end: int, limit: int) -> list[int]:
