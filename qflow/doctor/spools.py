@@ -32,20 +32,10 @@ _LOAD = "`qflow snapshot load SNAPSHOT NEW`"
 
 def judge_spool(look: Look) -> Iterator[Finding]:
     """Yield what is wrong with the spool itself."""
-    if _is_removed(look):
-        yield from _removed(look)
-    else:
-        yield from _failure(look)
-    yield from _obstacle(look)
-    yield from _failed(look)
-    yield from _problems(look)
-    yield from _last_commit(look)
-    yield from _disk(look)
-    yield from _slow_syncs(look)
-    yield from _dead_log(look)
-    yield from _readers(look)
-    yield from _owner(look)
-    yield from _maintenance(look)
+    first = _removed if _is_removed(look) else _failure
+    after = (_obstacle, _failed, _problems, _last_commit, _disk, _slow_syncs, _dead_log, _readers, _owner, _maintenance)
+    for judge in (first, *after):
+        yield from judge(look)
 
 
 def _failure(look: Look) -> Iterator[Finding]:
