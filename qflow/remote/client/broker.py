@@ -79,7 +79,7 @@ class RemoteBroker(AnyRemoteBroker):
     @property
     def recovery(self) -> RecoveryReport:
         """What its owner found when it opened the spool, and damaged since. Cost: a round trip."""
-        return self._connection.call(requests.recovery())
+        return self._connection.call(requests.RECOVERY)
 
     # Queues -------------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class RemoteBroker(AnyRemoteBroker):
 
     def queues(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        return self._connection.call(requests.queues())
+        return self._connection.call(requests.QUEUES)
 
     def delete_queue(self, name: str) -> None:
         """Delete a queue with all its messages; see `qflow.Broker.delete_queue`."""
@@ -162,7 +162,7 @@ class RemoteBroker(AnyRemoteBroker):
 
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
-        return self._connection.call(stream_requests.streams())
+        return self._connection.call(stream_requests.STREAMS)
 
     def delete_stream(self, name: RemoteStream | str) -> None:
         """Delete a stream with its messages and subscriptions; see `qflow.Broker.delete_stream`."""
@@ -188,7 +188,7 @@ class RemoteBroker(AnyRemoteBroker):
 
     def schedules(self) -> list[Schedule]:
         """Return what is put again and again, by name."""
-        return self._connection.call(requests.schedules())
+        return self._connection.call(requests.SCHEDULES)
 
     def cancel_schedule(self, name: str) -> None:
         """Put no more messages for a schedule, and forget it; see `qflow.Broker.cancel_schedule`."""
@@ -222,7 +222,7 @@ class RemoteBroker(AnyRemoteBroker):
 
     def stats(self) -> BrokerStats:
         """Return a snapshot of the broker and each queue."""
-        return self._connection.call(requests.stats())
+        return self._connection.call(requests.STATS)
 
     def figures(self, since: int = 0) -> tuple[int, dict[str, dict[str, Any]]]:
         """Return the number of this look, and the figures of queues that have changed since look number `since`.
@@ -234,7 +234,7 @@ class RemoteBroker(AnyRemoteBroker):
 
     def check(self) -> list[str]:
         """Have the owner compare everything; see `qflow.Broker.check`."""
-        return self._connection.call(requests.check())
+        return self._connection.call(requests.CHECK)
 
     def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
         """Copy what is in the log to a new spool, on the owner's host; see `qflow.Broker.snapshot`."""
@@ -242,7 +242,7 @@ class RemoteBroker(AnyRemoteBroker):
 
     def compact(self) -> CompactionReport:
         """Give disk back; see `qflow.Broker.compact`."""
-        return self._connection.call(requests.compact())
+        return self._connection.call(requests.COMPACT)
 
     # Closing ------------------------------------------------------------------------------------------------------
 

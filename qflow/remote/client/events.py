@@ -39,7 +39,7 @@ class Events:
         check_callback(callback, "an event callback")
         self._connection.locked(self._begin)
         if not self._is_asked:
-            self._connection.call(requests.events())  # twice is fine
+            self._connection.call(requests.EVENTS)  # twice is fine
             self._is_asked = True
         self._listeners.add(callback)
 

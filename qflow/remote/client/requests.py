@@ -39,6 +39,12 @@ _PUT = PutOptions.__annotations__.keys()
 TIMED = _PUT | {"timeout_s"}
 _ONCE = TIMED | {"dedupe_key"}
 
+QUEUES, EVENTS, CHECK = (Request({"op": name}) for name in ("queues", "events", "check"))
+RECOVERY = Request({"op": "recovery"}, read=replies.reporting(RecoveryReport))
+STATS = Request({"op": "stats"}, read=replies.reporting(BrokerStats))
+COMPACT = Request({"op": "compact"}, doubt="the compaction", read=replies.reporting(CompactionReport))
+SCHEDULES = Request({"op": "schedules"}, read=lambda reply: [from_plain(one) for one in reply.result])
+
 
 def name_of(one: Any) -> Any:
     """Return the name of a queue, or of a stream; or what was given as one."""
@@ -77,10 +83,6 @@ def alter_queue(queue: Any, changes: Mapping[str, Any]) -> Request:
 
 def queue(name: str) -> Request:
     return Request({"op": "queue", "queue": check_name(name)}, read=replies.queue_settings)
-
-
-def queues() -> Request:
-    return Request({"op": "queues"})
 
 
 def delete_queue(name: str) -> Request:
@@ -259,21 +261,9 @@ def cancel(number: int) -> Request:
 # The whole broker -----------------------------------------------------------------------------------------------------
 
 
-def recovery() -> Request:
-    return Request({"op": "recovery"}, read=replies.reporting(RecoveryReport))
-
-
-def stats() -> Request:
-    return Request({"op": "stats"}, read=replies.reporting(BrokerStats))
-
-
 def figures(since: int) -> Request:
     """Its reply is the number of the look, and what changed since that one."""
     return Request({"op": "figures", "since": since}, read=replies.figures)
-
-
-def check() -> Request:
-    return Request({"op": "check"})
 
 
 def snapshot(target: str, path: str | os.PathLike[str]) -> Request:
@@ -282,14 +272,6 @@ def snapshot(target: str, path: str | os.PathLike[str]) -> Request:
     if "://" in target and not os.path.isabs(path):
         raise InvalidArgument(f"a snapshot is made on the host of {target}: give the whole path there, not {path!r}")
     return Request({"op": "snapshot", "path": whole}, doubt="the snapshot", read=replies.reporting(SnapshotReport))
-
-
-def compact() -> Request:
-    return Request({"op": "compact"}, doubt="the compaction", read=replies.reporting(CompactionReport))
-
-
-def events() -> Request:
-    return Request({"op": "events"})
 
 
 # Schedules ------------------------------------------------------------------------------------------------------------
@@ -303,10 +285,6 @@ def schedule(name: str, queue: Any, body: Any, options: Mapping[str, Any]) -> Re
         given["headers"] = decode_headers(encode_headers(given["headers"]))
     head = {"op": "schedule", "name": check_name(name, "schedule"), **named("queue", queue), "options": given}
     return Request(head, ((body_bytes(body),),), "the schedule", lambda reply: from_plain(reply.result))
-
-
-def schedules() -> Request:
-    return Request({"op": "schedules"}, read=lambda reply: [from_plain(one) for one in reply.result])
 
 
 def cancel_schedule(name: str) -> Request:

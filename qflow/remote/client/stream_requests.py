@@ -16,6 +16,8 @@ from qflow.remote.client.requests import name_of, named, not_granted
 from qflow.remote.wire.values import plain
 from qflow.stats import StreamStats, SubscriptionStats
 
+STREAMS = Request({"op": "streams"})
+
 
 def declare_stream(name: str, settings: Mapping[str, Any]) -> Request:
     StreamSettings.from_call(dict(settings), "stream")
@@ -32,10 +34,6 @@ def alter_stream(stream: Any, changes: Mapping[str, Any]) -> Request:
 def stream(one: Any) -> Request:
     check_name(name_of(one), "stream")
     return Request({"op": "stream", **named("stream", one)}, read=stream_replies.settings)
-
-
-def streams() -> Request:
-    return Request({"op": "streams"})
 
 
 def delete_stream(stream: Any) -> Request:

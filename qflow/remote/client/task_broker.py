@@ -81,7 +81,7 @@ class AsyncRemoteBroker(AnyRemoteBroker):
 
     async def queues(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        return await self._connection.call(requests.queues())
+        return await self._connection.call(requests.QUEUES)
 
     async def alter_queue(self, name: AsyncRemoteQueue | str, **changes: Unpack[QueueChanges]) -> AsyncRemoteQueue:
         """Change settings of a queue while it is used; see `qflow.Broker.alter_queue`."""
@@ -100,7 +100,7 @@ class AsyncRemoteBroker(AnyRemoteBroker):
 
     async def schedules(self) -> list[Schedule]:
         """Return what is put again and again, by name."""
-        return await self._connection.call(requests.schedules())
+        return await self._connection.call(requests.SCHEDULES)
 
     async def cancel_schedule(self, name: str) -> None:
         """Put no more messages for a schedule, and forget it; see `qflow.Broker.cancel_schedule`."""
@@ -161,7 +161,7 @@ class AsyncRemoteBroker(AnyRemoteBroker):
 
     async def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
-        return await self._connection.call(stream_requests.streams())
+        return await self._connection.call(stream_requests.STREAMS)
 
     async def alter_stream(
         self, stream: AsyncRemoteStream | str, /, **changes: Unpack[StreamChanges]
@@ -203,7 +203,7 @@ class AsyncRemoteBroker(AnyRemoteBroker):
         """
         check_callback(callback, "an event callback")
         if not self._callbacks:
-            self._connection.tell(requests.events())
+            self._connection.tell(requests.EVENTS)
             self._connection.listen(self._tell)
         self._callbacks.append(callback)
 
@@ -218,7 +218,7 @@ class AsyncRemoteBroker(AnyRemoteBroker):
 
     async def stats(self) -> BrokerStats:
         """Return a snapshot of the broker and each queue."""
-        return await self._connection.call(requests.stats())
+        return await self._connection.call(requests.STATS)
 
     async def figures(self, since: int = 0) -> tuple[int, dict[str, dict[str, Any]]]:
         """Return the number of this look, and what has changed since another one; see `RemoteBroker.figures`."""
@@ -226,7 +226,7 @@ class AsyncRemoteBroker(AnyRemoteBroker):
 
     async def check(self) -> list[str]:
         """Have the owner compare everything; see `qflow.Broker.check`."""
-        return await self._connection.call(requests.check())
+        return await self._connection.call(requests.CHECK)
 
     async def snapshot(self, path: str | os.PathLike[str]) -> SnapshotReport:
         """Copy what is in the log to a new spool, on the owner's host; see `qflow.Broker.snapshot`."""
@@ -234,7 +234,7 @@ class AsyncRemoteBroker(AnyRemoteBroker):
 
     async def compact(self) -> CompactionReport:
         """Give disk back; see `qflow.Broker.compact`."""
-        return await self._connection.call(requests.compact())
+        return await self._connection.call(requests.COMPACT)
 
     # Closing -----------------------------------------------------------------------------------------------------
 
