@@ -124,7 +124,8 @@ def test_a_body_outlives_queues_that_are_deleted(log):
     publish(log, [one, two], OTHER)
     batch = log.delete(1)
     log.wait(batch)
-    assert batch.batch is not None and batch.batch.deleted == (1,)
+    assert batch.batch is not None
+    assert batch.batch.deleted == (1,)
     assert list(stored(log).values()) == [2, 1]
     log.delete(2)
     log.wait(log.delete(3))
@@ -240,7 +241,8 @@ def test_a_disk_without_room_for_counting_puts_it_off(log, monkeypatch):
         log.delete(1)
         batch = log.delete(5)  # it holds no reference: it goes all the same
         log.wait(batch)
-        assert batch.batch is not None and batch.batch.deleted == (5,)
+        assert batch.batch is not None
+        assert batch.batch.deleted == (5,)
     assert all(line.lane.removing for line in lines)
     for line in lines[1:]:
         batch = log.settle(line.lane, [])
