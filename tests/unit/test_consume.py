@@ -217,15 +217,17 @@ def test_the_end_of_the_queue_ends_the_consumer(open_spool: Open, end: str) -> N
 def test_a_callback_may_close_its_consumer(queue: qflow.Queue) -> None:
     """It is the last one then; from inside, nobody is waited for."""
     consumers: list[Any] = []
-    ready = threading.Event()
+    entered, ready = threading.Event(), threading.Event()
     calls: list[bytes] = []
 
     def work(delivery: qflow.Delivery) -> None:
+        entered.set()
         assert ready.wait(LONG_S)
         calls.append(delivery.body)
         assert not consumers[0].close()
 
     consumers.append(queue.consume(work))
+    assert entered.wait(LONG_S)
     ready.set()
     assert consumers[0].close(LONG_S)
     assert calls == [b"0"]
