@@ -226,16 +226,23 @@ def test_who_finds_others_waiting_at_the_door_waits_too(full: socket.socket, spo
         """What a signal handler raises."""
 
     def strike(number: int, frame: object) -> None:
-        raise Interrupt
+        if not struck.is_set():
+            struck.set()
+            raise Interrupt
 
+    def interrupt() -> None:
+        while not struck.wait(0.05):  # again: one that comes right before a wait is handled after it
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    struck, main = threading.Event(), threading.get_ident()
     before = signal.signal(signal.SIGUSR1, strike)
-    timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    interrupting = threading.Thread(target=interrupt)
     try:
         with pytest.raises(Interrupt):
-            timer.start()
+            interrupting.start()
             qflow.connect(spool, timeout_s=None)
     finally:
-        timer.join()
+        interrupting.join()
         signal.signal(signal.SIGUSR1, before)
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -268,8 +269,20 @@ def test_an_interrupted_call_takes_nothing_and_the_connection_goes_on(
     """A handler that raises, wherever in the call it strikes."""
     queue = remote.queue("jobs")
 
+    def call() -> None:
+        """Put and get until nothing is there in time."""
+        nonlocal put
+        with suppress(QueueEmpty):
+            while True:
+                queue.put(b"x")
+                put += 1
+                queue.get(0.01).ack()
+
     def strike(number: int, frame: FrameType | None) -> None:
-        raise Interrupt
+        while frame is not None:  # else it comes between two rounds, or behind the last one
+            if frame.f_code is call.__code__:
+                raise Interrupt
+            frame = frame.f_back
 
     before = signal.signal(signal.SIGALRM, strike)
     put = struck = 0
@@ -279,19 +292,9 @@ def test_an_interrupted_call_takes_nothing_and_the_connection_goes_on(
             # Again, where the first one came in a finalizer, which lets nothing out.
             signal.setitimer(signal.ITIMER_REAL, 0.0002 + round % 20 * 0.0001, 0.1)
             try:
-                try:
-                    while True:
-                        queue.put(b"x")
-                        put += 1
-                        queue.get(0.01).ack()
-                except QueueEmpty:
-                    """Nothing was there in time."""
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
+                call()
             except Interrupt:
                 struck += 1
-    except Interrupt:  # it came between two rounds
-        struck += 1
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -316,12 +319,20 @@ def test_a_get_that_is_interrupted_while_it_waits_leaves_the_message_to_others(
     """Not counted as delivered."""
     queue = remote.queue("jobs")
 
+    struck = threading.Event()
+
     def strike(number: int, frame: FrameType | None) -> None:
-        raise Interrupt
+        if not struck.is_set():
+            struck.set()
+            raise Interrupt
 
     def interrupt() -> None:
         until(lambda: parts_of(jobs).gate.getters)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        while not struck.is_set():  # again: one that comes right before a wait is handled after it
+            signal.pthread_kill(main, signal.SIGUSR1)
+            struck.wait(0.01)
+
+    main = threading.get_ident()
 
     before = signal.signal(signal.SIGUSR1, strike)
     interrupting = threading.Thread(target=interrupt)

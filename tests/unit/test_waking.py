@@ -298,12 +298,19 @@ def test_a_handler_that_puts_at_the_limit_that_the_main_thread_waits_at_gets_thr
         threads.append(threading.Thread(target=queue.put, args=(b"behind",)))
         threads[-1].start()
         until(lambda: len(line_of(queue)) == 2)
-        signal.pthread_kill(main, signal.SIGUSR1)
+        while not struck.is_set():  # again: one that comes right before a wait is handled after it
+            signal.pthread_kill(main, signal.SIGUSR1)
+            struck.wait(0.01)
         until(lambda: len(line_of(queue)) == 3)
         queue.get_many(3, 0).ack()
 
-    main = threading.get_ident()
-    before = signal.signal(signal.SIGUSR1, lambda *_: queue.put(b"handler"))
+    def handle(*_: object) -> None:
+        if not struck.is_set():
+            struck.set()
+            queue.put(b"handler")
+
+    struck, main = threading.Event(), threading.get_ident()
+    before = signal.signal(signal.SIGUSR1, handle)
     try:
         threads.append(threading.Thread(target=interrupt))
         threads[-1].start()
