@@ -100,7 +100,8 @@ def test_a_get_passes_what_is_known_to_have_expired_without_a_look(
     assert broker.check() == []
     first.nack()
     assert queue.get(timeout_s=0).body == b"tail"
-    inside.tick(queue)
+    while inside.tick(queue):
+        """There is more than it had time for."""
     assert queue.stats().expired_total == total
     assert len(queue) == 1
     assert broker.check() == []
