@@ -20,6 +20,7 @@ from qflow.queues.deleting import Deleting
 from qflow.queues.exits import Leaving
 from qflow.queues.looking import not_due
 from qflow.queues.queue import Queue, parts_of
+from qflow.queues.tending import read_delayed
 from qflow.queues.transaction import Transaction, gathering_of
 from qflow.storage.log.transaction_log import Unit
 
@@ -110,6 +111,8 @@ class Redrive:
                 looked_at.append(self._dead.get_many(most, timeout_s=0))  # at once, so that an interrupt finds it there
                 batch = looked_at[-1]
                 if not batch:
+                    if read_delayed(parts_of(self._dead)):
+                        continue  # a get has not seen all that is due
                     self._tell_of_rest(left)
                     break
                 left -= len(batch)

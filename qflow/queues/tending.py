@@ -109,6 +109,15 @@ def fit(queue: Parts) -> bool:
     return restorer.refilling
 
 
+@sheltered
+def read_delayed(queue: Parts) -> bool:
+    """Take a step of `fit` where the log holds delayed messages that no get knows of; return whether anything was."""
+    with queue.context.lock:
+        if not queue.lanes.has_unread():
+            return False
+    return fit(queue)
+
+
 def tick(queue: Parts) -> bool:
     """What time does: expire, take back what is held for too long, tell of slow consumers. Once a second.
 

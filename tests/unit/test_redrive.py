@@ -15,6 +15,7 @@ from faults.seams import bodies_of
 from qflow import Overflow, inspect
 from qflow.inspect import MessageFacts
 from qflow.queues import redrive
+from qflow.queues import source as source_module
 from qflow.queues.admission import Admission
 from qflow.queues.apart import HeldOne
 from qflow.queues.claims import Claims
@@ -466,3 +467,24 @@ def test_an_interrupt_as_what_stays_is_put_back_leaves_nothing_held(
     with pytest.raises(KeyboardInterrupt):
         broker.redrive("dead")
     assert (dead.stats().acquired_messages, dead.get_many(9, 0).bodies) == (0, [b"0", b"1", b"2"])
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_what_is_due_at_an_opening_moves_though_it_takes_long_to_read(
+    limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A get waits for 30 ms, and maintenance reads the rest: a redrive reads them itself, and says what is not due."""
+    clock = Clock()
+    with open_still(tmp_path / "spool", clock) as broker:
+        source = broker.declare_queue("source")
+        for delay_s in (3600, 1):
+            source.put_many([b"%d" % delay_s] * 3000, delay_s=delay_s)
+        broker.declare_queue("target")
+    clock.advance(10)
+    monkeypatch.setattr(source_module, "READ_FIRST_S", -1)
+    with open_still(tmp_path / "spool", clock) as broker:
+        report = broker.redrive("source", to="target", limit=limit)
+        moved = 3000 if limit is None else limit
+        assert report.moved == {"target": moved}
+        assert report.kept == ({} if limit else {"not due yet": 3000})
+        assert len(broker.queue("source")) == 6000 - moved
