@@ -22,7 +22,7 @@ from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, excess, w
 from qflow.queues.parts import Parts
 
 AT_ONCE_S = 0.05
-"""How long what expired leaves, or what is held for too long is taken back, at once: a bounded number each time."""
+"""How long what expired or is too much leaves, or what is held for too long is taken back, at once: in steps."""
 
 
 @sheltered
@@ -90,32 +90,41 @@ def watch(queue: Parts, after_s: Duration | None, policy: SlowConsumer) -> None:
 
 
 def fit(queue: Parts) -> bool:
-    """Take a step of what follows from an opening or an `alter`; return whether there may be more to do.
+    """Do for a while what follows from an opening or an `alter`; return whether there may be more to do.
 
     Read what the log holds of delayed messages, drop what a ring has too much, restore what there is room for.
     """
-    context, lanes, restorer = queue.context, queue.lanes, queue.restorer
-    with context.lock:
-        if context.ended is not None:
-            return False
-        for runs in lanes.delayed_lists():
-            if runs.settle_head().place is not Place.RESIDENT and restorer.restore_head(runs):
-                return True
-        surplus = _surplus(queue)
-        if any(surplus) and queue.ring.drop(surplus):
-            return True
-    if restorer.refilling:
-        restorer.refilling = restorer.refill()
+    restorer = queue.restorer
+    if _in_steps(queue, _bring_down, pause_s=0):  # others have the lock while a step reads, as for a put
+        return True
+    restorer.refilling = restorer.refilling and queue.context.ended is None and restorer.refill()
     return restorer.refilling
+
+
+def _bring_down(queue: Parts) -> bool:
+    """Read what the log holds of delayed messages, or drop what a ring has too much. Under the lock.
+
+    Returns whether there may be more of that. What is to be dropped may have to be read before, in parts.
+    """
+    if _read_delayed(queue):
+        return True
+    surplus = _surplus(queue)
+    return any(surplus) and queue.ring.drop(surplus)
+
+
+def _read_delayed(queue: Parts) -> bool:
+    """Read a part of what the log holds of delayed messages; return whether any was read. Under the lock."""
+    for runs in queue.lanes.delayed_lists():
+        if runs.settle_head().place is not Place.RESIDENT and queue.restorer.restore_head(runs):
+            return True
+    return False
 
 
 @sheltered
 def read_delayed(queue: Parts) -> bool:
-    """Take a step of `fit` where the log holds delayed messages that no get knows of; return whether anything was."""
+    """Read a part of the delayed messages that no get knows of since the opening; return whether any was read."""
     with queue.context.lock:
-        if not queue.lanes.has_unread():
-            return False
-    return fit(queue)
+        return queue.context.ended is None and _read_delayed(queue)
 
 
 def tick(queue: Parts) -> bool:
@@ -164,7 +173,7 @@ def is_at_rest(queue: Parts) -> bool:
     )
 
 
-def _in_steps(queue: Parts, step: Callable[[Parts], bool]) -> bool:
+def _in_steps(queue: Parts, step: Callable[[Parts], bool], pause_s: float = PAUSE_S) -> bool:
     """Take steps for a while; return whether there is more to do. The lock is let go of after each, for others."""
     ends = perf_counter() + AT_ONCE_S
     while True:
@@ -173,7 +182,7 @@ def _in_steps(queue: Parts, step: Callable[[Parts], bool]) -> bool:
                 return False
         if perf_counter() >= ends:
             return True
-        sleep(PAUSE_S)
+        sleep(pause_s)
 
 
 def _take_back_late(queue: Parts) -> bool:

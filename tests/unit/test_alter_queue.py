@@ -13,6 +13,7 @@ import qflow
 from qflow import Overflow
 from qflow.memory.waiting import shelter
 from qflow.message import BATCH_BYTES, OVERHEAD_BYTES
+from qflow.queues import tending
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
@@ -160,6 +161,19 @@ def test_a_ring_drops_down_to_a_lower_limit(open_spool: Open, durable: bool, cha
     assert broker.check() == []
     held.nack()
     assert numbers_of(queue) == [0, 17, 18, 19]
+
+
+@pytest.mark.owner_only
+def test_a_ring_drops_what_is_on_disk_in_one_go(open_at: Open, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part after part is read and dropped, as for a put: none of them waits for another round of maintenance."""
+    monkeypatch.setattr(tending, "AT_ONCE_S", 3600.0)
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, on_overflow=Overflow.DROP_OLDEST, capacity_bytes=2 * COST)
+    queue.put_many([body(number) for number in range(40)])
+    broker.alter_queue("q", limit_messages=4)
+    assert len(queue) == 4
+    assert queue.stats().dropped_total == 36
+    assert numbers_of(queue) == [36, 37, 38, 39]
 
 
 @pytest.mark.owner_only
