@@ -73,6 +73,8 @@ class Homes:
         self._homes: dict[asyncio.AbstractEventLoop, Home] = {}
         self._lock = StraightLock()
         self._latest: Home | None = None
+        self.lines: dict[tuple[asyncio.AbstractEventLoop, object], Any] = {}
+        """By loop and queue: what was submitted and waits for room; see `putting`."""
 
     def here(self) -> Home:
         """Return the home of the running loop; errors as `running_loop`. Cost: 0.1 µs while there is one loop."""
@@ -108,6 +110,8 @@ class Homes:
         with self._lock:
             self._latest = None
             del self._homes[home.loop]
+            for place in [place for place in self.lines if place[0] is home.loop]:
+                del self.lines[place]
             if not self._homes:
                 self._jobs.remove(self._job)
 

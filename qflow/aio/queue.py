@@ -12,8 +12,9 @@ from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.home import Log, Promise
-from qflow.aio.loops import Homes, Waiter, Worker, attend
-from qflow.aio.queue_work import QueueWork, enter, put_if_room
+from qflow.aio.loops import Homes, Waiter, Worker
+from qflow.aio.putting import AsyncPutting
+from qflow.aio.queue_work import QueueWork
 from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback
@@ -22,15 +23,15 @@ from qflow.delivery import Entry
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, QueueEmpty
 from qflow.memory.waiting import in_place
-from qflow.message import Headers, Record
+from qflow.message import Headers
 from qflow.options import Body, Moment, PutOnceOptions, PutOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.claims import Claims
 from qflow.queues.envelope import Envelope
 from qflow.queues.gets import Gets
-from qflow.queues.overflow import Decision, Placed
+from qflow.queues.overflow import Placed
 from qflow.queues.puts import Puts
-from qflow.queues.putting import Putting, TurnedAway, putting_of
+from qflow.queues.putting import putting_of
 from qflow.queues.queue import Queue, parts_of
 from qflow.stats import QueueStats
 from qflow.takers import Taker, named, parse_name
@@ -54,6 +55,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
     _worker: Worker
     _work: QueueWork
     _puts: Puts
+    _putting: AsyncPutting
     _gets: Gets
     _claims: Claims
     _put_once: Callable[..., Awaitable[Any]]
@@ -90,8 +92,9 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         """
         timeout_s = None if timeout_s is None else parse_timeout(timeout_s)  # refused also where there is room
         settings = (puts := self._puts).context.settings
+        is_first = not (self._homes.lines and self._putting.is_behind())
         if (
-            type(body) is bytes
+            (is_first and type(body) is bytes)
             and not priority
             and headers is None
             and durable is None
@@ -107,7 +110,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
                     await home.confirmed(put)
                 return put.first
             if settings.durable or timeout_s is not None:
-                return await self._wait_for_room(puts.begin([put], timeout_s))  # type: ignore[return-value]
+                return await self._putting.wait_for_room(puts.begin([put], timeout_s))  # type: ignore[return-value]
             waiter = Waiter(home)
             waiter.future = home.loop.create_future()
             putting = putting_of(puts, put)
@@ -117,7 +120,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
                     await waiter.future
                     if putting.go_on():
                         return put.first
-                return await self._wait_for_room(putting)  # type: ignore[return-value]
+                return await self._putting.wait_for_room(putting)  # type: ignore[return-value]
             except BaseException:
                 try:
                     in_place(putting.give_up)
@@ -131,10 +134,10 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         if dedupe_key is not None:
             return await self._put_once(puts, dedupe_key, envelope.number, record, timeout_s)  # type: ignore[no-any-return]
         number, expires_ms = envelope.number, envelope.expires_ms
-        at_once = puts.put_at_once((record,), len(record), number, False, True, expires_ms)
+        at_once = puts.put_at_once((record,), len(record), number, False, True, expires_ms) if is_first else None
         if at_once is not None:
             return at_once
-        return await self._put([record], type(record) is bytes, envelope, timeout_s)  # type: ignore[return-value]
+        return await self._putting.put([record], type(record) is bytes, envelope, timeout_s)  # type: ignore[return-value]
 
     async def put_nowait(self, body: Body, **options: Unpack[PutOnceOptions]) -> int | Placed:
         """`put` that waits for no room; on a durable queue it still waits for the sync. Options as `put`."""
@@ -158,7 +161,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         parse_timeout(timeout_s)
         if not records:
             return range(0)
-        first = await self._put(records, plain, envelope, timeout_s)
+        first = await self._putting.put(records, plain, envelope, timeout_s)
         return range(0) if first is None else range(first, first + len(records))
 
     def submit(
@@ -176,54 +179,12 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         """`put` that does not wait: the future has what `put` returns, once it is confirmed.
 
         If there is room, the message is handed over when this returns, without a task of its own, and `close` waits
-        for it; else the future is a task that waits for room, and `close` ends it. Cancelling it cancels a `put`.
+        for it; else the future is a task that waits for room, and `close` ends it. Cancelling it cancels a `put`. What
+        this loop puts into the queue later goes behind it in any case, unless its `timeout_s` is over before.
         """
         envelope = self._puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
-        return self._submitted([record], type(record) is bytes, envelope, timeout_s)
-
-    def _submitted(
-        self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
-    ) -> asyncio.Future[Any]:
-        home, timeout_s = self._homes.here(), parse_timeout(timeout_s)
-        put = put_if_room(self._puts, self._log, records, plain, envelope)
-        if put is None:
-            return home.loop.create_task(self._put(records, plain, envelope, timeout_s))
-        return home.resolved(put) if isinstance(put, int) else home.confirmed(put)
-
-    async def _put(
-        self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
-    ) -> int | None:
-        home = self._homes.here()  # first: without one, nothing is done
-        put = put_if_room(self._puts, self._log, records, plain, envelope)
-        if put is None:
-            puts = self._puts
-            return await self._wait_for_room(puts.begin([puts.draft(records, plain, envelope.number)], timeout_s))
-        if isinstance(put, int):
-            return put
-        await home.confirmed(put)
-        first: int = put.first
-        return first
-
-    async def _wait_for_room(self, putting: Putting) -> int | None:
-        """Put messages that have to wait, or that a limit turns away."""
-        queue, home = self._puts, self._homes.here()
-        put = putting.puts[0]
-        try:
-            await attend(home, self._worker, putting)
-        except TurnedAway as turned:
-            if turned.decision is Decision.DROP:
-                queue.turn_away(put.records, turned.decision)
-            else:
-                await self._worker.run(home, partial(queue.turn_away, put.records, turned.decision))
-            return None
-        enter(self._puts, self._log, put)
-        home.has_room()
-        if put.lane.is_logged:
-            await home.confirmed(put)
-        if queue.exceeds:
-            self._worker.spill(queue.spiller)
-        return put.first
+        return self._putting.submit([record], type(record) is bytes, envelope, timeout_s)
 
     # Get ---------------------------------------------------------------------------------------------------------
 
@@ -385,6 +346,7 @@ def queue_of(
     made._put_once = put_once
     made._work = QueueWork(queue, homes, worker)
     made._puts, made._gets, made._claims = parts_of(queue).puts, parts_of(queue).gets, parts_of(queue).claims
+    made._putting = AsyncPutting(made._puts, log, homes, worker)
     return made
 
 
@@ -411,7 +373,7 @@ async def nack_all(queue: AsyncQueue, deliveries: Iterable[AsyncDelivery], reque
 def submit_many(queue: AsyncQueue, bodies: Iterable[Body], **options: Unpack[PutOptions]) -> asyncio.Future[Any]:
     """Put messages, at least one, in one commit, all or none; the future as that of `AsyncQueue.submit`."""
     envelope = _envelope_of(queue, options)
-    return queue._submitted(*envelope.records(bodies), envelope, None)
+    return queue._putting.submit(*envelope.records(bodies), envelope, None)
 
 
 def put_at_once(queue: AsyncQueue, bodies: list[bytes], promise: Promise) -> bool:

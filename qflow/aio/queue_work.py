@@ -1,30 +1,23 @@
-"""The part of a queue that async deliveries and consumers use: get a batch, give back, wait for the sync.
-
-And how what tasks put comes into a queue once there is room for it, in the loop.
-"""
+"""The part of a queue that async deliveries and consumers use: get a batch, give back, wait for the sync."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
 
 from qflow.aio.delivery import AnyDeliveries, AsyncDeliveries, InMemory, held_of
-from qflow.aio.home import Home, Log
+from qflow.aio.home import Home
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.deliveries import Deliveries
 from qflow.delivery import AT_ONCE, Delivery, Return
 from qflow.durations import Duration
 from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import in_place
-from qflow.message import Record, is_logged
 from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumers
 from qflow.queues.deleting import deletings_of
-from qflow.queues.envelope import Envelope
 from qflow.queues.getting import Getting
-from qflow.queues.puts import Puts
 from qflow.queues.queue import Queue, parts_of
 from qflow.takers import Noted
 
@@ -154,39 +147,3 @@ class QueueWork(InMemory):
             in_place(work)
             if self._claims.returns.is_crowded(how):
                 await self.hold_up()
-
-
-def put_if_room(puts: Puts, log: Log, records: list[Record], plain: bool, envelope: Envelope) -> Any:
-    """Put messages if there is room, also room that the queue must borrow first; None if there is none.
-
-    Returns the put that is to be confirmed, or where nothing is, the first sequence.
-    """
-    if puts.settings.durable and not is_logged(records[0]):
-        first = in_place(partial(puts.put_unlogged, records, envelope.number))
-        if first is not None:
-            return first
-    put = puts.draft(records, plain, envelope.number)
-    put.expires_ms = envelope.expires_ms
-    if not puts.enter_at_once(put) and not in_place(partial(_borrow_and_enter, puts, log, put)):
-        return None
-    return put if put.lane.is_logged else put.first
-
-
-def _borrow_and_enter(puts: Puts, log: Log, put: Any) -> bool:
-    if not puts.reserve_at_once(put):
-        return False
-    enter(puts, log, put)
-    return True
-
-
-def enter(puts: Puts, log: Log, put: Any) -> None:
-    """Hand a put whose room is reserved to the log, or make it visible if it is not logged."""
-    if not put.lane.is_logged:
-        puts.publish_transient(put)
-        return
-    try:
-        log.put(put, soon=False)
-    except BaseException:
-        if not put.joined:
-            puts.refused(put)
-        raise

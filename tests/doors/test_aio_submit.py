@@ -66,6 +66,71 @@ def test_what_is_submitted_at_a_limit_waits_behind_who_waits_there(spool: Path) 
     run(scenario())
 
 
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_follows_what_was_submitted_goes_behind_it(spool: Path, durable: bool) -> None:
+    """Though there is room by then, as a thread makes some meanwhile."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            queue = await broker.declare_queue("jobs", durable=durable, limit_messages=8)
+            await queue.put_many([BODY] * 8)
+            waiting: list[asyncio.Future[Any]] = [queue.submit(b"0")]
+            queue.queue.get_many(8).ack(wait=True)
+            waiting.append(queue.submit(b"1"))
+            waiting += [asyncio.ensure_future(put) for put in (queue.put(b"2"), queue.put_many([b"3", b"4"]))]
+            waiting.append(asyncio.ensure_future(queue.put(b"5", headers={"last": True})))
+            await asyncio.gather(*waiting)
+            assert (await queue.get_many(8)).bodies == [b"%d" % number for number in range(6)]
+
+    run(scenario())
+
+
+def test_what_was_submitted_is_in_order_where_memory_is_full(spool: Path) -> None:
+    """Each waits for the disk to take something, or finds that others have made room."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool, capacity_bytes=20 * len(BODY)) as broker:
+            queue = await broker.declare_queue("jobs", durable=False)
+            puts = []
+            for number in range(BURST):
+                puts.append(queue.submit(b"%04d" % number + BODY))
+                if number % 50 == 0:
+                    await asyncio.sleep(0)
+            assert await asyncio.gather(*puts) == list(range(BURST))
+            numbers: list[int] = []
+            while batch := await queue.get_many(BURST, timeout_s=0):
+                numbers += [int(body[:4]) for body in batch.bodies]
+                await batch.ack()
+            assert numbers == list(range(BURST))
+
+    run(scenario())
+
+
+def test_what_is_cancelled_or_has_waited_long_enough_holds_nobody_up(spool: Path) -> None:
+    """Those behind it go on, and once all have their room nothing is in the way of what follows."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            queue = await broker.declare_queue("jobs", durable=False, limit_messages=2)
+            await queue.put_many([b"", b""])
+            first, second, third = [queue.submit(b"%d" % number) for number in range(3)]
+            with pytest.raises(qflow.QueueFull):
+                await queue.submit(b"at once or never", timeout_s=0)
+            with pytest.raises(qflow.QueueFull):
+                await queue.put_nowait(b"the same")
+            assert not any(one.done() for one in (first, second, third))
+            second.cancel()
+            for delivery in await queue.get_many(2):
+                await delivery.ack()
+            await asyncio.gather(first, third)
+            batch = await queue.get_many(2)
+            assert batch.bodies == [b"0", b"2"]
+            await batch.ack()
+            assert not isinstance(queue.submit(b"3"), asyncio.Task)
+
+    run(scenario())
+
+
 class Struck(Exception):
     """What a signal handler raises."""
 
