@@ -159,8 +159,8 @@ def is_url(target: object) -> bool:
 def spool_path(path: str | os.PathLike[str], what: str = "spool") -> str:
     """Return the absolute path of a spool. Raises InvalidArgument: it is none, or a URL, which names no directory."""
     given = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
-    if not isinstance(given, str) or not given or "\0" in given:
-        raise InvalidArgument(f"the path of a {what} must be a path without NUL, not {path!r}")
+    if not isinstance(given, str) or not given or "\0" in given or not _names_a_file(given):
+        raise InvalidArgument(f"the path of a {what} must be a path without NUL and half characters, not {path!r}")
     if _URL.match(given):
         raise InvalidArgument(
             f"a spool is a local directory, not a URL: {given}; a directory of that name is ./{given}"
@@ -171,6 +171,15 @@ def spool_path(path: str | os.PathLike[str], what: str = "spool") -> str:
         raise InvalidArgument(
             f"the {what} {given!r} is in the current directory, which is no more: give an absolute path"
         ) from error
+
+
+def _names_a_file(path: str) -> bool:
+    """Tell whether the file system may have it: a text may hold half a character, which has no bytes."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _flag(value: Any, what: str) -> bool:

@@ -245,6 +245,7 @@ def test_a_bad_place_for_a_snapshot_is_refused_and_stays_as_it_is(open_spool, sp
         (tmp_path / "link", qflow.InvalidArgument, "not a directory"),
         ("", qflow.InvalidArgument, "without NUL"),
         ("a\0b", qflow.InvalidArgument, "without NUL"),
+        ("a\ud800b", qflow.InvalidArgument, "half characters"),
         (7, qflow.InvalidArgument, "not 7"),
     ):
         with pytest.raises(error, match=match):
