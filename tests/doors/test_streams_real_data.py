@@ -36,7 +36,7 @@ def tables() -> tuple[pandas.DataFrame, pandas.DataFrame]:
 
 def lines(table: pandas.DataFrame) -> list[bytes]:
     """Return each row as JSON."""
-    return table.to_json(orient="records", lines=True).encode().splitlines()
+    return table.to_json(orient="records", lines=True).encode().splitlines() if len(table) else []
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +61,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield broker, flights, weather
 
 
-def replayed(broker: qflow.Broker, topic_filter: str) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = []
+def replayed(broker: qflow.Broker, topic_filter: str) -> list[bytes]:
+    found: list[bytes] = []
     with broker.subscribe("new york", topic_filter, start="earliest", follow=False) as subscription:
         while batch := subscription.get_many(5_000):
-            found += map(json.loads, batch.bodies)
+            found += batch.bodies
             batch.ack()
     return found
 
@@ -85,13 +85,13 @@ def test_a_replay_through_a_filter_is_what_pandas_selects(data, topic_filter, wa
     selected = flights
     for column, value in wanted.items():
         selected = selected[selected[column] == value]
-    assert replayed(broker, topic_filter) == selected.to_dict("records")
+    assert replayed(broker, topic_filter) == lines(selected)
 
 
 def test_the_weather_among_the_flights(data):
     """The other table, which was published in between."""
     broker, flights, weather = data
-    assert replayed(broker, "weather/+") == weather.to_dict("records")
+    assert replayed(broker, "weather/+") == lines(weather)
     stats = broker.stream("new york").stats()
     assert stats.messages == len(flights) + len(weather) == 336_776 + len(weather)
 
