@@ -430,20 +430,27 @@ def test_a_port_and_a_spool_that_are_in_use_are_said_to_be(start: Any, tmp_path:
 
 @pytest.mark.parametrize(("door", "host"), [("amqp", "127.0.0.1"), ("mqtt", "localhost"), ("http", "127.0.0.1")])
 def test_a_start_at_a_port_that_is_in_use_leaves_nothing(door: str, host: str, start: Any, tmp_path: Path) -> None:
-    """No directory, and nothing in a spool that is there."""
+    """No directory is made for a spool."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"{host}:{taken.getsockname()[1]}"
         said = "", f"qflow: {door} cannot listen on {address}: address already in use\n"
         assert start("new/spool", f"--{door}", address).end() == said
         assert os.listdir(tmp_path) == []
+
+
+def test_a_spool_at_whose_port_somebody_listens_is_left_as_it_is(start: Any, tmp_path: Path) -> None:
+    """Also a directory that is empty; that another process owns it is said first."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = "", f"qflow: mqtt cannot listen on {address}: address already in use\n"
         (tmp_path / "empty").mkdir()
-        assert start("empty", f"--{door}", address).end() == said
+        assert start("empty", "--mqtt", address).end() == said
         assert os.listdir(tmp_path / "empty") == []
         with qflow.open(tmp_path / "spool"):
-            owned = start("spool", f"--{door}", address)
+            owned = start("spool", "--mqtt", address)
             assert len(owned.end()[1].splitlines()) == 1
             assert owned.process.returncode == 3
-        assert start("spool", f"--{door}", address).end() == said
+        assert start("spool", "--mqtt", address).end() == said
     with qflow.open(tmp_path / "spool") as broker:
         assert (broker.stats().queues, broker.stats().streams) == ({}, {})
 
