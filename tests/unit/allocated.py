@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MIB = 2**20
-BATCHES, COUNT, SIZE = 16, 60, 20_000
+BATCHES, COUNT, SIZE = 16, 30, 40_000
+LATE = 25
+"""Where in a batch the delivery is that is held on."""
 
 
 class Kept:

@@ -15,7 +15,7 @@ from qflow import held_batch
 from qflow.deliveries import deliveries_of
 from qflow.delivery import Segment
 from qflow.held_batch import HeldBatch
-from unit.allocated import BATCHES, COUNT, MIB, bodies, kept
+from unit.allocated import BATCHES, COUNT, LATE, MIB, bodies, kept
 
 pytestmark = pytest.mark.two_drivers
 
@@ -49,11 +49,11 @@ def test_what_is_settled_of_a_batch_is_let_go_of(open_spool: Open, settle: Any) 
         for _ in range(BATCHES):
             queue.put_many(bodies())
             batch = queue.get_many(COUNT)
-            settle(queue, [one for index, one in enumerate(batch) if index != 50])
-            slow.append(batch[50])
+            settle(queue, [one for index, one in enumerate(batch) if index != LATE])
+            slow.append(batch[LATE])
             del batch
         len(queue)  # what was sent before has arrived
-    assert [one.body for one in slow] == [bodies()[50]] * BATCHES
+    assert [one.body for one in slow] == [bodies()[LATE]] * BATCHES
     assert found.bytes < 2 * MIB
     stats = queue.stats()
     assert (stats.acquired_messages, stats.messages) == (BATCHES, BATCHES)
@@ -131,13 +131,13 @@ async def _tasks_let_go(spool: Any, gone: str) -> None:
             for _ in range(BATCHES):
                 await queue.put_many(bodies())
                 batch = await queue.get_many(COUNT)
-                others = [one for index, one in enumerate(batch) if index != 50]
+                others = [one for index, one in enumerate(batch) if index != LATE]
                 if gone == "ack":
                     for one in others:
                         await one.ack()
                 else:
                     await queue.ack_many(others)
-                slow.append(batch[50])
+                slow.append(batch[LATE])
                 assert batch.bodies == bodies()
                 others.clear()
                 del batch
@@ -157,13 +157,13 @@ def test_what_a_transaction_settles_of_batches_is_let_go_of(open_spool: Open) ->
         for _ in range(BATCHES):
             queue.put_many(bodies())
             batch = queue.get_many(COUNT)
-            some = [one for index, one in enumerate(batch) if index != 50]
+            some = [one for index, one in enumerate(batch) if index != LATE]
             with pytest.raises(qflow.QueueFull), broker.transaction(timeout_s=0) as tx:
                 tx.put(full, b"x")
                 tx.ack_many(some)
             with broker.transaction() as tx:
                 tx.ack_many(some)
-            slow.append(batch[50])
+            slow.append(batch[LATE])
             del batch, some, tx
         len(queue)
     assert found.bytes < 2 * MIB

@@ -13,7 +13,7 @@ import pytest
 import inside
 import qflow
 import qflow.aio
-from unit.allocated import BATCHES, COUNT, MIB, bodies, kept
+from unit.allocated import BATCHES, COUNT, LATE, MIB, bodies, kept
 
 pytestmark = pytest.mark.two_drivers
 
@@ -202,9 +202,9 @@ def test_what_is_given_back_one_by_one_is_let_go_of(open_spool: Open) -> None:
         for _ in range(BATCHES):
             broker.publish_many([("s", body) for body in bodies()])
             batch = subscription.get_many(COUNT)
-            slow.append(batch[50])
+            slow.append(batch[LATE])
             for index, delivery in enumerate(batch):
-                if index != 50:
+                if index != LATE:
                     delivery.nack()
             subscription.get_many(COUNT).ack()
             del batch, delivery
@@ -227,10 +227,10 @@ def test_a_kept_delivery_keeps_no_others_once_its_batch_is_over(open_spool: Open
         for _ in range(BATCHES):
             broker.publish_many([("s", body) for body in bodies()])
             if how == "loop":
-                mine.append([*subscription][50])
+                mine.append([*subscription][LATE])
                 continue
             batch = subscription.get_many(COUNT)
-            mine.append(batch[50])
+            mine.append(batch[LATE])
             if how in ("ack", "nack"):
                 getattr(batch, how)()
             else:
