@@ -141,7 +141,7 @@ class Broker(Made, Scheduling, by="qflow.open"):
         return self.engine.queues.names()
 
     @sheltered
-    def delete_queue(self, name: str) -> None:
+    def delete_queue(self, name: Queue | str) -> None:
         """Delete a queue, damaged or not, with all its messages. Raises: NotFound: there is none. Cost: one commit.
 
         Waiters get `QueueDeleted`, late acks do nothing.

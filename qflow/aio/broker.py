@@ -129,10 +129,10 @@ class AsyncBroker(Unpicklable):
         """Change settings of a queue while it is used; see `Broker.alter_queue`."""
         return self._around(await self._run(partial(self.broker.alter_queue, plain_queue(name), **changes)))
 
-    async def delete_queue(self, name: str) -> None:
+    async def delete_queue(self, name: AsyncQueue | Queue | str) -> None:
         """Delete a queue with all its messages; waiting tasks get `QueueDeleted`. See `Broker.delete_queue`."""
-        await self._run(partial(self.broker.delete_queue, name))
-        for queue in [queue for queue in self._queues if queue.name == name]:
+        await self._run(partial(self.broker.delete_queue, plain_queue(name)))
+        for queue in [queue for queue in self._queues if queue.name == getattr(name, "name", name)]:
             del self._queues[queue]
 
     async def redrive(

@@ -302,12 +302,13 @@ class Queues:
 
     # Deleting ----------------------------------------------------------------------------------------------------
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: Queue | str) -> None:
         """Delete a queue with all its messages; see `Broker.delete_queue`."""
         with self._spool.changing:
             self._spool.check_open()
             records = self._spool.records
             records.make_sure()
+            name = self.own(name).name if isinstance(name, Queue) else name
             broken = self._broken.get(check_name(name))
             if broken is not None:
                 records.delete([broken.owner], partial(self._forget_broken, name, broken.owner))

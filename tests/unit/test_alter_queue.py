@@ -474,7 +474,8 @@ def test_whoever_has_a_queue_is_told_that_it_was_deleted(open_spool: Open) -> No
     """Wherever the queue itself is given; by its name there is none."""
     broker = open_spool()
     queue = broker.declare_queue("q")
-    broker.delete_queue("q")
+    broker.delete_queue(queue)
+    assert broker.queues() == []
 
     def transact(one: Any) -> None:
         with broker.transaction() as tx:
@@ -482,6 +483,7 @@ def test_whoever_has_a_queue_is_told_that_it_was_deleted(open_spool: Open) -> No
 
     calls: list[Callable[[Any], Any]] = [
         broker.alter_queue,
+        broker.delete_queue,
         lambda one: broker.bind(one, "a"),
         lambda one: broker.unbind(one, "a"),
         lambda one: broker.schedule("s", one, b"x", every_s=60),

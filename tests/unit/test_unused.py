@@ -128,6 +128,8 @@ def test_one_that_has_ended_says_so_at_its_first_use(broker: qflow.Broker) -> No
     assert broker.queues() == []
     assert broker.check() == []
     declared(broker).put(b"x")
+    with pytest.raises(qflow.QueueDeleted):
+        broker.delete_queue(queue)  # there is another one of its name
     assert len(broker.queue("unused")) == 1
 
 

@@ -106,7 +106,7 @@ class RemoteBroker(AnyRemoteBroker):
         """Return the names of all queues, sorted."""
         return self._connection.call(requests.QUEUES)
 
-    def delete_queue(self, name: str) -> None:
+    def delete_queue(self, name: RemoteQueue | str) -> None:
         """Delete a queue with all its messages; see `qflow.Broker.delete_queue`."""
         self._connection.call(requests.delete_queue(name))
 

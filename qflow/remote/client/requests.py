@@ -85,8 +85,9 @@ def queue(name: str) -> Request:
     return Request({"op": "queue", "queue": check_name(name)}, read=replies.queue_settings)
 
 
-def delete_queue(name: str) -> Request:
-    return Request({"op": "delete_queue", "queue": check_name(name)}, doubt="the deletion")
+def delete_queue(queue: Any) -> Request:
+    check_name(name_of(queue))
+    return Request({"op": "delete_queue", **named("queue", queue)}, doubt="the deletion")
 
 
 def bind(queue: Any, topic_filter: str) -> Request:

@@ -88,7 +88,7 @@ class AsyncRemoteBroker(AnyRemoteBroker):
         settings: QueueSettings = await self._connection.call(requests.alter_queue(name, changes))
         return queue_of(self._connection, requests.name_of(name), settings)
 
-    async def delete_queue(self, name: str) -> None:
+    async def delete_queue(self, name: AsyncRemoteQueue | str) -> None:
         """Delete a queue with all its messages; see `qflow.Broker.delete_queue`."""
         await self._connection.call(requests.delete_queue(name))
 
