@@ -95,7 +95,7 @@ def fit(queue: Parts) -> bool:
     Read what the log holds of delayed messages, drop what a ring has too much, restore what there is room for.
     """
     restorer = queue.restorer
-    if _in_steps(queue, _bring_down, pause_s=0):  # others have the lock while a step reads, as for a put
+    if _in_steps(queue, _bring_down):
         return True
     restorer.refilling = restorer.refilling and queue.context.ended is None and restorer.refill()
     return restorer.refilling
@@ -173,7 +173,7 @@ def is_at_rest(queue: Parts) -> bool:
     )
 
 
-def _in_steps(queue: Parts, step: Callable[[Parts], bool], pause_s: float = PAUSE_S) -> bool:
+def _in_steps(queue: Parts, step: Callable[[Parts], bool]) -> bool:
     """Take steps for a while; return whether there is more to do. The lock is let go of after each, for others."""
     ends = perf_counter() + AT_ONCE_S
     while True:
@@ -182,7 +182,7 @@ def _in_steps(queue: Parts, step: Callable[[Parts], bool], pause_s: float = PAUS
                 return False
         if perf_counter() >= ends:
             return True
-        sleep(pause_s)
+        sleep(PAUSE_S)
 
 
 def _take_back_late(queue: Parts) -> bool:

@@ -124,7 +124,8 @@ def test_time_takes_no_step_in_a_queue_that_only_holds_messages(
     in_steps = tending._in_steps
 
     def note(parts: Any, step: Any) -> bool:
-        stepped.append(parts.context.name)
+        if step is not tending._bring_down:  # which follows from an opening, or an `alter`
+            stepped.append(parts.context.name)
         return in_steps(parts, step)
 
     monkeypatch.setattr(tending, "_in_steps", note)
