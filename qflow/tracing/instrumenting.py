@@ -9,6 +9,8 @@ from qflow.aio import AsyncBroker
 from qflow.aio.opening import Opening
 from qflow.broker import Broker
 from qflow.errors import InvalidArgument
+from qflow.queues.making import give_parts
+from qflow.queues.queue import Queue
 from qflow.remote.client.broker import RemoteBroker
 from qflow.remote.client.task_broker import AsyncRemoteBroker
 from qflow.tracing import places, spans
@@ -28,6 +30,8 @@ def instrument(broker: Any) -> None:
 
 
 def _queue(one: Any) -> Any:
+    if isinstance(one, Queue):
+        give_parts(one)  # which gives it the class that it has from then on
     return become(one, places.queue_of_threads)
 
 

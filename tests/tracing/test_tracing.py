@@ -253,6 +253,16 @@ def test_a_future_ends_its_span(broker: qflow.Broker, spans: InMemorySpanExporte
     assert by_name(spans).keys() == {"put jobs"}
 
 
+def test_a_queue_that_is_not_durable_traces_after_its_first_use(
+    broker: qflow.Broker, spans: InMemorySpanExporter
+) -> None:
+    """Which gives it its parts, and a class."""
+    queue = broker.declare_queue("jobs", durable=False)
+    for _ in range(2):
+        queue.put(b"x")
+    assert [span.name for span in spans.get_finished_spans()] == ["put jobs"] * 2
+
+
 def test_the_context_that_a_caller_gives_stays(broker: qflow.Broker, spans: InMemorySpanExporter) -> None:
     """As where a message is passed on with its headers."""
     given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
