@@ -8,8 +8,11 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
+
+MANY = 1_000
+"""Queues for which it pays."""
 
 
 class _Stops:
@@ -52,3 +55,8 @@ def without_collections() -> Iterator[None]:
         yield
     finally:
         _stops.end()
+
+
+def making_many(count: int) -> AbstractContextManager[None]:
+    """Have the collector stand still where so many queues are made that it pays; see `without_collections`."""
+    return without_collections() if count >= MANY else nullcontext()

@@ -104,7 +104,7 @@ class AsyncBroker(Unpicklable):
     async def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> AsyncQueue: ...
     async def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> AsyncQueue:
         """Return the queue of this name, making it if there is none; settings as `Broker.declare_queue`."""
-        return self._around(await self._run(partial(self.broker.declare_queue, name, **settings)))
+        return (await self.declare_queues([name], **settings))[0]
 
     @overload
     async def declare_queues(
@@ -114,7 +114,8 @@ class AsyncBroker(Unpicklable):
     async def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[AsyncQueue]: ...
     async def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions]) -> list[AsyncQueue[Any]]:
         """Return the queues of these names, made in one commit where there are none; see `Broker.declare_queues`."""
-        declared = await self._run(partial(self.broker.declare_queues, check_names(names), **settings))
+        declare = partial(self.broker.declare_queues, check_names(names), **settings)
+        declared = await self._run(lambda: self.broker.engine.queues.ready(declare()))
         return [self._around(queue) for queue in declared]
 
     def queue(self, name: str) -> AsyncQueue:

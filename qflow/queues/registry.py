@@ -6,12 +6,11 @@ one thread at a time, which holds `Spool.changing`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from qflow.collector import without_collections
+from qflow.collector import making_many
 from qflow.config import QueueSettings, check_name
 from qflow.errors import (
     BrokerClosed,
@@ -32,7 +31,7 @@ from qflow.queues.context import Shared, Tick
 from qflow.queues.dead_letter_router import DeadLetterRouter
 from qflow.queues.dead_letters import check_durable, check_no_cycle
 from qflow.queues.dedupe import Keys
-from qflow.queues.making import Maker, end, is_used
+from qflow.queues.making import Maker, end, give_parts, is_used
 from qflow.queues.queue import Queue, context_of, disown, parts_of
 from qflow.queues.tending import alter, altered, check_open, let_go, settle_down
 from qflow.spool import Spool
@@ -50,8 +49,6 @@ PATIENCE_S = 1
 """How long the declaring of a dead-letter queue waits for who changes queues now."""
 AT_ONCE = 5
 """Queues that are made before others are let pass: 0.3 to 1 ms."""
-MANY = 1_000
-"""While so many are made the garbage collector stands still."""
 
 
 class Bindings(Protocol):
@@ -150,12 +147,19 @@ class Queues:
             else:
                 self._check_dead_letters(name, settings)
                 missing.append(name)
-        with without_collections() if len(missing) >= MANY else nullcontext():
+        with making_many(len(missing)):
             self._add(missing, settings)
         queues = [self._queues[name] for name in names]
         for queue in queues:
             if queue.settings != settings:
                 self._alter(queue, settings)
+        return queues
+
+    def ready(self, queues: Sequence[Queue]) -> Sequence[Queue]:
+        """Give queues their parts, for an event loop, which is not to wait for that; return them."""
+        with making_many(len(queues)):
+            for queue in self._passing(queues):
+                give_parts(queue)
         return queues
 
     def _add(self, names: list[str], settings: QueueSettings) -> None:
@@ -438,6 +442,7 @@ class Queues:
         self._lock = stub
         for queue in self._queues.values():
             disown(queue, stub)
+            context_of(queue).maker = None  # so that a look at one without parts asks for them
 
 
 def _owner(queue: Queue) -> int:

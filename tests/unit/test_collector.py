@@ -16,7 +16,6 @@ import qflow
 from qflow import collector
 from qflow.collector import without_collections
 from qflow.engine import Engine
-from qflow.queues import registry
 from qflow.queues.registry import Queues
 
 
@@ -53,7 +52,7 @@ def test_it_stands_still_while_a_spool_is_opened(spool: Path, monkeypatch: pytes
 
 def test_it_stands_still_while_many_queues_are_declared(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for a few."""
-    monkeypatch.setattr(registry, "MANY", 5)
+    monkeypatch.setattr(collector, "MANY", 5)
     with qflow.open(spool) as broker:
         seen = told(monkeypatch, Queues, "_add")
         broker.declare_queues(["a", "b", "c", "d"])

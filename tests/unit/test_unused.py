@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Barrier, Thread, get_ident
 from typing import Any
 
 import attrs
@@ -17,8 +19,13 @@ import pytest
 
 import inside
 import qflow
+import qflow.aio
 from faults.strikes import Strike
-from qflow.queues.making import Unused
+from qflow.memory.changed import Changed
+from qflow.memory.ledger import Ledger
+from qflow.queues import making
+from qflow.queues.making import Maker, Unused
+from qflow.queues.spiller import Spiller
 
 MANY = 200
 USES: dict[str, Callable[[qflow.Broker, qflow.Queue], object]] = {
@@ -168,14 +175,15 @@ def test_one_that_is_deleted_as_it_is_used_is_used_or_deleted(broker: qflow.Brok
     assert not any(account.name.startswith("q") for account in accounts.values())
 
 
-def test_a_use_in_a_forked_child_is_refused(broker: qflow.Broker) -> None:
+@pytest.mark.parametrize("use", ["put", "len", "stats"])
+def test_a_use_in_a_forked_child_is_refused(use: str, broker: qflow.Broker) -> None:
     queue = declared(broker)
     inside.still(broker)
     source, target = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            queue.put(b"x")
+            {"put": lambda: queue.put(b"x"), "len": lambda: len(queue), "stats": queue.stats}[use]()
         except BaseException as error:
             os.write(target, repr(error).encode())
         finally:
@@ -185,6 +193,67 @@ def test_a_use_in_a_forked_child_is_refused(broker: qflow.Broker) -> None:
     with open(source, "rb") as pipe:
         assert b"ForkedProcess" in pipe.read()
     queue.put(b"x")
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Ledger, "open"), (Changed, "enter"), (making, "Parts")])
+def test_a_first_use_that_fails_is_none(
+    owner: Any, name: str, broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = declared(broker)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, out_of_memory)
+        with pytest.raises(MemoryError):
+            queue.put(b"x")
+        assert type(queue) is Unused
+    check_that_it_works(broker, queue)
+
+
+def test_a_first_use_fails_before_its_parts_are_there(broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or not at all: there are none that neither maintenance nor a deletion knows."""
+    queue = declared(broker)
+    with monkeypatch.context() as patch:
+        patch.setattr(Spiller, "give_way", property(out_of_memory))
+        with pytest.raises(MemoryError):
+            queue.put(b"x")
+    check_that_it_works(broker, queue)
+
+
+def out_of_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+def check_that_it_works(broker: qflow.Broker, queue: qflow.Queue) -> None:
+    """And is gone without a rest when it is deleted."""
+    queue.put(b"after")
+    assert queue.get(0).body == b"after"
+    assert type(queue) is qflow.Queue
+    assert broker.check() == []
+    broker.delete_queue(queue.name)
+    accounts = broker.engine.ledger._accounts
+    assert queue.name not in [account.name for account in accounts.values()]
+
+
+def test_no_event_loop_makes_the_parts_of_what_it_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of thousands would hold it up for seconds."""
+    makers: set[int] = set()
+    make = Maker.make_parts
+
+    def noted(*arguments: Any) -> None:
+        makers.add(get_ident())
+        make(*arguments)
+
+    monkeypatch.setattr(Maker, "make_parts", noted)
+
+    async def declare() -> None:
+        async with await qflow.aio.open(tmp_path / "spool") as broker:
+            await broker.declare_queue("one", durable=False)
+            for queue in await broker.declare_queues(["two", "three"], durable=False):
+                await queue.put(b"x")
+        assert makers
+        assert get_ident() not in makers
+
+    with ThreadPoolExecutor(1) as thread:  # the main thread would have another one make them
+        thread.submit(asyncio.run, declare()).result()
 
 
 @pytest.mark.parametrize("uses", [False, True])
