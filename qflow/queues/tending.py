@@ -106,25 +106,35 @@ def _bring_down(queue: Parts) -> bool:
 
     Returns whether there may be more of that. What is to be dropped may have to be read before, in parts.
     """
-    if _read_delayed(queue):
+    if _read_some_delayed(queue):
         return True
     surplus = _surplus(queue)
     return any(surplus) and queue.ring.drop(surplus)
 
 
-def _read_delayed(queue: Parts) -> bool:
-    """Read a part of what the log holds of delayed messages; return whether any was read. Under the lock."""
-    for runs in queue.lanes.delayed_lists():
-        if runs.settle_head().place is not Place.RESIDENT and queue.restorer.restore_head(runs):
-            return True
-    return False
+def _read_some_delayed(queue: Parts) -> bool:
+    """Read some of what the log holds of delayed messages; return whether any was read. Under the lock."""
+    return any(
+        runs.settle_head().place is not Place.RESIDENT and queue.restorer.restore_head(runs)
+        for runs in queue.lanes.delayed_lists()
+    )
 
 
 @sheltered
 def read_delayed(queue: Parts) -> bool:
-    """Read a part of the delayed messages that no get knows of since the opening; return whether any was read."""
+    """Read some of what the log holds of delayed messages, which no get knows of, or wait for a thread that does.
+
+    Returns False where there is none, or no room for it.
+    """
     with queue.context.lock:
-        return queue.context.ended is None and _read_delayed(queue)
+        if queue.context.ended is not None:
+            return False
+        if _read_some_delayed(queue):
+            return True
+        if not any(map(queue.restorer.is_moving, queue.lanes.delayed_lists())):
+            return False
+    sleep(PAUSE_S)
+    return True
 
 
 def tick(queue: Parts) -> bool:

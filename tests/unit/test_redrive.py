@@ -14,7 +14,7 @@ import qflow
 from faults.seams import bodies_of
 from qflow import Overflow, inspect
 from qflow.inspect import MessageFacts
-from qflow.queues import redrive
+from qflow.queues import redrive, tending
 from qflow.queues import source as source_module
 from qflow.queues.admission import Admission
 from qflow.queues.apart import HeldOne
@@ -488,3 +488,22 @@ def test_what_is_due_at_an_opening_moves_though_it_takes_long_to_read(
         assert report.moved == {"target": moved}
         assert report.kept == ({} if limit else {"not due yet": 3000})
         assert len(broker.queue("source")) == 6000 - moved
+
+
+def test_what_another_thread_reads_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As maintenance does after an opening."""
+    clock = Clock()
+    with open_still(tmp_path / "spool", clock) as broker:
+        broker.declare_queue("source").put_many([b"due"] * 3, delay_s=1)
+        broker.declare_queue("target")
+    clock.advance(10)
+    monkeypatch.setattr(source_module, "READ_FIRST_S", -1)
+    with open_still(tmp_path / "spool", clock) as broker:
+        (delayed,) = parts_of(broker.queue("source")).lanes.delayed_lists()
+        read = delayed.claim_head(object())
+
+        def wait(_seconds: float) -> None:
+            read.claim = None
+
+        monkeypatch.setattr(tending, "sleep", wait)
+        assert broker.redrive("source", to="target").moved == {"target": 3}
