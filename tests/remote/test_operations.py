@@ -12,7 +12,7 @@ import pytest
 
 import qflow
 from door_raw import RawDoor
-from qflow.remote.server import pages
+from qflow.remote.server import pages, session
 from qflow.remote.server.operations import queues
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import encode_frame
@@ -164,6 +164,19 @@ def test_what_takes_minutes_holds_up_nobody_else(
         other.declare_queue("other")
         answered.set()
         assert [one.result() for one in asked] == [answer] * 3
+
+
+def test_figures_are_told_as_they_are(owner: qflow.Broker, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of thousands of queues would hold the loop up that goes through them."""
+    owner.declare_queue("jobs")
+
+    def refuse(_: object) -> None:
+        raise AssertionError("gone through")
+
+    with RawDoor(spool).greeted() as raw:
+        monkeypatch.setattr(session, "plain", refuse)
+        _, found = raw.ask({"op": "figures", "since": 0}).head["result"]
+    assert found["jobs"]["messages"] == 0
 
 
 def test_copies_figures_and_events(owner: qflow.Broker, spool: Path, tmp_path: Path) -> None:

@@ -47,6 +47,11 @@ async def hello(session: Session, head: dict[str, Any], columns: Columns) -> Any
     }
 
 
+async def figures(session: Session, head: dict[str, Any], columns: Columns) -> Any:
+    """They are plain as they are: to go through those of 10,000 queues would hold up all sessions for a second."""
+    return list(await session.broker.figures(arguments.number(head, "since")))
+
+
 async def restore(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     """One commit; what is refused is told with its place in the batch, and nothing was put."""
     broker = session.broker
@@ -94,10 +99,9 @@ def _tell(hearing: set[Session], event: Event) -> None:
             session.notify(head)
 
 
-OPERATIONS = by_name(hello, restore, schedule, delete_session, events) | of_calls(
+OPERATIONS = by_name(hello, figures, restore, schedule, delete_session, events) | of_calls(
     recovery=lambda session, head: session.broker.recovery,
     stats=lambda session, head: session.broker.stats(),
-    figures=lambda session, head: session.broker.figures(arguments.number(head, "since")),
     check=lambda session, head: session.broker.check(),
     snapshot=lambda session, head: session.broker.snapshot(arguments.text(head, "path")),
     compact=lambda session, head: session.broker.compact(),
