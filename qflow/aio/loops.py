@@ -110,8 +110,9 @@ class Homes:
         with self._lock:
             self._latest = None
             del self._homes[home.loop]
-            for place in [place for place in self.lines if place[0] is home.loop]:
-                del self.lines[place]
+            for place in list(self.lines):  # other loops have theirs there meanwhile
+                if place[0] is home.loop:
+                    del self.lines[place]
             if not self._homes:
                 self._jobs.remove(self._job)
 

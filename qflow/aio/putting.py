@@ -59,15 +59,22 @@ class AsyncPutting:
         turn = self._stand(home, standing)
         try:
             task = home.loop.create_task(self._put_in_turn(turn, standing, records, plain, envelope, timeout_s))
-            task.add_done_callback(
-                lambda _: self._end(home, turn, standing)
-            )  # also if it is cancelled before it begins
+            task.add_done_callback(lambda _: self._end(home, turn, standing))  # also where it has not begun
         except BaseException:
             self._end(home, turn, standing)
             raise
         return task
 
     async def put(
+        self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: Duration | None
+    ) -> int | None:
+        """Put messages, and return the first sequence once they are confirmed; None if they were turned away."""
+        if self.is_behind():
+            first: int | None = await self.submit(records, plain, envelope, timeout_s)
+            return first
+        return await self._put(records, plain, envelope, timeout_s)
+
+    async def _put(
         self,
         records: list[Record],
         plain: bool,
@@ -75,11 +82,8 @@ class AsyncPutting:
         timeout_s: Duration | None,
         turn: Turn | None = None,
     ) -> int | None:
-        """Put messages, and return the first sequence once they are confirmed; None if they were turned away."""
+        """`put` of what is first, or passes those before it."""
         home = self._homes.here()  # first: without one, nothing is done
-        if turn is None and self.is_behind():
-            first: int | None = await self.submit(records, plain, envelope, timeout_s)
-            return first
         put = _put_if_room(self._puts, self._log, records, plain, envelope)
         if put is None:
             drafts = [self._puts.draft(records, plain, envelope.number)]
@@ -124,6 +128,8 @@ class AsyncPutting:
         timeout_s: float | None,
     ) -> int | None:
         """Put messages once those before them have their room, or the time is over that they may wait."""
+        if turn not in self._homes.lines.get((self._homes.here().loop, self._puts), ()):
+            raise asyncio.CancelledError  # a handler struck `submit` when it had made this task
         if standing is not None:
             return await self.wait_for_room(standing, turn)
         if timeout_s is None:
@@ -133,7 +139,8 @@ class AsyncPutting:
             ends = now() + timeout_s
             await asyncio.wait([turn], timeout=timeout_s)
             timeout_s = max(0.0, ends - now())
-        return await self.put(records, plain, envelope, timeout_s, turn)
+            turn.cancel()  # unless it has come: whoever passes those before it does not wait for them, with its room
+        return await self._put(records, plain, envelope, timeout_s, turn)
 
     def _stand_at_limit(
         self, records: list[Record], plain: bool, envelope: Envelope, timeout_s: float | None
@@ -167,19 +174,21 @@ class AsyncPutting:
         return turn
 
     def _end(self, home: Home, turn: Turn, standing: Putting | None) -> None:
-        self._leave(turn)
-        if standing is not None:
-            home.end(standing.give_up)
+        try:
+            self._leave(turn)
+        finally:
+            if standing is not None:
+                home.end(standing.give_up)
 
     def _leave(self, turn: Turn | None) -> None:
-        """Have the next one go on; twice is fine. In the loop."""
+        """Have the next one go on; twice is fine, and is done, as a handler may strike in the middle. In the loop."""
         place = self._homes.here().loop, self._puts
         line = self._homes.lines.get(place) if turn is not None else None
-        if line is None or turn not in line:
+        if line is None:
             return
-        del line[turn]
+        line.pop(turn, None)
         if not line:
-            del self._homes.lines[place]
+            self._homes.lines.pop(place, None)
         elif not (following := next(iter(line))).done():
             following.set_result(None)
 

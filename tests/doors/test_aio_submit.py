@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 
 import qflow
 import qflow.aio
-from doors.event_loop import run
+from doors.event_loop import PATIENCE_S, run
+from qflow.queues.spiller import Spiller
 
 BODY = bytes(2000)
 BURST = 800
@@ -131,6 +134,36 @@ def test_what_is_cancelled_or_has_waited_long_enough_holds_nobody_up(spool: Path
     run(scenario())
 
 
+def test_what_has_waited_long_enough_for_its_turn_goes_by_itself(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before it may need the room that it has found, so it keeps none for its turn."""
+    find_room, begun, goes_on = Spiller.find_room, threading.Event(), threading.Event()
+
+    def find_late(spiller: Spiller, missing: int) -> bool:
+        if not begun.is_set():
+            begun.set()
+            goes_on.wait(PATIENCE_S)
+        return find_room(spiller, missing)
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool, capacity_bytes=20 * len(BODY)) as broker:
+            queue = await broker.declare_queue("jobs", durable=False)
+            while not isinstance(last := queue.submit(BODY), asyncio.Task):
+                pass
+            await last
+            monkeypatch.setattr(Spiller, "find_room", find_late)
+            while not isinstance(first := queue.submit(BODY), asyncio.Task):
+                pass
+            await asyncio.to_thread(begun.wait)
+            second = queue.submit(BODY, timeout_s=0)
+            try:
+                passed = await second
+            finally:
+                goes_on.set()
+            assert passed < await first
+
+    run(scenario())
+
+
 class Struck(Exception):
     """What a signal handler raises."""
 
@@ -152,5 +185,76 @@ def test_a_handler_that_strikes_where_a_commit_is_asked_for_leaves_nobody_waitin
                     await queue.put(b"struck")
             await queue.put(b"next")
             assert (await queue.get_many(2)).bodies == [b"struck", b"next"]
+
+    run(scenario())
+
+
+class StruckLine(OrderedDict[Any, Any]):
+    """A line of those that wait, where a handler strikes as soon as one has left."""
+
+    strikes = True
+
+    def pop(self, *arguments: Any) -> Any:
+        left = super().pop(*arguments)
+        self.strike()
+        return left
+
+    def __delitem__(self, turn: Any) -> None:
+        super().__delitem__(turn)
+        self.strike()
+
+    def strike(self) -> None:
+        if self.strikes:
+            self.strikes = False
+            raise Struck
+
+
+def test_a_handler_that_strikes_as_one_leaves_the_line_leaves_nobody_waiting(spool: Path) -> None:
+    """Those behind it go on when its task has ended."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            queue = await broker.declare_queue("jobs", durable=False, limit_messages=2)
+            await queue.put_many([b"", b""])
+            waiting = [queue.submit(b"%d" % number) for number in range(2)]
+            for place, line in queue._homes.lines.items():
+                queue._homes.lines[place] = StruckLine(line)
+            for _ in range(2):
+                await (await queue.get()).ack()
+            with pytest.raises(Struck):
+                await waiting[0]
+            await waiting[1]
+            assert (await queue.get_many(2)).bodies == [b"0", b"1"]
+
+    run(scenario())
+
+
+def test_a_handler_that_strikes_as_something_is_submitted_has_nothing_put(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task may have been made by then, and finds that it has no turn."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            queue = await broker.declare_queue("jobs", durable=False, limit_messages=1)
+            await queue.put(b"")
+            loop, made = asyncio.get_running_loop(), []
+            create = loop.create_task
+
+            def strike(*arguments: Any, **options: Any) -> None:
+                made.append(create(*arguments, **options))
+                raise Struck
+
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "create_task", strike)
+                with pytest.raises(Struck):
+                    queue.submit(b"struck")
+            last = queue.submit(b"next")
+            await asyncio.wait(made)
+            assert made[0].cancelled()
+            await (await queue.get()).ack()
+            await last
+            assert (await queue.get_many(2)).bodies == [b"next"]
+            assert await broker.check() == []
 
     run(scenario())
