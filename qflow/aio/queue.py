@@ -180,7 +180,8 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
 
         If there is room, the message is handed over when this returns, without a task of its own, and `close` waits
         for it; else the future is a task that waits for room, and `close` ends it. Cancelling it cancels a `put`. What
-        this loop puts into the queue later goes behind it in any case, unless its `timeout_s` is over before.
+        this loop puts into the queue later goes behind it in any case, unless its `timeout_s` is over before. (For
+        memory that is not so with a `dedupe_key`, in a transaction, or through a topic: await the future first.)
         """
         envelope = self._puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
