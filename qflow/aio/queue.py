@@ -56,6 +56,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
     _work: QueueWork
     _puts: Puts
     _putting: AsyncPutting
+    _lines: dict[Any, Any]
     _gets: Gets
     _claims: Claims
     _put_once: Callable[..., Awaitable[Any]]
@@ -92,9 +93,9 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         """
         timeout_s = None if timeout_s is None else parse_timeout(timeout_s)  # refused also where there is room
         settings = (puts := self._puts).context.settings
-        is_first = not (self._homes.lines and self._putting.is_behind())
         if (
-            (is_first and type(body) is bytes)
+            type(body) is bytes
+            and not self._lines  # of any queue: what waits there for room, perhaps before this
             and not priority
             and headers is None
             and durable is None
@@ -133,8 +134,8 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         record = envelope.record(body)
         if dedupe_key is not None:
             return await self._put_once(puts, dedupe_key, envelope.number, record, timeout_s)  # type: ignore[no-any-return]
-        number, expires_ms = envelope.number, envelope.expires_ms
-        at_once = puts.put_at_once((record,), len(record), number, False, True, expires_ms) if is_first else None
+        number, expires_ms, behind = envelope.number, envelope.expires_ms, self._putting.is_behind()
+        at_once = puts.put_at_once((record,), len(record), number, False, True, expires_ms) if not behind else None
         if at_once is not None:
             return at_once
         return await self._putting.put([record], type(record) is bytes, envelope, timeout_s)  # type: ignore[return-value]
@@ -347,7 +348,7 @@ def queue_of(
     made._put_once = put_once
     made._work = QueueWork(queue, homes, worker)
     made._puts, made._gets, made._claims = parts_of(queue).puts, parts_of(queue).gets, parts_of(queue).claims
-    made._putting = AsyncPutting(made._puts, log, homes, worker)
+    made._putting, made._lines = AsyncPutting(made._puts, log, homes, worker), homes.lines
     return made
 
 
