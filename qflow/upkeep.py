@@ -235,6 +235,7 @@ class Upkeep:
         more = False
         for queue in self._awake():
             spiller = parts_of(queue).spiller
+            parts_of(queue).exits.let_go_of_dropped()  # whose purge was interrupted
             more |= spiller.sweep(WIPED_AT_ONCE) | fit(parts_of(queue)) | spiller.spill_left_over()
         return more
 

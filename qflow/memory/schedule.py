@@ -255,9 +255,13 @@ class Schedule(Inventory):
         self.incoming += unpacked.groups
         return slots
 
-    def drop_all(self) -> list[Any]:
-        """Empty the schedule (purge); return the slots of what was spilled. No claim stands afterwards."""
+    def drop_all(self) -> tuple[list[Any], list[list[Group]]]:
+        """Empty the schedule (purge); return the slots of what was spilled, and what was in memory.
+
+        No claim stands afterwards.
+        """
         slots = [chunk.slots for chunk in self._spilled]
+        dropped = [self.incoming, *self._shelves]
         shelves = [Shelf()]
         # No call from here on.
         self.incoming = []
@@ -267,7 +271,7 @@ class Schedule(Inventory):
         self._youngest = None
         self._claims = {}
         self._messages = self._bytes = self._overhead = self._spilled_messages = self._spilled_bytes = 0
-        return slots
+        return slots, dropped
 
     # One message ------------------------------------------------------------------------------------------------------
 

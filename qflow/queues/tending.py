@@ -301,4 +301,5 @@ def let_go(queue: Parts) -> None:
     """Drop everything from memory: the broker is closed or the queue deleted."""
     with queue.context.lock:
         queue.exits.drop_all()
+    queue.exits.let_go_of_dropped()
     queue.gate.ledger.close(queue.gate.account)

@@ -10,6 +10,7 @@ import pytest
 
 import qflow
 from qflow.queues import entries, registry
+from qflow.queues.queue import parts_of
 from qflow.storage.log import transaction_log
 from qflow.storage.log.transaction_log import TransactionLog
 
@@ -80,3 +81,28 @@ def test_it_waits_only_where_somebody_is_at_the_log(
     monkeypatch.setattr(time, "sleep", note)
     log.let_pass()
     assert waits == [transaction_log.PASS_S] * busy
+
+
+@pytest.mark.parametrize("how", ["purge", "delete", "close"])
+@pytest.mark.parametrize("delay_s", [None, 1000])
+def test_what_is_dropped_is_let_go_of_a_thousand_at_once(
+    open_spool: Open, durable: bool, delay_s: float | None, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million at once would keep the interpreter from all others for a quarter of a second; by no writer of the log."""
+    passed: list[str] = []
+    monkeypatch.setattr(TransactionLog, "let_pass", lambda _: passed.append(threading.current_thread().name))
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    for number in range(20):
+        queue.put_many([b"%d" % number] * 1000, delay_s=delay_s)
+    exits = parts_of(queue).exits
+    del passed[:]
+    if how == "purge":
+        assert queue.purge() == 20_000
+    elif how == "delete":
+        broker.delete_queue("q")
+    else:
+        broker.close()
+    assert exits.dropped == []
+    assert 20 <= len(passed) <= 100
+    assert "qflow-writer" not in passed

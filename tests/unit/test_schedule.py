@@ -685,7 +685,7 @@ def test_a_purge_leaves_nothing_and_no_claim(schedule: Schedule, store: Store) -
     assert moved is not None
     assert restored is not None
     unpacked = restored.unpacked(store.read(restored.slots, 3))
-    for slots in schedule.drop_all():
+    for slots in schedule.drop_all()[0]:
         store.free(slots)
     assert not store.records
     assert schedule.restored(restoring, unpacked) is None
@@ -1284,7 +1284,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.line) > 40)
     @rule()
     def drop_all(self) -> None:
-        for slots in self.schedule.drop_all():
+        for slots in self.schedule.drop_all()[0]:
             self.store.free(slots)
         self.line.clear()
         self.resident.clear()
