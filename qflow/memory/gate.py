@@ -39,9 +39,9 @@ class Gate:
     """See the module."""
 
     __slots__ = (
-        "account", "arrived", "at_limit", "ceiling", "changed", "get_slack", "getters", "give_back_below", "incoming",
-        "largest", "ledger", "limited", "mark_acked", "mark_bytes", "passing", "place", "places", "put_slack",
-        "quiet_bytes", "quiet_until", "restoring", "room", "shut", "starved", "used",
+        "account", "arrived", "at_limit", "ceiling", "changed", "dropped", "get_slack", "getters", "give_back_below",
+        "incoming", "largest", "ledger", "limited", "mark_acked", "mark_bytes", "passing", "place", "places",
+        "put_slack", "quiet_bytes", "quiet_until", "restoring", "room", "shut", "starved", "used",
     )  # fmt: skip
 
     def __init__(self, account: Account, ledger: Ledger, changed: list[bool], place: int) -> None:
@@ -58,6 +58,8 @@ class Gate:
         """Of it, for puts that are not visible yet."""
         self.restoring = 0
         """Of it, for messages that are being read."""
+        self.dropped = 0
+        """Of it, for messages that were purged and are not freed yet."""
         self.put_slack = 0
         self.get_slack = 0
         self.ceiling = NEVER
@@ -101,7 +103,7 @@ class Gate:
     @property
     def visible(self) -> int:
         """What is charged for messages that wait in memory or are acquired."""
-        return self.used - self.incoming - self.restoring
+        return self.used - self.incoming - self.restoring - self.dropped
 
     def bar(self, reason: int, bars: bool) -> None:
         """Have a reason why puts may not pass at once, or have it no more."""

@@ -124,10 +124,11 @@ class _Moment:
         gate, lanes, admission = queue.gate, queue.lanes, queue.admission
         schedules, account = lanes.schedules.values(), gate.account
         self.used = gate.used
-        self.counted = charged + gate.incoming + gate.restoring + sum(schedule.charged for schedule in schedules)
+        self.counted = charged + gate.incoming + gate.restoring + gate.dropped
+        self.counted += sum(schedule.charged for schedule in schedules)
         self.over, self.slack = gate.over, (gate.put_slack, gate.get_slack)
         self.borrowed, self.capacity = account.borrowed, account.capacity
-        self.least = min(admission.pending, admission.pending_messages, gate.incoming, gate.restoring)
+        self.least = min(admission.pending, admission.pending_messages, gate.incoming, gate.restoring, gate.dropped)
         self.problems = [text for runs in lanes.lists.values() for text in runs.problems()]
         self.problems += [text for schedule in schedules for text in schedule.problems_seen()]
         self.held_bytes = queue.held.overhead_bytes

@@ -21,15 +21,18 @@ Under the queue's lock where a description says nothing else; what reads, or car
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable
+from itertools import repeat, starmap
 from typing import Any
 
 from qflow.delivery import Delivery, Segment
 from qflow.errors import again
 from qflow.events import EventKind
 from qflow.held_batch import HeldBatch
+from qflow.memory.group import AHEAD, GROUP_BYTES
 from qflow.memory.run import NOTHING, Place
-from qflow.message import OVERHEAD_BYTES, RETURNED, Record
+from qflow.message import OVERHEAD_BYTES, RETURNED, Record, charge
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.apart import HeldOne, Term
 from qflow.queues.context import Unlocked
@@ -353,6 +356,7 @@ class Exits:
             before = self.purged_total
             if log is None:
                 self.drop_all()
+                purged = self.purged_total - before
             else:
                 self._admission.pending += 1  # what is not logged waits in line behind it
         if log is not None:
@@ -364,7 +368,7 @@ class Exits:
                     self._admission.pending -= 1
             if batch.error is not None:
                 raise again(batch.error)
-        purged = self.purged_total - before
+            purged = self.purged_total - before
         self.let_go_of_dropped()
         return purged
 
@@ -375,11 +379,13 @@ class Exits:
                 self.drop_all(ends)
 
     def drop_all(self, ends: dict[int, int] | None = None) -> None:
-        """Forget every message, acquired ones included, and every number of a lane below its end."""
+        """Forget every message, acquired ones included, and every number of a lane below its end.
+
+        They stay charged until `let_go_of_dropped` has freed them.
+        """
         ends = ends or {}
         lanes = self._lanes
         dropped = lanes.messages()
-        charged = self._gate.visible
         self.purged_total += dropped
         lanes.gone += dropped
         lanes.message_bytes = 0
@@ -398,22 +404,40 @@ class Exits:
             self.dropped += shelves
         lanes.skipped += lanes.messages()
         lanes.renew_front()
-        self._admission.rebalance(charged)
+        self._gate.dropped += self._gate.visible
+        self._admission.rebalance()
 
     def let_go_of_dropped(self) -> None:
-        """Take what `drop_all` has dropped out of its lists, bit by bit, so that the interpreter frees it.
+        """Free what `drop_all` has dropped, bit by bit, and give back what that was charged. Takes the lock.
 
-        A million messages at once would keep it from all threads for a quarter of a second. Takes no lock meanwhile.
+        A million messages at once would keep the interpreter from all threads for a quarter of a second.
         """
-        while self.dropped:
+        gate = self._gate
+        while self.dropped or gate.dropped:
+            some: list[Record] = []
             with self.context.lock:
-                part = self.dropped.pop() if self.dropped else ()
-            while part:
-                left = LET_GO_AT_ONCE
-                while part and left > 0:
-                    one = part.pop()
-                    left -= 1 if isinstance(one, bytes) else len(one)
-                self.context.shared.let_pass()
+                charged = self._take_dropped(some)
+            del some
+            with self.context.lock:
+                given_back = min(charged, gate.dropped) if self.dropped else gate.dropped
+                if given_back:
+                    gate.dropped -= given_back
+                    self._admission.rebalance(given_back)
+            self.context.shared.let_pass()
+
+    def _take_dropped(self, some: list[Record]) -> int:
+        """Move about a thousand messages that were dropped to `some`; return what they were charged."""
+        grouped = 0
+        while self.dropped and len(some) < LET_GO_AT_ONCE:
+            part = self.dropped[-1]
+            if isinstance(part, deque):
+                some += starmap(part.pop, repeat((), min(len(part), LET_GO_AT_ONCE - len(some))))
+            while part and len(some) < LET_GO_AT_ONCE:
+                some += part.pop()[AHEAD:]
+                grouped += GROUP_BYTES
+            if not part:
+                self.dropped.pop()
+        return charge(some) + grouped
 
 
 def weigh(segments: list[Segment]) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -13,6 +14,7 @@ from qflow.queues import entries, registry
 from qflow.queues.queue import parts_of
 from qflow.storage.log import transaction_log
 from qflow.storage.log.transaction_log import TransactionLog
+from unit.clocks import until
 
 Open = Callable[..., qflow.Broker]
 
@@ -106,3 +108,58 @@ def test_what_is_dropped_is_let_go_of_a_thousand_at_once(
     assert exits.dropped == []
     assert 20 <= len(passed) <= 100
     assert "qflow-writer" not in passed
+
+
+@pytest.mark.parametrize("delay_s", [None, 1000])
+def test_what_is_dropped_is_charged_until_it_is_freed(
+    open_spool: Open, durable: bool, delay_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else others put as much meanwhile, and there is more in memory than the capacity. What a get holds is, too."""
+    looks: list[Callable[[], object]] = []
+    monkeypatch.setattr(TransactionLog, "let_pass", lambda _: [look() for look in looks])
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([b"held"] * 10)
+    held = queue.get_many(10)
+    for number in range(20):
+        queue.put_many([b"%d" % number] * 1000, delay_s=delay_s)
+    gate = parts_of(queue).gate
+    charged = [gate.used]
+    problems: list[str] = []
+
+    def look() -> None:
+        charged.append(gate.used)
+        if len(charged) == 5:
+            problems.extend(broker.check())
+
+    looks.append(look)
+    assert queue.purge() == 20_010
+    assert len(charged) > 20
+    assert all(before > after for before, after in pairwise(charged[:20]))
+    assert charged[1] > charged[0] * 0.9
+    assert (gate.used, gate.dropped) == (0, 0)
+    assert problems == []
+    held.ack()
+    assert broker.check() == []
+
+
+def test_what_an_interrupted_purge_has_dropped_is_freed_later(
+    open_spool: Open, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strikes: list[str] = []
+
+    def strike(_: object) -> None:
+        if threading.current_thread().name in strikes:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(TransactionLog, "let_pass", strike)
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([b"x"] * 5000)
+    strikes.append("qflow-sheltered")  # that works for this one
+    with pytest.raises(KeyboardInterrupt):
+        queue.purge()
+    del strikes[:]
+    exits, gate = parts_of(queue).exits, parts_of(queue).gate
+    assert broker.check() == []
+    until(lambda: not (exits.dropped or gate.dropped or gate.used))
