@@ -132,8 +132,11 @@ class AsyncBroker(Unpicklable):
 
     async def delete_queue(self, name: AsyncQueue | Queue | str) -> None:
         """Delete a queue with all its messages; waiting tasks get `QueueDeleted`. See `Broker.delete_queue`."""
-        await self._run(partial(self.broker.delete_queue, plain_queue(name)))
-        for queue in [queue for queue in self._queues if queue.name == getattr(name, "name", name)]:
+        deleted = plain_queue(name)
+        await self._run(partial(self.broker.delete_queue, deleted))
+        if isinstance(deleted, Queue):
+            deleted = deleted.name
+        for queue in [queue for queue in self._queues if queue.name == deleted]:
             del self._queues[queue]
 
     async def redrive(
