@@ -31,6 +31,6 @@ def unseal_as(layout: Any, value: bytes | memoryview | None, where: str, key: by
     """Return what a record of a `struct` has. Raises CorruptionError: as `unseal`, or it has another length."""
     bare = unseal(value, where, key)
     if len(bare) != layout.size:
-        raise CorruptionError(f"{where} is {len(bare)} bytes long, not {layout.size}")
+        raise CorruptionError(f"{where} is {len(bare)} bytes long, not {layout.size}: another version wrote it")
     unpacked: tuple[Any, ...] = layout.unpack(bare)
     return unpacked
