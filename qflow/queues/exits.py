@@ -350,27 +350,28 @@ class Exits:
 
     def purge(self) -> int:
         """Settle every message, acquired ones included; return how many. Takes the lock."""
+        purged = self._purge()
+        self.let_go_of_dropped()
+        return purged
+
+    def _purge(self) -> int:
         log = self.context.log
         with self.context.lock:
             self.context.check_open()
             before = self.purged_total
             if log is None:
                 self.drop_all()
-                purged = self.purged_total - before
-            else:
-                self._admission.pending += 1  # what is not logged waits in line behind it
-        if log is not None:
-            try:
-                batch = log.purge(self._lanes.logged.values())
-                log.wait(batch)
-            finally:
-                with self.context.lock:
-                    self._admission.pending -= 1
-            if batch.error is not None:
-                raise again(batch.error)
-            purged = self.purged_total - before
-        self.let_go_of_dropped()
-        return purged
+                return self.purged_total - before
+            self._admission.pending += 1  # what is not logged waits in line behind it
+        try:
+            batch = log.purge(self._lanes.logged.values())
+            log.wait(batch)
+        finally:
+            with self.context.lock:
+                self._admission.pending -= 1
+        if batch.error is not None:
+            raise again(batch.error)
+        return self.purged_total - before
 
     def purged(self, ends: dict[int, int]) -> None:
         """Drop everything: that all lanes are settled below these ends is committed. Takes the lock."""
