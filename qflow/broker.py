@@ -82,7 +82,6 @@ class Broker(Made, Scheduling, by="qflow.open"):
     def declare_queue(self, name: str, **settings: Unpack[QueueOptions[Admits]]) -> Queue[int]: ...
     @overload
     def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue: ...
-    @sheltered
     def declare_queue(self, name: str, **settings: Unpack[QueueOptions]) -> Queue:
         """Return the queue of this name, making it if there is none.
 
@@ -94,9 +93,11 @@ class Broker(Made, Scheduling, by="qflow.open"):
             InvalidArgument: a setting is unknown or makes no sense, or dead letters would go round in a cycle.
             SettingsConflict: the queue exists and behaves differently. Other performance settings are applied silently.
             CorruptionError: its record in the log is damaged.
-        Cost: one commit for a new durable queue; 30 µs for another one, whose first use takes 0.1 ms more.
+        Cost: one commit for a new durable queue; 20 µs for another one, whose first use takes 0.1 ms more.
         """
-        return self.engine.queues.declare([check_name(name)], QueueSettings.from_call(settings, "queue"))[0]
+        queues, given = self.engine.queues, QueueSettings.from_call(settings, "queue")
+        queue = queues.declare_at_once(check_name(name), given)
+        return shelter(lambda: queues.declare([name], given))[0] if queue is None else queue
 
     @overload
     def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions[Admits]]) -> list[Queue[int]]: ...

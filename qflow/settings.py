@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self, dataclass_transform
 
-from qflow.errors import InvalidArgument
+from qflow.errors import InvalidArgument, SettingsConflict
 from qflow.named_tuples import NamedTuple
 
 
@@ -78,6 +78,17 @@ class Settings:
             for name, one in self.fields.items()
             if not one.is_performance and (mine := getattr(self, name)) != (theirs := getattr(other, name))
         ]
+
+    def check_same(self, other: Self, kind: str, name: str) -> None:
+        """Refuse to declare the queue or stream that has these as one that behaves differently.
+
+        Raises: SettingsConflict.
+        """
+        for setting, mine, theirs in self.conflicts(other):
+            raise SettingsConflict(
+                f"{kind} {name!r} has {setting}={mine!r}, declared now with {setting}={theirs!r}: declare it as it is, "
+                f"or change it with alter_{kind}, or from a shell with `qflow alter`"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as the log keeps them."""

@@ -32,6 +32,7 @@ from qflow.errors import BrokerClosed, DiskFull, ForkedProcess, QflowError, Stor
 from qflow.identity import new_uuid
 from qflow.importing import imported
 from qflow.loggers import get_logger
+from qflow.memory.waiting import StraightLock
 from qflow.problems import PROBLEMS_KEPT, Problems
 from qflow.storage.environment import CannotGrow, Environment, MapFull, log_errors
 from qflow.storage.files import Files, storage_error
@@ -115,7 +116,7 @@ class Spool:
         self.files = files or Files()
         self.clock = clock
         self.monotonic = monotonic
-        self.changing = threading.Lock()
+        self.changing = StraightLock()
         """Held, before any other lock, while queues, streams or subscriptions come, change or go, and to begin the end.
 
         Who holds it asks `check_open` first.
@@ -372,5 +373,5 @@ class Spool:
         self._lock.close()
         self.log.disown(stub.__enter__)
         self.changing = stub  # type: ignore[assignment]
-        self.used = Used(stub)  # type: ignore[arg-type]
+        self.used = Used(stub)
         self.check_open = stub.__enter__  # type: ignore[method-assign]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from contextlib import AbstractContextManager
 
 from qflow.errors import InvalidArgument
 
@@ -10,7 +10,7 @@ from qflow.errors import InvalidArgument
 class Used:
     """See the module. By kind and name: ("queue", "q"), ("stream", "s"), ("subscription", "s", "r")."""
 
-    def __init__(self, changing: threading.Lock) -> None:
+    def __init__(self, changing: AbstractContextManager[object]) -> None:
         self._changing = changing
         """Held by who deletes."""
         self._doors: dict[tuple[str, ...], str] = {}

@@ -64,7 +64,7 @@ MAY_IMPORT = {
     "words": {"words"},
     "memory": {"words", "memory"},
     "storage": {"words", "storage"},
-    "spool": {"words", "storage"},
+    "spool": {"words", "memory", "storage"},
     "door": {"words"},
     "listeners": {"words"},
     "queues": {"words", "memory", "storage", "spool", "queues"},

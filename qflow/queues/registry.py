@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from qflow.collector import making_many
@@ -18,14 +19,13 @@ from qflow.errors import (
     InvalidArgument,
     NotFound,
     QueueDeleted,
-    SettingsConflict,
     StorageError,
 )
 from qflow.events import Teller
 from qflow.identity import new_number
 from qflow.importing import importing
 from qflow.memory.ledger import Ledger
-from qflow.memory.waiting import StraightLock
+from qflow.memory.waiting import collecting, straight
 from qflow.names import command
 from qflow.queues.context import Shared, Tick
 from qflow.queues.dead_letter_router import DeadLetterRouter
@@ -66,15 +66,14 @@ class Queues:
     def __init__(self, spool: Spool, ledger: Ledger, bindings: Bindings, tell: Teller) -> None:
         self._spool = spool
         self._bindings = bindings
-        self._lock = StraightLock()  # held to change `_queues`, beside `Spool.changing`, and to copy it
-        self._queues: dict[str, Queue] = {}
+        self._queues: dict[str, Queue] = {}  # and so are these: changed under `Spool.changing`, and looked at without
         self._sources: dict[str, dict[str, None]] = {}  # which queues name it for their dead letters
         self._broken: dict[str, QueueRecord] = {}
         """Records that cannot be served."""
         self._incarnations: dict[int, int] = {}
-        self._next_incarnation = new_number()  # of numbers that no other opening has
-        self._next_transient = TRANSIENT_OWNERS
-        self._news: set[Queue] = set()
+        self._new_incarnations = count(new_number() >> 1)  # of numbers that no other opening has
+        self._transient_owners = count(TRANSIENT_OWNERS + 1)
+        self._news: dict[Queue, None] = {}
         self.deleted: list[int] = []
         """Numbers of what was deleted, for maintenance to clear away."""
         self.router = DeadLetterRouter(spool, self._for_dead_letters, tell)
@@ -119,11 +118,34 @@ class Queues:
     def _recover(self, record: QueueRecord, settings: QueueSettings, rows: dict[int, Row], clean: bool) -> None:
         if not clean:
             rows = {number: row._replace(doubtful=row.next) for number, row in rows.items()}
-        queue = self._make(record.name, settings, record.owner, record.incarnation, rows)
+        self._register(record.name, settings, record.owner, record.incarnation, rows)
         for topic_filter in record.settings.get(BINDINGS, ()):
-            self._bindings.bind(queue, topic_filter)
+            self._bindings.bind(self._queues[record.name], topic_filter)
 
     # Declaring and altering --------------------------------------------------------------------------------------
+
+    @straight
+    def declare_at_once(self, name: str, settings: QueueSettings) -> Queue | None:
+        """Return the queue of this name, made if it is missing, where that writes nothing and asks nobody.
+
+        None where it does: nothing was done then. See `declare`.
+        """
+        spool, queues = self._spool, self._queues
+        spool.check_open()
+        queue = queues.get(name)
+        if queue is not None:
+            return queue if queue.settings == settings and context_of(queue).ended is None else None
+        if settings.durable or settings.dead_letter is not None or type(name) is not str:
+            return None
+        queue = self._maker.make(name, settings, next(self._transient_owners), next(self._new_incarnations), None)
+        with spool.changing:  # a straight line; see `waiting`
+            if spool.closed or spool.records.unsure or collecting:
+                return None
+            if name in queues or name in self._broken or name in self._sources:
+                return None
+            queues[name] = queue
+            self._news[queue] = None
+        return queue
 
     def declare(self, names: list[str], settings: QueueSettings) -> list[Queue]:
         """Return the queues of these names, making those that are missing; see `Broker.declare_queues`."""
@@ -141,7 +163,7 @@ class Queues:
                 self._clear_away(queue)  # that was begun, and interrupted
                 queue = None
             if queue is not None:
-                self._check_same(queue, settings)
+                queue.settings.check_same(settings, "queue", name)
             elif name in self._broken:
                 raise self._broken_error(name)
             else:
@@ -167,14 +189,13 @@ class Queues:
         records: list[NewRecord] = []
         calls: list[Callable[[], None]] = []
         for name in self._passing(names):
-            incarnation = self._next_incarnation = (self._next_incarnation + 1) % 2**64
+            incarnation = next(self._new_incarnations)
             if settings.durable:
                 owner, rows = self._spool.new_owner(), {0: Row()}
                 records.append(NewRecord(owner, recovery.queue_value(name, incarnation, settings.to_dict()), rows))
                 calls.append(partial(self._register, name, settings, owner, incarnation, rows))
             else:
-                self._next_transient += 1
-                self._register(name, settings, self._next_transient, incarnation, None)
+                self._register(name, settings, next(self._transient_owners), incarnation, None)
         if records:
             self._spool.records.add(records, partial(self._call_all, calls))
 
@@ -189,34 +210,17 @@ class Queues:
             if not number % AT_ONCE:
                 self._let_pass()
 
-    def _check_same(self, queue: Queue, settings: QueueSettings) -> None:
-        """Refuse to declare a queue that behaves differently."""
-        conflicts = queue.settings.conflicts(settings)
-        if conflicts:
-            setting, mine, theirs = conflicts[0]
-            raise SettingsConflict(
-                f"queue {queue.name!r} has {setting}={mine!r}, declared now with {setting}={theirs!r}: declare it as "
-                "it is, or change it with alter_queue"
-            )
-
     def _register(
         self, name: str, settings: QueueSettings, owner: int, incarnation: int, rows: dict[int, Row] | None
     ) -> None:
-        """Have a new queue known; twice is fine. Holding `changing`."""
-        if name not in self._queues:
-            self._make(name, settings, owner, incarnation, rows)
-
-    def _make(
-        self, name: str, settings: QueueSettings, owner: int, incarnation: int, rows: dict[int, Row] | None
-    ) -> Queue:
+        """Have a new queue made and known; twice is fine. Holding `changing`."""
+        if name in self._queues:
+            return
         if rows is not None:
             self._incarnations[owner] = incarnation
-        queue = self._maker.make(name, settings, owner, incarnation, rows)
-        with self._lock:
-            self._queues[name] = queue
-            self._news.add(queue)
+        queue = self._queues[name] = self._maker.make(name, settings, owner, incarnation, rows)
+        self._news[queue] = None
         self._note_source(name, settings.dead_letter)
-        return queue
 
     def _note_source(self, name: str, target: str | None, before: str | None = None) -> None:
         """A queue names another one for its dead letters, and named one before; twice is fine."""
@@ -337,10 +341,9 @@ class Queues:
 
     def _clear_away(self, queue: Queue) -> None:
         """Let go of a queue that has ended. Holding `changing`."""
-        with self._lock:
-            if self._queues.pop(queue.name, None) is None:
-                return  # the second time
-            self._news.add(queue)
+        if self._queues.pop(queue.name, None) is None:
+            return  # the second time
+        self._news[queue] = None
         self._note_source(queue.name, None, before=queue.settings.dead_letter)
         if not is_used(queue):
             return
@@ -399,13 +402,11 @@ class Queues:
 
     def named(self) -> dict[str, Queue]:
         """Return all queues by name."""
-        with self._lock:
-            return dict(self._queues)
+        return dict(self._queues)
 
     def all(self) -> list[Queue]:
         """Return all queues."""
-        with self._lock:
-            return list(self._queues.values())
+        return list(self._queues.values())
 
     def used(self) -> list[Queue]:
         """Return all queues but those that nobody has used, which there is nothing to do with."""
@@ -413,8 +414,9 @@ class Queues:
 
     def take_news(self) -> set[Queue]:
         """Return which were declared or deleted since this was asked. For `Figures`."""
-        with self._lock:
-            news, self._news = self._news, set()
+        news = set()
+        while self._news:
+            news.add(self._news.popitem()[0])
         return news
 
     def has(self, queue: Queue) -> bool:
@@ -439,7 +441,6 @@ class Queues:
 
     def die(self, stub: Any) -> None:
         """In a forked child: refuse everything."""
-        self._lock = stub
         for queue in self._queues.values():
             disown(queue, stub)
             context_of(queue).maker = None  # so that a look at one without parts asks for them

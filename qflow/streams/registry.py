@@ -16,7 +16,6 @@ from qflow.errors import (
     ForkedProcess,
     InvalidArgument,
     NotFound,
-    SettingsConflict,
     StreamDeleted,
 )
 from qflow.identity import new_number
@@ -148,13 +147,7 @@ class Streams:
             self.delete(name)  # an earlier delete failed half-way
             known = None
         if known is not None:
-            conflicts = known.settings.conflicts(settings)
-            if conflicts:
-                setting, mine, theirs = conflicts[0]
-                raise SettingsConflict(
-                    f"stream {name!r} has {setting}={mine!r}, declared now with {setting}={theirs!r}: declare it as it "
-                    "is, or change it with alter_stream, or from a shell `qflow alter SPOOL STREAM --stream`"
-                )
+            known.settings.check_same(settings, "stream", name)
             return known
         if name in self._broken:
             raise self._broken_error(name)

@@ -23,9 +23,11 @@ import qflow.aio
 from faults.strikes import Strike
 from qflow.memory.changed import Changed
 from qflow.memory.ledger import Ledger
+from qflow.memory.waiting import _Shelter
 from qflow.queues import making
 from qflow.queues.making import Maker, Unused
 from qflow.queues.spiller import Spiller
+from unit.clocks import LONG_S
 
 MANY = 200
 USES: dict[str, Callable[[qflow.Broker, qflow.Queue], object]] = {
@@ -75,6 +77,39 @@ def test_a_queue_that_nobody_uses_is_hardly_anything(broker: qflow.Broker) -> No
     assert len(broker.engine.ledger._accounts) == accounts
     told = json.loads((Path(broker.path) / "stats.json").read_bytes())["queues"]
     assert len(told) == MANY + 1
+
+
+def test_the_main_thread_declares_without_another_one(broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What writes, or has to ask who names the queue for its dead letters, is left to that."""
+    calls: list[None] = []
+    call = _Shelter.call
+    monkeypatch.setattr(_Shelter, "call", lambda self, work: [calls.append(None), call(self, work)][1])
+    made = declared(broker, "q", ttl_s=60)
+    assert declared(broker, "q", ttl_s=60) is made
+    assert not calls
+    with pytest.raises(qflow.SettingsConflict, match=r"queue 'q' has ttl_s=60.0, declared now with ttl_s=None"):
+        broker.declare_queue("q", durable=False)
+    logged = broker.declare_queue("logged", dead_letter="dead")
+    assert len(calls) == 2
+    assert broker.declare_queue("logged", dead_letter="dead") is logged
+    assert len(calls) == 2
+    with pytest.raises(qflow.InvalidArgument, match="'logged' is durable"):
+        broker.declare_queue("dead", durable=False)
+
+
+def test_threads_that_declare_one_queue_get_one(broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one does it after the main thread has seen that there is none."""
+    make, others = Maker.make, []
+
+    def made_late(*given: Any) -> qflow.Queue:
+        monkeypatch.undo()
+        with ThreadPoolExecutor(1) as pool:
+            others.append(pool.submit(declared, broker, "q").result(LONG_S))
+        return make(*given)
+
+    monkeypatch.setattr(Maker, "make", made_late)
+    assert [declared(broker, "q")] == others
+    assert broker.queue("q") is others[0]
 
 
 @pytest.mark.parametrize("use", USES)

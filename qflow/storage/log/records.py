@@ -59,7 +59,8 @@ class Records:
 
     def __init__(self, log: TransactionLog) -> None:
         self._log = log
-        self._unsure: list[_Change] = []
+        self.unsure: list[_Change] = []
+        """Changes of which nobody has made sure."""
 
     def add(self, records: Iterable[NewRecord], then: Callable[[], None]) -> None:
         """Write the records of new owners of lanes, with their rows."""
@@ -114,16 +115,16 @@ class Records:
 
     def make_sure(self) -> None:
         """Have followed what is to follow, also where the thread that wrote was interrupted."""
-        if not self._unsure:
+        if not self.unsure:
             return
         self._log.drain()
-        for change in list(self._unsure):
+        for change in list(self.unsure):
             try:
                 (change.then if change.is_committed else change.undo)()
             except Exception:
-                self._unsure.remove(change)
+                self.unsure.remove(change)
                 raise
-            self._unsure.remove(change)
+            self.unsure.remove(change)
 
     def _change(
         self,
@@ -135,7 +136,7 @@ class Records:
     ) -> None:
         change = _Change(at_once, then, undo)
         unit.parties.append(change)
-        self._unsure.append(change)  # before it can be committed: an interrupt may come at any moment from here on
+        self.unsure.append(change)  # before it can be committed: an interrupt may come at any moment from here on
         try:
             self._log.wait(self._log.join(unit))
         finally:
