@@ -8,6 +8,7 @@ spilled   chunks in the spill store, sorted by the least that their next message
 from __future__ import annotations
 
 import sys
+from bisect import bisect, bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -94,6 +95,27 @@ class Inventory(Shelves):
         for chunk in self._spilled:
             for sequence in chunk.sequences:
                 yield sequence, None, "spilled", None
+
+    def groups_from(self, start: Key, most: int) -> tuple[list[Group], Key | None]:
+        """Return groups on shelves, in order, from this (due time, sequence) on: `most`, and the rest of a shelf.
+
+        Beside them where to go on, None at the end. Cost: 0.01 µs a group; 0.1 where they are put in order.
+        """
+        if self.incoming:
+            self.settle()
+        groups: list[Group] = []
+        at = max(0, bisect(self._lows, start) - 1)
+        for shelf in self._shelves[at:]:
+            if len(groups) >= most:
+                return groups, self._lows[at]
+            self._put_in_order(shelf)
+            groups += shelf[bisect_left(shelf, start) :]
+            at += 1
+        return groups, None
+
+    def moving_groups(self) -> list[list[Group]]:
+        """Return what is on its way to the spill store, by chunk."""
+        return [[*chunk.groups] for chunk in self._moving()]
 
     def marked(self) -> Iterator[tuple[int, int, int]]:
         """Yield (first sequence, end, marks) of what is in memory and was delivered before."""

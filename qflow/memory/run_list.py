@@ -176,12 +176,12 @@ class RunList:
 
     def find(self, sequence: int) -> Run | None:
         """Return the run that holds a sequence."""
-        tail = self.open
-        if tail.records and tail.first <= sequence:
-            return tail if sequence < self.next else None
-        place = self._rank(sequence)
-        near: list[Run] = list(self._runs[max(0, place - 1) : place + 1])  # a run that was joined keeps a key of before
-        return next((run for run in near if run.first <= sequence < run.stop), None)
+        return run if (run := self.following(sequence)) is not None and run.first <= sequence else None
+
+    def following(self, sequence: int) -> Run | None:
+        """Return the first run that holds a sequence, or later ones."""
+        near = self._runs.islice(max(0, self._rank(sequence) - 1))  # a run that was joined keeps a key of before
+        return next((run for run in chain(near, (self.open,)) if run.stop > sequence), None)
 
     def cut_out(self, run: Run, first: int, end: int) -> Run:
         """Make a part of a run a run of its own, that is in memory or spilled, and return it.

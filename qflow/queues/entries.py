@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
-from itertools import islice, repeat
-from typing import Any
+from collections.abc import Iterator
 
 from qflow.delivery import Entry
 from qflow.errors import NotFound, QueueFull
 from qflow.memory.run import Place, Run
-from qflow.memory.waiting import shelter, sheltered
-from qflow.message import DELAYED, OVERHEAD_BYTES, RETURNED, Record, lane_of
+from qflow.memory.waiting import sheltered
+from qflow.message import OVERHEAD_BYTES, lane_of
+from qflow.queues.browsing import Browsing
 from qflow.queues.parts import Parts
-from qflow.queues.restorer import READ_AHEAD_BYTES
-from qflow.storage.log import reading, rows
-
-AT_ONCE = 1000
-"""Entries that are shown before others are let pass: 0.3 ms."""
-MEASURED_AT_ONCE = 65_536
-"""Records whose sizes are taken in one call of C, for which all threads stand still: 1 ms."""
 
 
 class Entries:
@@ -32,84 +23,7 @@ class Entries:
 
     def browse(self) -> Iterator[Entry]:
         """Yield every waiting entry; see `Queue.browse`."""
-        return self._entries(self._browsed())
-
-    @sheltered
-    def _browsed(self) -> list[Any]:
-        """Return what `browse` shows, in parts."""
-        lists, schedules = self._lanes.lists, self._lanes.schedules
-        with self._context.lock:
-            self._context.check_open()
-            parts: list[Any] = []
-            for runs in self._lanes.ranked:
-                number = runs.number
-                for line in (runs, lists.get(number + DELAYED, ())):
-                    places = [(run.first, run.stop, run.place, _sizes(run.records)) for run in line if run.waiting]
-                    if line is runs and number in schedules:
-                        places += (
-                            (sequence, sequence + 1, Place(state), [] if size is None else [size])
-                            for sequence, size, state, _ in schedules[number].entries()
-                        )
-                        places.sort()
-                    parts += places
-                if number + DELAYED in schedules:
-                    parts.append(list(schedules[number + DELAYED].entries()))
-                if number + RETURNED in schedules:
-                    ahead_ms = self._context.now_ms() - self._lanes.now_ms(RETURNED)
-                    parts.append(
-                        [
-                            (sequence, size, state, None if due_ms is None else due_ms + ahead_ms)
-                            for sequence, size, state, due_ms in schedules[number + RETURNED].entries()
-                        ]
-                    )
-        return parts
-
-    def _entries(self, parts: list[Any]) -> Iterator[Entry]:
-        """Yield what some parts show; behind every few, others are let pass."""
-        shown = 0
-        for part in parts:
-            for count, entries in self._pieces(part):
-                yield from entries
-                shown += count
-                if shown >= AT_ONCE:
-                    self._context.shared.let_pass()
-                    shown = 0
-
-    def _pieces(self, part: Any) -> Iterator[tuple[int, Iterator[Entry]]]:
-        """Yield how many entries come next, `AT_ONCE` or fewer, and those; a part of the log brings more at once."""
-        if isinstance(part, list):
-            for place in range(0, len(part), AT_ONCE):
-                some = part[place : place + AT_ONCE]
-                yield len(some), (Entry(number, size, state, self, due_ms) for number, size, state, due_ms in some)
-            return
-        first, stop, place, sizes = part
-        if place is Place.LOGGED:
-            yield from self._logged_pieces(first, stop)
-            return
-        state, known = place.value, iter(sizes or repeat(None))
-        for start in range(first, stop, AT_ONCE):
-            numbers = range(start, min(stop, start + AT_ONCE))
-            yield len(numbers), (Entry(number, size, state, self) for number, size in zip(numbers, known, strict=False))
-
-    def _logged_pieces(self, position: int, stop: int) -> Iterator[tuple[int, Iterator[Entry]]]:
-        while position < stop:
-            found = shelter(partial(self._read_logged_entries, position, stop))
-            if found is None:
-                return
-            for first, records in found.pieces:
-                sizes = enumerate(map(len, records), first)
-                yield len(records), (Entry(number, size, Place.LOGGED.value, self) for number, size in sizes)
-            position = found.position
-
-    def _read_logged_entries(self, position: int, stop: int) -> reading.Replayed | None:
-        context = self._context
-        assert context.log is not None
-        owner, number = context.owner, lane_of(position)
-        with context.log.read() as txn:
-            if context.ended is not None:
-                return None
-            row = rows.read_row(txn, owner, number)
-            return reading.read_unsettled(txn, owner, number, row, position, stop, READ_AHEAD_BYTES)
+        return Browsing(self._queue, self).entries()
 
     @sheltered
     def spill_entry(self, sequence: int) -> str:
@@ -192,12 +106,3 @@ class Entries:
         scattered = self._lanes.schedules.get(lane_of(sequence))
         entries = iter(()) if scattered is None else scattered.entries()
         return next((state for number, _, state, _ in entries if number == sequence), "delayed")
-
-
-def _sizes(records: Iterable[Record]) -> list[int]:
-    """Return how many bytes each of these has. Cost: 0.01 µs each."""
-    found: list[int] = []
-    sizes = map(len, records)
-    while some := list(islice(sizes, MEASURED_AT_ONCE)):
-        found += some
-    return found

@@ -364,10 +364,10 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
         return delete_many(self._parts, sequences)
 
     def browse(self) -> Iterator[Entry]:
-        """Yield every waiting entry in order, as it was when this was called; nothing is promoted or acquired.
+        """Yield every waiting entry in order; nothing is promoted or acquired, and nobody is held up.
 
-        Priorities come from the highest, each followed by what is delayed in it. The sizes of spilled ones are on disk,
-        and None here. Cost: 0.3 µs an entry, more for those in the log; memory 8 bytes for each resident message.
+        Priorities come from the highest, each followed by what is delayed in it. The sizes of spilled ones are None.
+        What is put later is not shown; what is taken, comes back or moves meanwhile may be. Cost: 0.3 µs an entry.
         """
         return Entries(self._parts).browse()
 

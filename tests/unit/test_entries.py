@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -13,9 +15,11 @@ import pytest
 import qflow
 from faults.seams import Faults, FaultyFiles, bodies_of
 from qflow.delivery import Entry
+from qflow.memory import shelves
 from qflow.message import OVERHEAD_BYTES
+from qflow.queues import browsing
 from qflow.queues.queue import parts_of
-from unit.clocks import Clock, open_still
+from unit.clocks import LONG_S, Clock, open_still
 
 pytestmark = pytest.mark.two_drivers
 
@@ -231,11 +235,90 @@ def test_a_message_taken_while_it_is_written_is_not_spilled(open_spool: Open, du
 
 
 def test_a_queue_changes_while_it_is_browsed(open_spool: Open, durable: bool) -> None:
-    """What was there when it was called is yielded, whatever happens meanwhile."""
+    """What was looked at is yielded, whatever happens meanwhile, and nothing that came later."""
     queue = open_spool().declare_queue("q", durable=durable)
     queue.put_many([b"%d" % number for number in range(5)])
-    browsing = queue.browse()
-    first = next(browsing)
+    entries = queue.browse()
+    first = next(entries)
     queue.get_many(3).ack()
     queue.put(b"5")
-    assert [first.sequence, *(entry.sequence for entry in browsing)] == [0, 1, 2, 3, 4]
+    assert [first.sequence, *(entry.sequence for entry in entries)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_stays_in_its_place_is_shown_once(
+    open_spool: Open, durable: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few are looked at at a time; others are taken, come back, are moved and put in between."""
+    for where, name, few in (
+        (browsing, "AT_ONCE", 3),
+        (browsing, "LOOKED_AT_ONCE", 5),
+        (browsing, "GROUPS_AT_ONCE", 1),
+    ):
+        monkeypatch.setattr(where, name, few)
+    monkeypatch.setattr(shelves, "SHELF", 3)
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    chance = random.Random(seed)
+    there = {*queue.put_many([b"x" * chance.randrange(2000) for _ in range(300)])}
+    there.update(queue.put(b"later", delay_s=chance.randrange(500, 1500)) for _ in range(40))
+    held = list(queue.get_many(100))
+    for delivery in held[::3]:
+        delivery.nack()
+    del held[::3]
+    for entry in chance.sample([*queue.browse()], 60):
+        entry.spill()
+    staying = {entry.sequence for entry in queue.browse()}
+    assert staying == there - {delivery.sequence for delivery in held}
+    shown = []
+    for entry in queue.browse():
+        shown.append(entry)
+        match chance.randrange(5):
+            case 0:
+                staying.difference_update(queue.get_many(2).sequences)
+            case 1 if held:
+                held.pop(chance.randrange(len(held))).nack()
+            case 2:
+                queue.put(b"new", delay_s=chance.choice([None, chance.randrange(500, 1500)]))
+            case 3 if entry.due_ms is None and entry.sequence in staying:
+                entry.restore() if entry.spilled else entry.spill()
+    sequences = [entry.sequence for entry in shown]
+    assert len({*sequences}) == len(sequences)
+    assert staying <= {*sequences} <= there
+    waiting = [entry.sequence for entry in shown if entry.due_ms is None]
+    assert waiting == sorted(waiting)
+    due = [entry.due_ms for entry in shown if entry.due_ms is not None]
+    assert due == sorted(due)
+    assert len(due) == 40
+    assert broker.check() == []
+
+
+def test_a_look_at_the_first_looks_at_no_more(open_spool: Open, monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
+    """As `qflow top` and the page do; a browse to the end looks at a part at a time."""
+    looked: list[int] = []
+    look, look_at_shelves = browsing.Browsing._look, browsing.Browsing._look_at_shelves
+
+    def counted(here: browsing.Browsing, *given: Any) -> Any:
+        parts = look(here, *given)
+        looked.append(sum(part.stop - part.first for part in parts))
+        return parts
+
+    def counted_on_shelves(here: browsing.Browsing, *given: Any) -> Any:
+        groups, key = look_at_shelves(here, *given)
+        looked.append(len(groups))
+        return groups, key
+
+    monkeypatch.setattr(browsing.Browsing, "_look", counted)
+    monkeypatch.setattr(browsing.Browsing, "_look_at_shelves", counted_on_shelves)
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([b"x"] * 50_000)
+    for future in [queue.submit(b"x", delay_s=1000 + number) for number in range(1_200)]:
+        future.result(LONG_S)
+    assert len([*islice(queue.browse(), 50)]) == 50
+    assert looked == [browsing.AT_ONCE]
+    looked.clear()
+    assert len({entry.sequence for entry in queue.browse()}) == 51_200
+    assert max(looked) <= browsing.LOOKED_AT_ONCE
+    assert sum(looked) >= 50_000
+    assert broker.check() == []

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 import qflow
-from qflow.queues import entries, registry
+from qflow.queues import browsing, registry
 from qflow.queues.queue import parts_of
 from qflow.storage.log import transaction_log
 from qflow.storage.log.transaction_log import TransactionLog
@@ -41,7 +41,7 @@ def test_a_browse_shows_a_thousand_at_once(open_spool: Open, durable: bool, pass
         steps[-1] += 1
     assert sum(steps) == 20_000
     assert 10 <= len(steps) <= 30
-    assert max(steps) < 2 * entries.AT_ONCE
+    assert max(steps) < 2 * browsing.AT_ONCE
     del passed[:]
     few = broker.declare_queue("few", durable=durable)
     few.put_many([b"x"] * 10)

@@ -729,6 +729,25 @@ def test_entries_show_every_message_once(schedule: Schedule, store: Store) -> No
     ]
 
 
+def test_groups_are_gone_through_a_shelf_at_a_time(schedule: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, from any (due time, sequence) on, whatever came before it meanwhile, or went."""
+    monkeypatch.setattr(shelves_module, "SHELF", 4)
+    added = [(random.Random(number).randrange(90), number) for number in range(100)]
+    for due, number in added:
+        schedule.add(due, number, [b"x"], 0)
+    added.sort()
+    some, key = schedule.groups_from((), 3)
+    assert 3 <= len(some) <= 8
+    assert key is not None
+    deliver(schedule, Store(), now=40, most=100)
+    schedule.add(5, 200, [b"x"], 0)
+    others, end = schedule.groups_from((60, 0), 1000)
+    assert end is None
+    assert [group[:2] for group in others] == [one for one in added if one >= (60, 0)]
+    rest, _ = schedule.groups_from(key, 1000)
+    assert [group[:2] for group in rest] == [one for one in added if one >= key and one[0] > 40]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
