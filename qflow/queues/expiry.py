@@ -86,6 +86,14 @@ class Expiry:
                 more |= self._expire_delayed(number, schedule)
         return more
 
+    def drop_head(self, runs: RunList) -> bool:
+        """Drop what is first in a lane if it is spilled and all of it has expired, unread; tell whether it was."""
+        run = runs.head
+        if run.place is not Place.SPILLED or not self._may_expire(run, self._context.now_ms()):
+            return False
+        self._drop_run(runs, run)
+        return True
+
     def _have_left(self) -> bool:
         """Return whether some of what expired has left memory, when the log has done what it was handed for that.
 

@@ -298,6 +298,8 @@ class Getting:
             elif behind is None:
                 if not admission.publish_ready():
                     return Lack.MESSAGE
+            elif isinstance(behind, RunList) and queue.expiry.drop_head(behind):
+                continue
             elif self._leaves_unread(behind):
                 return Lack.MESSAGE
             elif not may_work:

@@ -434,6 +434,23 @@ def test_expired_spilled_runs_go_without_their_bodies_being_read(open_at: Open, 
     assert broker.check() == []
 
 
+def test_a_get_reads_nothing_that_has_expired(open_at: Open, clock: Clock, durable: bool) -> None:
+    """What is first on disk goes unread, and what is behind it comes."""
+    queue = open_at().declare_queue("q", durable=durable, capacity_bytes=5 * COST)
+    queue.put_many([body(number) for number in range(100)], ttl_s=10)
+    queue.get_many(queue.stats().resident_messages).ack()
+    before = queue.stats()
+    assert before.spilled_messages > 90
+    clock.advance(10)
+    queue.put(b"stays")
+    delivery = queue.get(0)
+    assert delivery.body == b"stays"
+    delivery.ack()
+    stats = queue.stats()
+    assert (stats.messages, stats.expired_total) == (0, before.messages)
+    assert stats.spill_files_read_total == before.spill_files_read_total
+
+
 @pytest.mark.owner_only
 def test_part_of_a_spilled_run_is_read_and_the_rest_expires(open_at: Open, clock: Clock, durable: bool) -> None:
     """What was taken of a run before is not counted again, in memory or in the log."""
