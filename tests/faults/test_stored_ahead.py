@@ -26,8 +26,9 @@ from qflow import inspect
 from qflow.message import Message, Record
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files
-from qflow.storage.log import ahead, bodies, writer
+from qflow.storage.log import ahead, bodies, table, writer
 from qflow.storage.log.gates import Gate
+from qflow.storage.log.keys import parts_of
 from qflow.storage.log.rows import new_row, read_row
 from qflow.storage.log.transaction_log import TransactionLog, Unit
 from unit.clocks import until
@@ -66,9 +67,22 @@ def noted(log: TransactionLog) -> range:
         return bodies.noted_ahead(txn)
 
 
+def one(size: int = 10 * SIZE) -> list[Record]:
+    """Return one body, which is stored in as many parts as `many` of the same size."""
+    return [b"".join(many(size // SIZE))]
+
+
 def nothing_is_left(log: TransactionLog) -> None:
     until(lambda: not (log.busy or noted(log)))
-    assert stored(log) == {}
+    assert pieces(log) == stored(log) == {}
+
+
+def pieces(log: TransactionLog) -> dict[tuple[int, int], int]:
+    """Return the size of each body and piece, by its number and place."""
+    with log.read() as txn:
+        first, behind = bodies.key_of_body(2), bytes((bodies.BODIES + 1,))
+        parts = {parts_of(key)[2:]: len(value) for key, value in table.items(txn, first, behind)}
+    return {(number, place): size for (place, number), size in parts.items() if not number % 2}
 
 
 def at_commits(faults: Faults, *calls: Callable[[], Any] | None) -> list[int]:
@@ -87,8 +101,9 @@ def at_commits(faults: Faults, *calls: Callable[[], Any] | None) -> list[int]:
 # Parts ---------------------------------------------------------------------------------------------------------------
 
 
-def test_no_transaction_holds_more_than_a_part(spool, faults, monkeypatch):
-    """Of 20 bodies of 1 MiB none writes more than 4, however many there are: LMDB has them all in memory."""
+@pytest.mark.parametrize("records", [many(20, MIB), [b"".join(many(20, MIB))]], ids=["many", "one"])
+def test_no_transaction_holds_more_than_a_part(records, spool, faults, monkeypatch):
+    """Of 20 bodies of 1 MiB, or one of 20, none writes more than 4: LMDB has them all in memory."""
     with bare_log(spool, faults) as log:
         line = declared(log, 1)
         written: list[int] = []
@@ -115,7 +130,6 @@ def test_no_transaction_holds_more_than_a_part(spool, faults, monkeypatch):
             log._env, "begin", lambda write=False: (Counted if write else lambda it: it)(real_begin(write=write))
         )
         monkeypatch.setattr(log._env, "commit", commit)
-        records = many(20, MIB)
         log.commit(log.put(line.put(*records)))
         assert len(written) == 6
         assert sum(written) < 20 * MIB + 10_000
@@ -150,13 +164,70 @@ def test_what_is_stored_ahead_is_what_was_put(log, faults):
 
 
 def test_what_would_gain_nothing_is_written_at_once(log, faults):
-    """Small bodies, one large one, or one that is there many times: a single commit, without references."""
+    """Small bodies, large ones that are few, or one that is there many times: a single commit, without references."""
     line = declared(log, 1)
     made = at_commits(faults)
-    for number, records in enumerate((many(30, 500), many(1, 20_000), [b"x" * SIZE] * 10, many(4)), 1):
+    for number, records in enumerate((many(30, 500), many(1, 10_000), [b"x" * SIZE] * 10, many(4)), 1):
         log.commit(log.put(line.put(*records)))
         assert made == [number]
     assert stored(log) == {}
+
+
+def test_a_large_body_is_stored_in_pieces(log, faults):
+    """Plain, with headers, between others, in several queues; each as it was put, and gone with its last reference."""
+    line, other = declared(log, 1), declared(log, 2)
+    plain, message = b"".join(many(5, start=20)), Message(b"".join(many(6)), b'{"a":1}')
+    records = [b"small", plain, b"large" * 400, message, *many(2)]
+    made = at_commits(faults)
+    log.commit(log.join(Unit([line.put(*records), other.put(*records)])))
+    assert made == [9]
+    assert [place for _, place in sorted(pieces(log))] == [0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 0, 0]
+    assert max(pieces(log).values()) < 4_100
+    for one in (line, other):
+        assert in_log(log, one) == one.visible == dict(enumerate(records))
+        assert [*map(type, in_log(log, one).values())] == [*map(type, records)]
+    assert log.problems() == []
+    log.wait(log.settle(*line.settled(*range(len(records)))))
+    assert list(stored(log).values()) == [1] * 5
+    assert in_log(log, other) == dict(enumerate(records))
+    log.wait(log.purge([other.lane]))
+    nothing_is_left(log)
+
+
+def test_pieces_are_larger_where_they_would_be_too_many(log, faults):
+    """Their places are numbered up to 255."""
+    line = declared(log, 1)
+    records = [b"".join(many(1_000))]
+    log.commit(log.put(line.put(*records)))
+    assert max(place for _, place in pieces(log)) == 255
+    assert in_log(log, line) == dict(enumerate(records))
+    log.wait(log.purge([line.lane]))
+    nothing_is_left(log)
+
+
+@pytest.mark.parametrize("lost", [1, 3, 5])
+@pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
+def test_a_piece_that_is_lost_loses_its_message_alone(lost, gone, spool, small):
+    """It is named, to who gets and to who checks; the others come."""
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q").put_many([b"before", *one(), b"behind"])
+
+    def damage(txn: Any) -> None:
+        key = bodies.key_of_body(2, lost)
+        value = bytearray(txn.pop(key))
+        value[500] ^= 1
+        if not gone:
+            txn.put(key, bytes(value))
+
+    edit(spool, damage)
+    said = "has vanished" if gone else "checksum"
+    assert any(f"piece {lost} of shared body 2" in text and said in text for text in inspect.check_spool(spool))
+    with qflow.open(spool) as broker:
+        queue = broker.queue("q")
+        assert queue.get_many(3, 0).bodies == [b"before", b"behind"]
+        assert queue.stats().lost_total + queue.stats().quarantined_total > 0
+        queue.purge()
+        nothing_is_left(broker.engine.log)
 
 
 def test_a_unit_is_stored_ahead_too(log, faults):
@@ -343,13 +414,14 @@ def test_who_waits_is_not_woken_by_parts(log, faults, monkeypatch):
 
 @pytest.mark.parametrize("step", ["make_room", "begin", "commit"])
 @pytest.mark.parametrize("after", range(7))
-def test_a_full_map_at_any_part_changes_nothing(step, after, log, faults):
+@pytest.mark.parametrize("records", [many(), one()], ids=["many", "one"])
+def test_a_full_map_at_any_part_changes_nothing(records, step, after, log, faults):
     """Edge 22: the part is written again; each body is stored once."""
     line = declared(log, 1)
     faults.fail(step, lmdb.MapFullError("full"), after=after, times=1)
-    log.commit(log.put(line.put(*many())))
-    assert in_log(log, line) == dict(enumerate(many()))
-    assert list(stored(log).values()) == [1] * 10
+    log.commit(log.put(line.put(*records)))
+    assert in_log(log, line) == dict(enumerate(records))
+    assert list(stored(log).values()) == [1] * len(records)
     assert not noted(log)
 
 
@@ -357,10 +429,11 @@ def test_a_full_map_at_any_part_changes_nothing(step, after, log, faults):
     "error", [qflow.DiskFull("no"), lmdb.Error("no"), KeyboardInterrupt(), MemoryError()], ids=type
 )
 @pytest.mark.parametrize("after", range(6))
-def test_a_part_that_fails_refuses_the_whole_and_leaves_nothing(error, after, log, faults):
+@pytest.mark.parametrize("records", [many(), one()], ids=["many", "one"])
+def test_a_part_that_fails_refuses_the_whole_and_leaves_nothing(records, error, after, log, faults):
     """I3, I12: its caller is told once; what was stored is removed, in steps; what waited behind goes on."""
     line = declared(log, 1)
-    put, behind = line.put(*many()), line.put(b"behind")
+    put, behind = line.put(*records), line.put(b"behind")
     at_commits(faults, lambda: log.put(behind))
     faults.fail("begin", error, after=after, times=1)
     with pytest.raises(qflow.StorageError if isinstance(error, lmdb.Error) else type(error)):
@@ -372,8 +445,8 @@ def test_a_part_that_fails_refuses_the_whole_and_leaves_nothing(error, after, lo
     log.commit(behind)
     assert in_log(log, line) == line.visible == {0: b"behind"}
     nothing_is_left(log)
-    log.commit(log.put(line.put(*many())))
-    assert in_log(log, line) == {0: b"behind", **dict(enumerate(many(), 1))}
+    log.commit(log.put(line.put(*records)))
+    assert in_log(log, line) == {0: b"behind", **dict(enumerate(records, 1))}
 
 
 def test_what_is_removed_is_removed_in_steps(log, faults):
@@ -408,12 +481,13 @@ def test_where_there_is_no_room_to_remove_it_is_tried_again(log, faults, monkeyp
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("after", range(6))
-def test_a_commit_in_doubt_is_all_or_nothing(after, late, spool, faults, small):
+@pytest.mark.parametrize("records", [many(), one()], ids=["many", "one"])
+def test_a_commit_in_doubt_is_all_or_nothing(records, after, late, spool, faults, small):
     """Edge 21: the log takes nothing more; opened again, the messages are all there or not at all, and nothing else."""
     with bare_log(spool, faults) as log:
         line = declared(log, 1)
         faults.fail("commit", OSError(5, "no"), after=after, times=1, late=late)
-        put, behind = line.put(*many()), line.put(b"behind")
+        put, behind = line.put(*records), line.put(b"behind")
         at_commits(faults, lambda: log.put(behind))
         log.put(put)
         for one in (put, behind):
@@ -427,14 +501,16 @@ def test_a_commit_in_doubt_is_all_or_nothing(after, late, spool, faults, small):
         until(lambda: not log.busy)
         is_there = late and after == 5
         with log.read() as txn:
-            assert held(txn, 1, 0) == (dict(enumerate(many())) if is_there else {})
-        assert len(stored(log)) == (10 if is_there else 0)
+            assert held(txn, 1, 0) == (dict(enumerate(records)) if is_there else {})
+        assert len(stored(log)) == (len(records) if is_there else 0)
+        assert is_there or not pieces(log)
         assert log.problems() == []
         assert not noted(log)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_large_put_can_be_killed_at_any_step(tmp_path, small):
+@pytest.mark.parametrize("records", [many(6), one(6 * SIZE)], ids=["many", "one"])
+def test_a_large_put_can_be_killed_at_any_step(records, tmp_path, small):
     """Edge 20, I3: after a kill anywhere all of it is there or nothing; what was stored ahead is gone once it is open."""
     start, spool = tmp_path / "start", tmp_path / "spool"
     with bare_log(start, Faults()) as log:
@@ -446,7 +522,7 @@ def test_a_large_put_can_be_killed_at_any_step(tmp_path, small):
         for name in LOG:
             setattr(env, name, steps.watched(name, getattr(env, name)))
         log = TransactionLog(env)
-        log.commit(log.put(Line(1, new_row(0)).put(*many(6))))
+        log.commit(log.put(Line(1, new_row(0)).put(*records)))
         confirmed.touch()
         log.close()
 
@@ -458,7 +534,8 @@ def test_a_large_put_can_be_killed_at_any_step(tmp_path, small):
             until(lambda: not log.busy)
             with log.read() as txn:
                 found = held(txn, 1, 0)
-            assert found in ({}, dict(enumerate(many(6))))
+            assert found in ({}, dict(enumerate(records)))
+            assert found or not pieces(log)
             assert found or not confirmed.exists()
             outcomes.add((bool(found), len(stored(log)), before > 0))
             line = Line(1, read_row_of(log))
@@ -467,7 +544,7 @@ def test_a_large_put_can_be_killed_at_any_step(tmp_path, small):
             assert log.problems() == []
             assert not noted(log)
         confirmed.unlink(missing_ok=True)
-    assert {(found, left) for found, left, _ in outcomes} == {(False, 0), (True, 6)}
+    assert {(found, left) for found, left, _ in outcomes} == {(False, 0), (True, len(records))}
 
 
 def read_row_of(log: TransactionLog) -> Any:

@@ -20,6 +20,8 @@ FOUND = {
     "empty": [],
 }
 BIG = b"\x00\xff" * 4096
+LARGE = b"0123456789" * 950_000
+"""Since format 7, in which it lies in pieces, in the queue `large`."""
 PUBLISHED = [(f"plant/{number % 3}/heat", b"%d degrees" % number) for number in range(12)]
 SETTLED = 5
 """Of those, by the subscription `panel`."""
@@ -43,6 +45,7 @@ def fill(path: str) -> None:
     lanes.put(b"late", delay_s=0.001)
     broker.declare_queue("empty", ttl_s=60)
     broker.declare_queue("big").put(BIG)
+    broker.declare_queue("large").put(LARGE)
     broker.declare_queue("transient", durable=False).put(b"gone after a crash")
     broker.declare_stream("plant", topics=["plant/#"])
     with broker.subscribe("plant", name="panel", start="earliest") as panel:

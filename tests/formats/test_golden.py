@@ -39,6 +39,8 @@ def test_a_spool_of_each_format_holds_what_was_confirmed(kept: Path) -> None:
             assert [broker.queue(name).get(timeout_s=60).body for _ in bodies] == bodies
             assert broker.queue(name).stats().lag_messages == 0
         assert broker.queue("big").get_nowait().body == golden.BIG
+        if "large" in broker.queues():
+            assert broker.queue("large").get_nowait().body == golden.LARGE
         assert "transient" not in broker.queues()
         assert broker.queue("plain").settings.limit_messages == 100
         assert (broker.queue("lanes").settings.priorities, broker.queue("lanes").settings.dead_letter) == (3, "letters")

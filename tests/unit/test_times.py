@@ -434,6 +434,7 @@ def test_expired_spilled_runs_go_without_their_bodies_being_read(open_at: Open, 
     assert broker.check() == []
 
 
+@pytest.mark.owner_only
 def test_a_get_reads_nothing_that_has_expired(open_at: Open, clock: Clock, durable: bool) -> None:
     """What is first on disk goes unread, and what is behind it comes."""
     queue = open_at().declare_queue("q", durable=durable, capacity_bytes=5 * COST)

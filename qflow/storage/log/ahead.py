@@ -1,8 +1,8 @@
 """What of one large request is stored ahead of its commit: so that no transaction holds all of it.
 
 LMDB keeps what a transaction writes in memory until the commit, and nobody else commits meanwhile. So the large bodies
-of a request that holds many are stored as `bodies`, in parts, each a commit, between which those of others come. The
-last commit, the one that makes its messages exist, holds references to them.
+of a large request are stored as `bodies`, in parts, each a commit, between which those of others come; a body that is
+larger than a part, in pieces. The last commit, the one that makes its messages exist, holds references to them.
 
     state       what the writer does                                  what a crash leaves
     idle        what is handed over                                   nothing
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from qflow.message import Record, is_logged, kept_ms
@@ -27,13 +28,14 @@ from qflow.storage.blocks import Reference
 from qflow.storage.joining import Join
 from qflow.storage.log import bodies
 from qflow.storage.log.batch import Batch, Order, Put, Request, Unit
+from qflow.storage.log.keys import LAST_LANE
 
 LARGE_BYTES = 8 * 2**20
 """A request with more of large bodies is stored ahead."""
 BODY_BYTES = encoding.MAX_BYTES
 """From this size on a body is large: it takes a block of its own wherever it lies."""
 PART_BYTES = 4 * 2**20
-"""Stored in one commit; or a single body."""
+"""Stored in one commit. Pieces of a body are as large, or larger if they would be too many."""
 REMOVED_AT_ONCE = 256
 """Records removed in one commit."""
 FEW_AT_ONCE = 8
@@ -49,6 +51,20 @@ class _Body(NamedTuple):
     size: int
     uses: int
     """How many messages are this one record."""
+
+
+class _Piece(NamedTuple):
+    """Bytes of a body, or all of it as piece 0."""
+
+    body: int
+    """The place of that among the others."""
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
 
 
 class Ahead:
@@ -69,7 +85,11 @@ class Ahead:
         self._error: BaseException | None = None
         """Why a part was not stored."""
         self._bodies: list[_Body] = []
-        self._part: list[_Body] = []
+        self._pieces: list[_Piece] = []
+        """Of all of them, in order."""
+        self._stored = 0
+        """How many of those are."""
+        self._part: list[_Piece] = []
         """Those that the part holds which is being written."""
         self._references: dict[int, Reference] = {}
         """To those that are stored, by identity of the record."""
@@ -97,9 +117,10 @@ class Ahead:
         if self.request is not None or self._numbers:
             return False
         found = _large_bodies(request)
-        if len(found) < 2 or sum(body.size for body in found) <= LARGE_BYTES:
+        if sum(body.size for body in found) <= LARGE_BYTES:
             return False
-        self._bodies = found
+        self._bodies, self._stored = found, 0
+        self._pieces = [piece for place, body in enumerate(found) for piece in _pieces_of(place, body.size)]
         self._places = set(_places_of(request))
         self.request = request
         self.is_active = True
@@ -130,15 +151,13 @@ class Ahead:
             return self._removal() if self._numbers else None
         if self.is_over:
             return None
-        start = stop = len(self._references)
-        size = 0
-        for body in self._bodies[start:]:
-            if size and size + body.size > PART_BYTES:
+        self._part, size = [], 0
+        for piece in islice(self._pieces, self._stored, None):
+            if size and size + piece.size > PART_BYTES:
                 break
-            size += body.size
-            stop += 1
-        self._part = self._bodies[start:stop]
-        return Unit(writes=[self._store], parties=[self], size=size, values=2 * len(self._part))
+            size += piece.size
+            self._part.append(piece)
+        return Unit(writes=[self._store], parties=[self], size=size, values=2 * len(self._part) + 1)
 
     def _removal(self) -> Unit:
         limit = FEW_AT_ONCE if self.stuck else REMOVED_AT_ONCE
@@ -150,22 +169,27 @@ class Ahead:
 
     def _store(self, txn: Any) -> None:
         """Write a part; perhaps twice, if the first transaction fails."""
-        done = len(self._references)
-        if not done:
+        if not self._stored:
             self._numbers = bodies.new_numbers(txn, len(self._bodies))
             bodies.note_ahead(txn, self._numbers)
         now_ms = kept_ms(self._clock())
-        for (record, _, uses), number in zip(self._part, self._numbers[done:], strict=False):
-            bodies.store(txn, number, record, now_ms, self._join)
-            bodies.write_count(txn, number, uses)
+        for place, piece, start, stop in self._part:
+            (record, size, uses), number = self._bodies[place], self._numbers[place]
+            if piece:
+                bodies.store_piece(txn, number, piece, memoryview(record)[start:stop], now_ms, self._join)
+            if stop == size:
+                bodies.store(txn, number, record, now_ms, self._join, pieces=piece)
+                bodies.write_count(txn, number, uses)
 
     def committed(self, unit: Unit) -> None:
         """A part is stored, or removed. Called by the writer."""
         self.stuck = False
         if self.request is not None:
-            done = len(self._references)
-            for (record, size, _), number in zip(self._part, self._numbers[done:], strict=False):
-                self._references[id(record)] = Reference(number, size)
+            self._stored += len(self._part)
+            for place, _, _, stop in self._part:
+                record, size, _ = self._bodies[place]
+                if stop == size:
+                    self._references[id(record)] = Reference(self._numbers[place], size)
         elif not self._more:
             self._numbers = range(0)
 
@@ -175,7 +199,7 @@ class Ahead:
             self.stuck = True
             return
         self._error = unit.error
-        if not self._references:
+        if not self._stored:
             self._numbers = range(0)  # not even the note is there
 
     # The request -----------------------------------------------------------------------------------------------------
@@ -206,7 +230,7 @@ class Ahead:
         if self.request.error is None:
             self._numbers = range(0)
         self.request = self._error = None
-        self._bodies, self._part, self._references = [], [], {}
+        self._bodies, self._pieces, self._part, self._references = [], [], [], {}
         if not self.behind:
             self._places.clear()
 
@@ -217,6 +241,15 @@ class Ahead:
             self.request = None
         yield from self.behind
         self.behind.clear()
+
+
+def _pieces_of(place: int, size: int) -> list[_Piece]:
+    """Return what a body is stored in: itself, or pieces."""
+    if size <= PART_BYTES:
+        return [_Piece(place, 0, 0, size)]
+    each = max(PART_BYTES, -(-size // LAST_LANE))
+    starts = range(0, size, each)
+    return [_Piece(place, number, start, min(size, start + each)) for number, start in enumerate(starts, 1)]
 
 
 def _puts_of(request: Request) -> Iterable[Put]:

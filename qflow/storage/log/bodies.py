@@ -4,6 +4,7 @@
     BODIES  0  0  0           the last number that was given
     BODIES  0  0  number      a block of one record; numbers are even
     BODIES  0  0  number + 1  how many references to it are in blocks: beside the body, on the same page
+    BODIES  0  n  number      piece n of a body, from 1 on, of one that was stored in pieces: a block of one record
     META    ahead             the numbers of bodies that are stored ahead of the commit that refers to them, if any are
 
 A queue's block holds a `Reference` in place of such a record. It is counted when it is written and counted down when it
@@ -14,6 +15,8 @@ own. A count that is damaged is left as it is, with its body: too much is kept, 
 Bodies may be stored ahead, with their counts, in commits of their own: see `ahead`. The first of those notes all their
 numbers, and the commit with the references removes the note; where it still stands when a log is opened, the bodies
 that it names are removed. Who does not know the note finds bodies that count too many references, and keeps them.
+One that is large is stored in pieces then, each in a commit of its own; the block under its number holds a reference
+that says how many they are, and whether they are a `Message`.
 """
 
 from __future__ import annotations
@@ -21,17 +24,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from io import BytesIO
 from types import MappingProxyType
 from typing import Any
 
 from qflow.errors import CorruptionError
-from qflow.message import Record, is_logged, is_plain
+from qflow.message import Message, Record, is_logged, is_plain
 from qflow.storage import blocks, encoding
 from qflow.storage.blocks import BlockKey, Reference
 from qflow.storage.encoding import Messages
 from qflow.storage.joining import Join
 from qflow.storage.log import table
-from qflow.storage.log.keys import meta_key
+from qflow.storage.log.keys import LAST_LANE, key_of, meta_key, parts_of
 from qflow.storage.log.sealing import seal, unseal
 
 BODIES = 7
@@ -51,8 +55,8 @@ _SKIPPED = 2**32
 """Left out behind the highest number where nobody knows any more which was the last."""
 
 
-def key_of_body(number: int) -> bytes:
-    return _PREFIX + number.to_bytes(8, "big")
+def key_of_body(number: int, piece: int = 0) -> bytes:
+    return key_of(BODIES, NOBODY, piece, number)
 
 
 _LAST_GIVEN = key_of_body(0)
@@ -132,12 +136,23 @@ def new_numbers(txn: Any, count: int) -> range:
     return numbers
 
 
-def store(txn: Any, number: int, record: Record, now_ms: int, join: Join) -> Reference:
-    """Write a body, without its count."""
-    messages = Messages([record], [len(record)], is_plain([record]))
-    key = BlockKey(BODIES, NOBODY, 0, number)
-    txn.put(key_of_body(number), join(encoding.encode_sections(key, messages, time_ms=now_ms)))
+def store(txn: Any, number: int, record: Record, now_ms: int, join: Join, pieces: int = 0) -> Reference:
+    """Write a body, without its count; of one that is stored in so many pieces, that it is."""
+    stored = Reference(2 * pieces + (not is_plain([record])), len(record)) if pieces else record
+    _put(txn, number, 0, stored, now_ms, join)
     return Reference(number, len(record))
+
+
+def store_piece(txn: Any, number: int, piece: int, data: memoryview, now_ms: int, join: Join) -> None:
+    """Write a piece of a body, from 1 to `LAST_LANE`."""
+    _put(txn, number, piece, data, now_ms, join)
+
+
+def _put(txn: Any, number: int, piece: int, record: Any, now_ms: int, join: Join) -> None:
+    plain = type(record) is memoryview or is_plain([record])
+    key = BlockKey(BODIES, NOBODY, piece, number)
+    sections = encoding.encode_sections(key, Messages([record], [len(record)], plain), time_ms=now_ms)
+    txn.put(key_of_body(number, piece), join(sections))
 
 
 def write_count(txn: Any, number: int, count: int) -> None:
@@ -172,10 +187,12 @@ def remove_ahead(txn: Any, numbers: range, limit: int) -> bool:
 
     The note goes with the last of them.
     """
-    more = table.delete_between(txn, key_of_body(numbers.start), key_of_body(numbers.stop), limit) == limit
-    if not more:
-        forget_ahead(txn)
-    return more
+    for piece in range(LAST_LANE + 1):
+        limit -= table.delete_between(txn, key_of_body(numbers.start, piece), key_of_body(numbers.stop, piece), limit)
+        if not limit:
+            return True
+    forget_ahead(txn)
+    return False
 
 
 def _last_number(txn: Any) -> int:
@@ -203,13 +220,31 @@ def fetch(txn: Any, reference: Reference) -> Record:
     """Return what a reference stands for. Raises CorruptionError: it is damaged, or gone."""
     number = reference.number
     where = f"shared body {number}"
-    value = txn.get(key_of_body(number))
+    record = _get(txn, number, 0, where)
+    if type(record) is Reference:
+        record = _put_together(txn, number, *divmod(record.number, 2), where)
+    if len(record) != reference.size:
+        raise CorruptionError(f"{where}: {len(record)} bytes, expected {reference.size}")
+    return record
+
+
+def _get(txn: Any, number: int, piece: int, where: str) -> Record:
+    value = txn.get(key_of_body(number, piece))
     if value is None:
         raise CorruptionError(f"{where} has vanished")
-    block = blocks.decode(value, BlockKey(BODIES, NOBODY, 0, number), where=where)
-    if len(block.records) != 1 or len(block.records[0]) != reference.size:
-        raise CorruptionError(f"{where}: {block.header.payload_bytes} bytes, expected {reference.size}")
+    block = blocks.decode(value, BlockKey(BODIES, NOBODY, piece, number), where=where)
+    if len(block.records) != 1:
+        raise CorruptionError(f"{where}: {len(block.records)} records, expected 1")
     return block.records[0]
+
+
+def _put_together(txn: Any, number: int, pieces: int, is_message: int, where: str) -> Record:
+    """Return a body of its pieces. Memory: the body and a piece."""
+    whole = BytesIO()
+    for piece in range(1, pieces + 1):
+        whole.write(_get(txn, number, piece, f"piece {piece} of {where}"))
+    data = whole.getvalue()
+    return Message.unpack(data) if is_message else data
 
 
 def is_stored(txn: Any, number: int) -> bool:
@@ -249,6 +284,9 @@ def _release(txn: Any, number: int) -> None:
     else:
         txn.delete(key)
         txn.delete(key_of_body(number))
+        found = [piece for piece in (1, 2) if txn.delete(key_of_body(number, piece))]  # one of them may be lost
+        for piece in range(3, LAST_LANE + 1) if found else ():
+            txn.delete(key_of_body(number, piece))
 
 
 def problems(txn: Any, found: Mapping[int, int]) -> Iterator[str]:
@@ -268,6 +306,10 @@ def problems(txn: Any, found: Mapping[int, int]) -> Iterator[str]:
         except CorruptionError as error:
             counts[number - 1] = found.get(number - 1, 0)
             yield f"the count of shared body {number - 1} is damaged: {error}"
+    for key in table.keys(txn, key_of_body(0, 1), key_of_body(table.LAST, LAST_LANE)):
+        number = table.number_of(key)
+        if number not in bodies and not ahead.start <= number < ahead.stop:
+            yield f"shared body {number} has vanished, and piece {parts_of(key)[2]} of it has not"
     for number in sorted({*bodies, *counts, *found}):
         if number not in bodies:
             yield f"shared body {number} has vanished"

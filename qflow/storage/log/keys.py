@@ -32,11 +32,11 @@ from typing import Any
 from qflow.storage.log import table
 
 BLOCKS, MARKS, ATTEMPTS, DAMAGED, QUEUES, META, ERAS, WINDOWS, FACTS = 1, 2, 3, 4, 5, 6, 15, 16, 17
-FORMAT = 6
+FORMAT = 7
 OLDEST_FORMAT = 4
 """In which all that was settled above the floor lies in ranges. It is read, and carried over where it is opened.
 
-Format 5 has no journal.
+Format 5 has no journal, format 6 no bodies in pieces.
 """
 LAST_LANE = 255
 
