@@ -185,7 +185,7 @@ class Counted(list[Any]):
 
 def charged_to(cursor: Cursor) -> int:
     """Return what memory for subscribers has to hold for one: what they have, what came back, what was read ahead."""
-    claims = cursor.claims
-    held = claims.freed + sum(batch.charged for batch in claims.held)
-    back = sum(share.charged for share in claims.returned.shares())
-    return held + back + sum(part.charged for part in cursor.parts)
+    held = cursor.held
+    charged = held.freed + sum(batch.charged for batch in held.batches)
+    back = sum(share.charged for share in held.returned.shares())
+    return charged + back + sum(part.charged for part in cursor.parts)

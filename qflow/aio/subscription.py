@@ -118,7 +118,7 @@ class AsyncSubscription(Unpicklable):
         Cost: 2 µs a message in a replay.
         """
         claims, home = self._member.cursor.claims, self._homes.here()
-        returned = claims.returned
+        returned = claims.held.returned
         most = self._member.ahead_at_once
         for turn in count(1):
             if turn % TURNS == 0:
@@ -126,7 +126,7 @@ class AsyncSubscription(Unpicklable):
             batch = await self._collect(most, None, ahead=True)
             if batch is None:
                 return
-            give_up, came = partial(claims.release, batch), claims.ahead.get(batch)
+            give_up, came = partial(claims.release, batch), claims.held.ahead.get(batch)
             try:
                 home.unfinished.add(give_up)
                 for index, delivery in enumerate(iter(batch)):
@@ -249,7 +249,7 @@ async def acquire(
     key, loop = taker
     ahead = most is None
     if most is None:
-        most = 1 if member.cursor.claims.returned.later else member.ahead_at_once
+        most = 1 if member.cursor.held.returned.later else member.ahead_at_once
     getting = member.begin_get(most, timeout_s, (key, loop) if loop else key, ahead=ahead)
     await subscription._attend(getting)
     if getting.gap is not None:

@@ -119,9 +119,10 @@ class StreamBatch(AnyBatch):
 
     def left_shares(self, low: int = 0, high: int | None = None) -> list[Share]:
         """Return what is not settled yet of the indexes [low, high)."""
-        if low == 0 and high is None and not self.settled:
+        high = self.total if high is None else high
+        if low == 0 and high == self.total and not self.settled:
             return [] if self.settled is None else self.shares
-        return [share for _, share in self._left(low, self.total if high is None else high)]
+        return [share for _, share in self._left(low, high)]
 
     def _left(self, low: int, high: int) -> Iterator[tuple[int, Share]]:
         """Yield what is not settled yet of some indexes, each share with the index of its first message."""
@@ -209,12 +210,13 @@ class StreamBatch(AnyBatch):
             self.taken = self.taken.union(taken)
         return taken
 
-    def note_settled(self, positions: Iterable[int]) -> None:
-        """Note that messages are settled, or went back, that were not."""
+    def note_settled(self, positions: Iterable[int]) -> int:
+        """Note that messages are settled, or went back; return how many were not before."""
         self.settled = settled = self.settled or set()
         before = len(settled)
         settled.update(positions)
-        self.unsettled -= len(settled) - before
+        self.unsettled -= (fresh := len(settled) - before)
+        return fresh
 
     def span_at(self, position: int, kept: KeptShares | None = None) -> tuple[Any, int, int] | None:
         """Return (part, start, end) of the sequences that one message covers, of what is kept; None: it is not there.

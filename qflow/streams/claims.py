@@ -1,75 +1,53 @@
-"""Messages that the members of a cursor hold until they are settled: leases, acks and nacks, and what comes back.
+"""What deliveries and batches of a cursor call as their *settler*: acks and nacks, and commits that settle some.
 
 Settled messages go to the log as ranges of sequences; all others go back to their places, to be delivered again.
-Deliveries and batches call it as their *settler*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from qflow.delivery import Return
-from qflow.errors import AlreadySettled, BrokerFailed, ForkedProcess, in_doubt
+from qflow.errors import AlreadySettled, BrokerFailed, in_doubt
 from qflow.memory.ledger import Ledger
-from qflow.memory.line import Line
 from qflow.memory.waiting import collecting, is_inside, shelter, sheltered, straight
 from qflow.storage.log.rows import Settled
-from qflow.storage.log.transaction_log import MOST_STANDING, Lane, Request, Unit
+from qflow.storage.log.transaction_log import MOST_STANDING, Lane, Request, TransactionLog, Unit
 from qflow.streams.batches import NONE, StreamBatch, place_of
-from qflow.streams.deliveries import Share, root_of
-from qflow.streams.holding import Holding
-from qflow.streams.shared import Shared
+from qflow.streams.deliveries import Share
+from qflow.streams.held import Held
 
-Held = list[tuple[StreamBatch, list[int] | None]]
+Places = list[tuple[StreamBatch, list[int] | None]]
 """Batches, with the indexes of their messages; None = all that are left."""
 
 
-class Claims(Holding):
-    """See the module. Thread-safe; the lock and the line of waiting gets are the cursor's."""
+class Claims:
+    """See the module. Thread-safe; the lock is the cursor's."""
 
-    def __init__(self, name: str, owner: int, lock: Any, line: Line, shared: Shared) -> None:
-        super().__init__(name, owner, lock, line, shared)
-        self._log = shared.log
+    def __init__(self, held: Held, log: TransactionLog) -> None:
+        self.held = held
+        self.name, self.owner = held.name, held.owner
+        self._log = log
         self._done: list[tuple[Lane, Settled]] = []
         """Settled, and not handed to the log yet, which fetches it; see `call_log`."""
         self._called = False
         """The log was asked to fetch `_done`."""
 
-    @sheltered
-    def abandon(self, taker: object) -> None:
-        """Put back what an earlier iteration of the same thread has left, as another one begins."""
-        with self.lock:
-            self.give_back_unshown(taker)
-            for batch in [batch for batch in self.ahead if self.owner and root_of(batch.taker) == taker]:
-                self._when_stays(batch, partial(self._return, batch, 0.0, repeated=True))
+    def shares(self, ledger: Ledger) -> bool:
+        """Tell whether the cursor belongs to the broker with this ledger."""
+        return self.held.room.ledger is ledger
 
     # Settling: what a delivery calls ---------------------------------------------------------------------------------
 
     def settle_batch(self, batch: Any, wait: bool) -> None:
         """Settle what is left of a batch."""
-        logged = shelter(lambda: self._settle_batch(batch))
-        if wait and logged is not None:
-            self._log.commit(logged)
-        elif not wait and self.is_crowded:
-            self._hold_up()
-
-    def _settle_batch(self, batch: Any) -> Request | None:
-        with self.lock:
-            if not self._check_held(batch):
-                return None
-            batch.check_free()
-            free = batch.free() if batch.bound else None
-            settles = settles_of(batch.shares_at(free))
-            logged = self._log.settle_all(settles) if settles else None  # under the lock: a seek comes before, or after
-            self._settled(batch, free)
-        return logged
+        self._finish(shelter(lambda: self._settle(batch, None)), wait)
 
     @straight
     def settle_part(self, batch: Any, index: int, wait: bool) -> None:
         """Settle one message of a batch. Cost: 1 µs, as long as others of it are left."""
-        kept = batch.kept
+        held, kept = self.held, batch.kept
         if (
             not wait
             and index not in batch.taken
@@ -83,16 +61,16 @@ class Claims(Holding):
                 self._log.check_usable()
             one = {index}
             try:
-                with self.lock:  # straight lines; see `waiting`
+                with held.lock:  # straight lines; see `waiting`
                     settled = batch.settled
                     passes = batch.unsettled > 1 and settled is not None and index not in settled
-                    passes = passes and batch.kept is kept and not (self.starved or batch.bound)
+                    passes = passes and batch.kept is kept and not (held.starved or batch.bound)
                     if passes:
                         batch.settled = settled = settled or one
                         settled |= one
                         batch.unsettled -= 1
-                        self.unsettled -= 1
-                        self.acked_total += 1
+                        held.unsettled -= 1
+                        held.acked_total += 1
                         self._done += done
                 if passes:
                     if batch.unsettled <= batch.lets_go_at:
@@ -100,25 +78,22 @@ class Claims(Holding):
                     if done and not self._called:
                         self.call_log()
                     if len(self._done) > MOST_STANDING:
-                        self._hold_up()
+                        self._finish(None, False)
                     return
             except BaseException:
                 shelter(self.call_log)
                 raise
-        logged = shelter(lambda: self._settle_part(batch, index))
-        if wait and logged is not None:
-            self._log.commit(logged)
-        elif not wait and self.is_crowded:
-            self._hold_up()
+        self._finish(shelter(lambda: self._settle(batch, index)), wait)
 
     @straight
     def _let_go(self, batch: StreamBatch) -> None:
         """Refer no more to settled messages of a batch, which is interrupted not done; `freed` grows."""
         if batch.bound or batch.leaving or batch.taken:
             return  # what is bound is let go of as its commit ends
+        held = self.held
         unsettled, settled, kept = batch.unsettled, batch.settled, batch.kept
         cut, freed = batch.cut()
-        with self.lock:  # straight lines; see `waiting`
+        with held.lock:  # straight lines; see `waiting`
             is_same = batch.unsettled == unsettled and batch.settled is settled and batch.kept is kept
             if is_same and settled is not None and not (batch.bound or batch.leaving or batch.taken):
                 batch.lets_go_at = unsettled // 3
@@ -126,31 +101,33 @@ class Claims(Holding):
                     batch.kept = cut
                     batch.settled = NONE
                     batch.charged -= freed
-                    self.freed += freed
+                    held.freed += freed
+
+    def _settle(self, batch: StreamBatch, index: int | None) -> Request | None:
+        """Settle one message of a batch, or all that is left; return what was handed over to the log."""
+        with self.held.lock:
+            if not self.held.check(batch, index):
+                return None
+            batch.check_free(index)
+            indexes = None if index is None or batch.total == 1 else [index]
+            if indexes is None and batch.bound:
+                indexes = batch.free()
+            settles = settles_of(batch.shares_at(indexes))
+            logged = self._log.settle_all(settles) if settles else None  # under the lock: a seek comes before, or after
+            self.held.settle(batch, indexes)
+        return logged
+
+    def _finish(self, logged: Request | None, wait: bool) -> None:
+        """Return when a settle is synced, if it is waited for; else when the log has those before it, if it must."""
+        if wait and logged is not None:
+            self._log.commit(logged)
+        elif not wait and self.is_crowded and not is_inside():
+            self._log.drain()
 
     @property
     def is_crowded(self) -> bool:
         """Acks that nobody waits for are to wait for those before them."""
         return bool(self.owner) and (len(self._done) > MOST_STANDING or self._log.crowded)
-
-    def _hold_up(self) -> None:
-        """Return when the log has what is settled, unless others may wait for this thread."""
-        if not is_inside():
-            self._log.drain()
-
-    def _settle_part(self, batch: Any, index: int) -> Request | None:
-        with self.lock:
-            if index in batch.taken or not self._check_held(batch, whole=False):
-                return None
-            batch.check_free(index)
-            logged = None
-            if self.owner:
-                span = batch.span_at(index)
-                assert span is not None
-                part, start, end = span
-                logged = self._log.settle(part.lane, [Settled(start, end, 0, 0)])
-            self._settled(batch, [index])
-        return logged
 
     def call_log(self) -> None:
         """Ask the log to fetch what is settled, which it does within milliseconds. Called without the lock."""
@@ -164,7 +141,7 @@ class Claims(Holding):
 
     def _bring_done(self) -> list[tuple[Lane, Settled]]:
         """Return what is settled. Called by the writer, as part of a batch."""
-        with self.lock:
+        with self.held.lock:
             done, self._done, self._called = self._done, [], False
         return done
 
@@ -175,125 +152,104 @@ class Claims(Holding):
         except BrokerFailed as error:
             raise in_doubt(error) from error
 
+    # Giving back, and holding longer ---------------------------------------------------------------------------------
+
     def return_batch(self, batch: Any, how: Return) -> None:
         """Put what is left of a batch back in its place, to be delivered again; with `requeue=False` settle it.
 
         There are no dead letters to keep a reason.
         """
         if how.requeue:
-            shelter(lambda: self._return_batch(batch, how.delay_s))
+            self._return(batch, None, how.delay_s)
         else:
             self.settle_batch(batch, False)
-
-    def _return_batch(self, batch: Any, delay_s: float) -> None:
-        with self.lock:
-            if self._check_held(batch):
-                self._when_stays(batch, partial(self._return, batch, delay_s, repeated=True))
-                if batch.settled is None:
-                    batch.let_go()
 
     def return_part(self, batch: Any, index: int, how: Return) -> None:
         """Put one message of a batch back, as `return_batch` does."""
         if how.requeue:
-            shelter(lambda: self._return_part(batch, index, how.delay_s))
+            self._return(batch, index, how.delay_s)
         else:
             self.settle_part(batch, index, False)
 
-    def _return_part(self, batch: Any, index: int, delay_s: float) -> None:
-        with self.lock:
-            if index in batch.taken or not self._check_held(batch, whole=False):
-                return
-            batch.check_unsettled(index)
-            self._when_stays(batch, partial(self._return_index, batch, index, delay_s))
-
-    def _return_index(self, batch: StreamBatch, index: int, delay_s: float) -> None:
-        if batch.is_settled(index):
-            return
-        self._put_back(batch, [batch.share_at(index)], delay_s, repeated=True)
-        batch.note_settled([index])
-        if not batch.unsettled:
-            self._drop(batch, 0)
-            batch.let_go()
-        elif batch.unsettled <= batch.lets_go_at:
-            self.freed += batch.let_go()
-            self.give_memory_back()
-        self.line.notify()
+    @sheltered
+    def _return(self, batch: StreamBatch, index: int | None, delay_s: float) -> None:
+        with self.held.lock:
+            if self.held.check(batch, index):
+                if index is not None:
+                    batch.check_unsettled(index)
+                self.held.put_back(batch, index, delay_s)
+                if batch.settled is None:
+                    batch.let_go()
 
     @sheltered
     def extend_batch(self, batch: Any, seconds: float) -> None:
         """Let a batch be held longer, never shorter."""
-        with self.lock:
-            until = self.held[batch] if self._check_held(batch) else None
-            if until is not None:
-                self._hold_until(batch, max(until, self._monotonic() + seconds))
+        with self.held.lock:
+            if self.held.check(batch):
+                self.held.extend(batch, seconds)
 
     @sheltered
     def release(self, batch: StreamBatch) -> None:
         """Put back what an iteration has not returned, and what it returned and did not settle."""
-        with self.lock:
-            self._when_stays(batch, partial(self.give_back, batch))
+        with self.held.lock:
+            self.held.put_back(batch, is_seen=False)
+
+    @sheltered
+    def abandon(self, taker: object) -> None:
+        """Put back what an earlier iteration of the same thread has left, as another one begins."""
+        with self.held.lock:
+            self.held.put_back_unshown(taker)
+            for batch in self.held.ahead_of(taker) if self.owner else ():
+                self.held.put_back(batch)
 
     # In one commit with something else -------------------------------------------------------------------------------
 
     @sheltered
-    def begin_leaving(self, held: list[Any]) -> Leaving:
+    def begin_leaving(self, deliveries: list[Any]) -> Leaving:
         """Take deliveries, or batches, that are settled in one commit with something else."""
-        with self.lock:
-            wanted = list(map(place_of, held))
+        held = self.held
+        with held.lock:
+            wanted = list(map(place_of, deliveries))
             for batch, position in wanted:
-                if not self._check_held(batch):
+                if not held.check(batch):
                     raise AlreadySettled(f"{batch!r} was taken back by a seek, or its stream or subscription deleted")
                 batch.check_free(position)
             wanted.sort(key=lambda place: place[1] is None)  # a batch is what its messages leave
-            leaving: Held = [(batch, batch.bind(position)) for batch, position in wanted]
-            self.held |= dict.fromkeys(batch for batch, _ in wanted)  # no lease ends while the commit waits for room
+            leaving: Places = [(batch, batch.bind(position)) for batch, position in wanted]
+            held.batches |= dict.fromkeys(batch for batch, _ in wanted)  # no lease ends while it waits for room
             return Leaving(self, leaving)
 
     @sheltered
-    def check_leaving(self, held: Held) -> None:
+    def check_leaving(self, leaving: Places) -> None:
         """Refuse what went back while the commit waited for room; what is held stays held until the commit ends."""
-        with self.lock:
-            for batch, positions in held:
-                if not self._check_held(batch):
+        with self.held.lock:
+            for batch, positions in leaving:
+                if not self.held.check(batch):
                     raise AlreadySettled(f"deliveries of stream {self.name!r} went back before their commit")
                 for position in positions or ():
                     batch.check_unsettled(position)
-            for batch, _ in held:
+            for batch, _ in leaving:
                 batch.leaving += 1
 
     @sheltered
-    def left(self, held: Held, checked: bool) -> None:
-        """Forget what was settled in a commit."""
-        with self.lock:
-            for batch, positions in held:
-                if batch in self.held:
-                    self._settled(batch, positions)
-        self.stays(held, checked)
-
-    @sheltered
-    def stays(self, held: Held, checked: bool) -> None:
-        """After a commit: put back what was to be meanwhile, and begin the leases of what is held anew."""
-        with self.lock:
-            for batch, positions in held:
+    def end_leaving(self, leaving: Places, *, is_checked: bool, is_committed: bool) -> None:
+        """After a commit: settle that, or put back what was to be meanwhile, and lease anew what is held."""
+        held = self.held
+        with held.lock:
+            for batch, positions in leaving if is_committed else ():
+                if batch in held.batches:
+                    held.settle(batch, positions)
+            for batch, positions in leaving:
                 batch.unbind(positions)
-                batch.leaving -= checked
-                while batch.later and batch in self.held and not batch.leaving:
+                batch.leaving -= is_checked
+                while batch.later and not batch.leaving:
                     batch.later.pop(0)()
                 if batch.settled is None or batch.unsettled <= batch.lets_go_at:
-                    self.freed += batch.let_go()
-                if batch in self.held and not batch.bound:
-                    self._lease(batch, self._monotonic())
-            self.give_memory_back()
-            self.line.notify_all()
-
-    def shares(self, ledger: Ledger) -> bool:
-        """Tell whether the cursor belongs to the broker with this ledger."""
-        return self._room.ledger is ledger
-
-    def die(self, lock: Any) -> None:
-        """In a forked child: refuse everything. Takes no lock: another thread may have held it."""
-        self.ended = ForkedProcess
-        self.lock = lock
+                    held.freed += batch.let_go()
+                if batch in held.batches and not batch.bound:
+                    held.lease(batch)
+            held.give_memory_back()
+            held.line.notify_all()
 
 
 class Leaving:
@@ -302,7 +258,7 @@ class Leaving:
     depth = None
     writes = ()
 
-    def __init__(self, claims: Claims, held: Held) -> None:
+    def __init__(self, claims: Claims, held: Places) -> None:
         self.queue = claims
         self.unit: Unit | None = None
         self._held = held
@@ -320,13 +276,15 @@ class Leaving:
 
     def committed(self, unit: Unit | None) -> None:
         """Called by the writer, or by the caller where nothing is logged."""
-        held, self._held = self._held, []
-        self.queue.left(held, self._checked)
+        self._end(True)
 
     def refused(self, unit: Unit | None) -> None:
         """Called by the writer, or by the caller where nothing is logged."""
+        self._end(False)
+
+    def _end(self, is_committed: bool) -> None:
         held, self._held = self._held, []
-        self.queue.stays(held, self._checked)
+        self.queue.end_leaving(held, is_checked=self._checked, is_committed=is_committed)
 
     def give_up(self) -> None:
         """Hold the deliveries as before: the commit was not made."""

@@ -8,15 +8,15 @@ A part is *live* when it has read everything there is. From then on the feed of 
 that hold matching messages, and it reads nothing else. It becomes live under the partition's lock, so that none is
 missed.
 
-Three objects share the cursor's lock: `Claims` owns what is held and what came back, `ReadAhead` what was read and not
-taken, `Positions` where the cursor is. The cursor itself owns its members and their gets.
+Three objects share the cursor's lock: `Held` owns what is held and what came back, `ReadAhead` what was read and not
+taken, `Positions` where the cursor is. `Claims` is what deliveries call; the cursor itself owns its members' gets.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from qflow.errors import GapError, InvalidArgument, QflowError, TooManyUnsettled
+from qflow.errors import ForkedProcess, GapError, InvalidArgument, QflowError, TooManyUnsettled
 from qflow.importing import importing
 from qflow.memory.line import WORK, Line, Wake, Watcher
 from qflow.memory.waiting import StraightLock, attend, sheltered
@@ -27,6 +27,7 @@ from qflow.streams.batches import StreamBatch
 from qflow.streams.claims import Claims
 from qflow.streams.deliveries import root_of
 from qflow.streams.feeds import Feed, Feeds
+from qflow.streams.held import Held
 from qflow.streams.history import History
 from qflow.streams.interest import Interest
 from qflow.streams.part import Part
@@ -124,19 +125,20 @@ class Cursor:
         self._line = Line()
         self._waiting = 0
         """Gets that look for messages now: raised before they look, so that `wake` can ask without the lock."""
-        self.claims = Claims(self.name, self.owner, self._lock, self._line, shared)
+        self.held = Held(self.name, self.owner, self._lock, self._line, shared)
+        self.claims = Claims(self.held, shared.log)
         self.place = Positions(history, interest.filter, self.parts, self.claims, shared)
         self._ahead = ReadAhead(history, interest, self.parts, shared.room, self._lock, self._line)
 
     @property
     def members(self) -> dict[Any, None]:
         """Subscriptions that have it open."""
-        return self.claims.members
+        return self.held.members
 
     @property
     def ended(self) -> type[QflowError] | None:
         """The error that gets raise since the cursor ended; None = it has not."""
-        return self.claims.ended
+        return self.held.ended
 
     # Members -------------------------------------------------------------------------------------------------------
 
@@ -144,26 +146,26 @@ class Cursor:
     def join(self, member: Any) -> None:
         """Add a member."""
         with self._lock:
-            claims = self.claims
-            claims.check_open()
-            if not claims.members:
+            held = self.held
+            held.check_open()
+            if not held.members:
                 self._feed = self._readers.join(self.interest.filter, self, len(self.parts))
                 for part, hints in zip(self.parts, self._feed.hints, strict=True):
                     part.follow(hints)
-            claims.members[member] = None
+            held.members[member] = None
 
     @sheltered
     def leave(self, member: Any) -> bool:
         """Remove a member; what it holds goes back. Returns whether it was the last."""
-        claims = self.claims
+        held = self.held
         if not self._log.failed:
-            claims.call_log()
+            self.claims.call_log()
         with self._lock:
-            if member not in claims.members:
+            if member not in held.members:
                 return False
-            claims.give_back_all(member)
-            del claims.members[member]
-            if claims.members:
+            held.put_back_all(member)
+            del held.members[member]
+            if held.members:
                 self._line.notify_all()
                 return False
             self._withdraw()
@@ -174,26 +176,26 @@ class Cursor:
         """Forget what was read ahead, as there are no members any more."""
         self._readers.leave(self.interest.filter, self)
         floors = [part.position if part.lane is None else part.lane.row.floor for part in self.parts]
-        self._room.let_go(self._ahead.restart(floors) + self.claims.forget())
+        self._room.let_go(self._ahead.restart(floors) + self.held.forget())
 
     @sheltered
     def end(self, error: type[QflowError]) -> None:
         """End the cursor; waiting gets raise the error."""
-        claims = self.claims
+        held = self.held
         if not self._log.failed:
-            claims.call_log()
+            self.claims.call_log()
         with self._lock:
-            if claims.ended is None:
-                claims.ended = error
-                if claims.members:
+            if held.ended is None:
+                held.ended = error
+                if held.members:
                     self._withdraw()
-                claims.members = {}
+                held.members = {}
             self._line.notify_all()
 
     def die(self, lock: Any) -> None:
         """In a forked child: refuse everything. Takes no lock: another thread may have held it."""
-        self._lock = lock
-        self.claims.die(lock)
+        self.held.ended = ForkedProcess
+        self._lock = self.held.lock = lock
 
     # Reading ----------------------------------------------------------------------------------------------------
 
@@ -243,14 +245,14 @@ class Cursor:
                             getting.number = getting.watcher.number
                         return found
                 elif found is not None and getting.given_up:  # given up while this thread was reading
-                    self.claims.give_back(found)
+                    self.held.put_back(found, is_seen=False)
                 else:
                     getting.batch = found
             finally:
                 self._waiting -= 1
                 if not (self._waiting or self._line.watching):
                     waiting.pop(self, None)
-            if self._line.watching and (self.claims.returned or self._ahead.is_worth_a_look):
+            if self._line.watching and (self.held.returned or self._ahead.is_worth_a_look):
                 self._line.notify()
             return None
 
@@ -263,7 +265,7 @@ class Cursor:
             getting.given_up = True
             self._unwatch(getting)
             if getting.batch is not None:
-                self.claims.give_back(getting.batch)
+                self.held.put_back(getting.batch, is_seen=False)
             untold, gap = getting.untold, getting.gap
             if gap is not None:
                 untold[:0] = (gap,)  # no call, so that a second time finds it there, and nothing here
@@ -278,23 +280,23 @@ class Cursor:
 
     def _step(self, getting: Getting, *, may_work: bool) -> StreamBatch | float | None:
         """Return a batch; None at the end; or the most seconds to wait. Under the lock, which a read lets go."""
-        claims, ahead = self.claims, self._ahead
-        returned = claims.returned
+        held, ahead = self.held, self._ahead
+        returned = held.returned
         taker = root_of(getting.taker)
-        claims.give_back_unshown(taker)
-        claims.give_memory_back()
+        held.put_back_unshown(taker)
+        held.give_memory_back()
         while True:
             if getting.given_up:  # while this thread was reading: what `taker` has got is another's by now
                 return None
-            claims.check_open()
-            if getting.member not in claims.members:
+            held.check_open()
+            if getting.member not in held.members:
                 raise InvalidArgument("the subscription is closed: subscribe again")
             if self.place.moving:
                 return LOOK_S  # the thread that moves it notifies the line when done
             now = self._monotonic()
-            claims.expire(now)
+            held.expire(now)
             if not self.owner:
-                claims.settle_previous(taker)
+                held.settle_previous(taker)
             untold = ahead.untold(getting.skip_gaps)
             if untold:
                 if not getting.given_up:  # while this thread was reading
@@ -302,50 +304,48 @@ class Cursor:
                     getting.gap = untold[0]  # no call, so that an interrupt finds it here, or there
                     del untold[0]
                 return None
-            room = MOST_UNSETTLED - claims.unsettled
+            room = MOST_UNSETTLED - held.unsettled
             ready = ahead.ready + returned.messages
             wanted = min(getting.most, room)
             reading = ahead.part_to_read() if ready < wanted and not ahead.is_full else None
             if reading is not None:
-                amount = ahead.room_for(wanted - ready, least=not (ready or claims.held))
+                amount = ahead.room_for(wanted - ready, least=not (ready or held.batches))
                 if amount and not may_work and not ahead.is_in_memory(reading):
                     self._room.let_go(amount)
                     return WORK
                 if amount:
-                    ahead.fetch(
-                        reading, max(wanted - ready, 256 if getting.most == 1 else 1), amount, claims.check_open
-                    )
+                    ahead.fetch(reading, max(wanted - ready, 256 if getting.most == 1 else 1), amount, held.check_open)
                     continue
-            if ready and room > 0 and self._room.hold(HELD_BYTES, least=not claims.held):
-                return self._take(getting, wanted, now)
+            if ready and room > 0 and self._room.hold(HELD_BYTES, least=not held.batches):
+                return self._take(getting, wanted)
             if ahead.is_reading:
                 return 1.0  # the reading thread notifies the line when done
             lacks_memory = reading is not None or (ready > 0 and room > 0)
             is_short = lacks_memory or room <= 0
             if not (is_short or getting.follow or returned.later or ahead.has_more):
                 return None
-            getting.is_full = bool(claims.held) and is_short
+            getting.is_full = bool(held.batches) and is_short
             if getting.is_full and not getting.follow:
                 raise self._too_many()
-            claims.starved |= is_short
-            return claims.patience(now, LOOK_S if lacks_memory else None)
+            held.starved |= is_short
+            return held.patience(now, LOOK_S if lacks_memory else None)
 
-    def _take(self, getting: Getting, most: int, now: float) -> StreamBatch:
+    def _take(self, getting: Getting, most: int) -> StreamBatch:
         """Return a batch of what is ready: first what came back, then what was read ahead. Under the lock."""
-        claims = self.claims
-        shares = claims.returned.take(most) if claims.returned.messages else []
+        held = self.held
+        shares = held.returned.take(most) if held.returned.messages else []
         shares += self._ahead.take(most - sum([len(share.piece.records) for share in shares]))
         charged = sum([share.charged for share in shares]) + HELD_BYTES
-        batch = StreamBatch(claims, shares, getting.member, charged, getting.taker)
+        batch = StreamBatch(self.claims, shares, getting.member, charged, getting.taker)
         if getting.ahead:
             batch.shown, batch.lets_go_at = 0, 0
-            claims.ahead[batch] = claims.returned.came
-        claims.give(batch, now)
+            held.ahead[batch] = held.returned.came
+        held.give(batch)
         return batch
 
     def _too_many(self) -> TooManyUnsettled:
         return TooManyUnsettled(
-            f"{self.claims.unsettled} messages of stream {self.name!r} are held and not settled, as many as may be, or "
+            f"{self.held.unsettled} messages of stream {self.name!r} are held and not settled, as many as may be, or "
             "as find room in memory: ack some of them before you get more"
         )
 
@@ -360,18 +360,18 @@ class Cursor:
     @sheltered
     def tick(self) -> None:
         """Once a second: end leases, and settle messages that were passed over."""
-        claims = self.claims
+        held = self.held
         if not self._log.failed:
-            claims.call_log()  # a thread that was interrupted may not have
+            self.claims.call_log()  # a thread that was interrupted may not have
         with self._lock:
-            if claims.ended is not None or not claims.members:
+            if held.ended is not None or not held.members:
                 return
-            claims.give_memory_back()
-            before = claims.returned.messages
-            claims.expire(self._monotonic())
-            if claims.returned.messages > before:
+            held.give_memory_back()
+            before = held.returned.messages
+            held.expire(self._monotonic())
+            if held.returned.messages > before:
                 self._line.notify()
-            settles = [] if claims.held or claims.returned else self.place.pass_over()
+            settles = [] if held.batches or held.returned else self.place.pass_over()
         if settles:
             self._log.settle_all(settles)
 
@@ -381,21 +381,21 @@ class Cursor:
         with importing:
             from qflow.stats import SubscriptionStats
 
-        claims, place = self.claims, self.place
+        held, place = self.held, self.place
         return SubscriptionStats(
             stream=self.name,
             name=self.title,
             filter=self.interest.filter,
             group=self.is_group,
-            members=len(claims.members),
+            members=len(held.members),
             positions=place.positions(),
             committed=[offset_of(lane.row.floor) for lane in self.lanes] or None,
             lag_messages=place.lag(),
             matching_messages=place.matching() if matching else None,
-            unsettled_messages=claims.unsettled,
-            delivered_total=claims.delivered_total,
-            acked_total=claims.acked_total,
-            redelivered_total=claims.redelivered_total,
+            unsettled_messages=held.unsettled,
+            delivered_total=held.delivered_total,
+            acked_total=held.acked_total,
+            redelivered_total=held.redelivered_total,
             gap_total=self._ahead.missed,
         )
 

@@ -28,19 +28,20 @@ class Positions:
         self._filter = topic_filter
         self._parts = parts
         self._claims = claims
+        self._held = claims.held
         self._log = shared.log
         self._room = shared.room
 
     @sheltered
     def positions(self) -> list[int]:
         """Return the next offset to be delivered, of each partition."""
-        with self._claims.lock:
+        with self._held.lock:
             return [offset_of(self._position(part)) for part in self._parts]
 
     def _position(self, part: Part) -> int:
-        if not self._claims.members and part.lane is not None:
+        if not self._held.members and part.lane is not None:
             return part.lane.row.floor
-        waiting = [share.piece.sequences[0] for share in self._claims.not_shown() if share.part is part]
+        waiting = [share.piece.sequences[0] for share in self._held.not_shown() if share.part is part]
         if part.buffer:
             waiting.append(part.buffer[0].piece.sequences[part.head])
         return min(waiting, default=part.unread())
@@ -48,23 +49,23 @@ class Positions:
     @sheltered
     def lag(self) -> int:
         """Return how many messages it is behind, of all topics; see `Subscription.lag`."""
-        with self._claims.lock:
-            claims = self._claims
-            spans = [(share.part, share.piece.sequences[0], share.piece.end) for share in claims.returned.shares()]
-            spans += [(share.part, share.piece.start, share.piece.end) for share in claims.unshown()]
+        with self._held.lock:
+            held = self._held
+            spans = [(share.part, share.piece.sequences[0], share.piece.end) for share in held.returned.shares()]
+            spans += [(share.part, share.piece.start, share.piece.end) for share in held.unshown()]
             not_shown: int = sum(end - start - part.settled_in(start, end) for part, start, end in spans)
             return not_shown + sum(map(Part.lag, self._parts))
 
     @sheltered
     def matching(self) -> int:
         """Return how many messages it is behind of those its filter matches; see `Subscription.stats`."""
-        with self._claims.lock:
-            known = sum(len(share.piece.records) for share in self._claims.not_shown())
+        with self._held.lock:
+            known = sum(len(share.piece.records) for share in self._held.not_shown())
             known += sum(part.ready for part in self._parts)
             spans = [(part.unread(), part.partition.next) for part in self._parts]
         history = self._history
         interest = history.interest(self._filter)  # not the cursor's, which another thread may be using
-        return known + count_matching(self._log, history.owner, self._claims.owner, spans, interest)
+        return known + count_matching(self._log, history.owner, self._held.owner, spans, interest)
 
     @sheltered
     def seek(self, member: Any, positions: dict[int, int]) -> None:
@@ -74,10 +75,10 @@ class Positions:
         """
         moving = False
         try:
-            with self._claims.lock:
+            with self._held.lock:
                 self._wait_until_moved()
-                self._claims.check_open()
-                if member not in self._claims.members:
+                self._held.check_open()
+                if member not in self._held.members:
                     raise InvalidArgument("the subscription is closed: subscribe again")
                 moved = [(self._parts[number], place) for number, place in positions.items()]
                 for part, place in moved:
@@ -89,22 +90,22 @@ class Positions:
                 self._move(lanes)
         finally:
             if moving:
-                with self._claims.lock:
+                with self._held.lock:
                     self.moving = False
-                    self._claims.line.notify_all()
+                    self._held.line.notify_all()
 
     def _wait_until_moved(self) -> None:
         """Return when no other thread is at a seek. Lets go of the lock meanwhile."""
         while self.moving:
-            self._claims.lock.release()
+            self._held.lock.release()
             try:
                 sleep(PAUSE_S)
             finally:
-                self._claims.lock.acquire()
+                self._held.lock.acquire()
 
     def _leave_place(self, part: Part, place: int) -> None:
         """Take back what is held of one partition, and read on there from `place`. Under the lock."""
-        charged = part.charged + self._claims.leave_part(part)
+        charged = part.charged + self._held.leave_part(part)
         part.restart(place)
         part.doubtful = max(part.doubtful, part.seen)
         self._room.let_go(charged)
@@ -129,13 +130,13 @@ class Positions:
     @sheltered
     def stand_still(self) -> None:
         """Return when no seek is being written."""
-        with self._claims.lock:
+        with self._held.lock:
             self._wait_until_moved()
 
     @sheltered
     def recall(self, skips: list[list[tuple[int, int]]]) -> None:
         """Begin at the floors, given the ranges settled above them, by partition. Nobody has the cursor open."""
-        with self._claims.lock:
+        with self._held.lock:
             for part, ranges in zip(self._parts, skips, strict=True):
                 assert part.lane is not None
                 part.doubtful = max(part.doubtful, part.seen)

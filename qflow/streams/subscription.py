@@ -207,7 +207,7 @@ class Iteration(Iterator[StreamDelivery]):
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._claims = member.cursor.claims
+        self._claims, self._held = member.cursor.claims, member.cursor.held
         self._taker = (threading.get_ident(), object())
         self._batch: StreamBatch | None = None
         self._came: int | None = 0
@@ -228,7 +228,7 @@ class Iteration(Iterator[StreamDelivery]):
                     self._claims.settle_part(batch, index, False)
                 index += 1
                 share, passed = self._share, self._passed
-                returned, came = self._claims.returned, self._came
+                returned, came = self._held.returned, self._came
                 if (returned.later or returned.came != came) and returned.overtakes(came):
                     index = batch.total  # the next get gives back what is not shown, and begins with what came back
                 shares = batch.shares  # before a look at what is settled: nothing is kept of what is over
@@ -246,7 +246,7 @@ class Iteration(Iterator[StreamDelivery]):
                         return delivery
                     index += 1
             batch = self._member.get_ahead(self._taker)
-            came = None if batch is None else self._claims.ahead.get(batch)
+            came = None if batch is None else self._held.ahead.get(batch)
             self._batch, self._came, self._index, self._share, self._passed = batch, came, -1, 0, 0
             if batch is None:
                 raise StopIteration

@@ -201,7 +201,7 @@ async def leave_no_reader_behind(broker: Any) -> None:
         for cursor in stream.cursors.values():
             assert not cursor.members, cursor
             assert not cursor._line.watching, cursor
-            assert cursor._waiting == cursor.claims.unsettled == 0, cursor
+            assert cursor._waiting == cursor.held.unsettled == 0, cursor
     assert not streams.room._line
     assert (streams.room._incoming, streams.room._held, streams.room._slack) == (0, 0, 0)
     assert not streams.producers._busy

@@ -435,13 +435,13 @@ def test_publishers_see_who_only_looks_whether_he_must_wait(on: On, monkeypatch:
     async def scenario(broker: Any) -> None:
         async with broker.subscribe("s") as reader:
             cursor: Any = inside.cursor(reader.subscription)
-            seen, patience = [], cursor.claims.patience
+            seen, patience = [], cursor.held.patience
 
             def look(*given: Any) -> float:
                 seen.append(cursor._waiting)
                 return float(patience(*given))
 
-            monkeypatch.setattr(cursor.claims, "patience", look)
+            monkeypatch.setattr(cursor.held, "patience", look)
             task = begin(reader.get())
             await waiting(broker)
             assert seen

@@ -138,7 +138,7 @@ class World:
             assert not partition.joining
         for cursor in {*self.stream.cursors.values(), *self.stream.open_cursors()}:
             assert not cursor.members, cursor
-            assert (cursor.claims.unsettled, cursor.claims._done, cursor._line.watching) == (0, [], 0), cursor
+            assert (cursor.held.unsettled, cursor.claims._done, cursor._line.watching) == (0, [], 0), cursor
         assert self.queue.stats().acquired_messages == 0
         assert not parts_of(self.queue).held.leaving  # type: ignore[attr-defined]
         assert not parts_of(self.queue).admission.pending  # type: ignore[attr-defined]
@@ -147,7 +147,7 @@ class World:
     def verify(self, here: Round, struck: bool) -> None:
         """What was confirmed is delivered once, and what the call was to do is done, or not."""
         if struck and not here.keeps:
-            assert inside.cursor(here.sub).claims.unsettled == 0, "what nobody got is held"
+            assert inside.cursor(here.sub).held.unsettled == 0, "what nobody got is held"
         for held in here.held:
             held.nack()
         for sub in [here.sub, *here.opened]:

@@ -123,7 +123,7 @@ def test_what_is_left_of_a_batch_of_a_stream_is_charged(open_spool: Open, seed: 
             delivery.ack()
         if number % 7 == 0:
             assert room._held == inside.charged_to(cursor)
-    assert not cursor.claims.held
+    assert not cursor.held.batches
     assert room._held == inside.charged_to(cursor)
 
 

@@ -663,7 +663,7 @@ def test_a_seek_while_another_thread_is_at_one_comes_after_it(broker: qflow.Brok
     """The last one holds; a get waits for both."""
     subscription = broker.subscribe("s", name="d", start="earliest")
     cursor = inside.cursor(subscription)
-    lock, move = cursor.claims.lock, cursor.place._move
+    lock, move = cursor.held.lock, cursor.place._move
     moving, go_on, waits = threading.Event(), threading.Event(), threading.Event()
 
     def slow(moved: Any) -> None:
@@ -692,14 +692,14 @@ def test_a_seek_while_another_thread_is_at_one_comes_after_it(broker: qflow.Brok
     threads = [threading.Thread(target=subscription.seek, args=(offset,)) for offset in (3, 7)]
     threads[0].start()
     assert moving.wait(LONG_S)
-    cursor.claims.lock = Watched()
+    cursor.held.lock = Watched()
     threads[1].start()
     assert waits.wait(LONG_S)
     assert threads[1].is_alive()
     go_on.set()
     for thread in threads:
         thread.join(LONG_S)
-    cursor.claims.lock = lock
+    cursor.held.lock = lock
     assert subscription.get(LONG_S).offset == 7
 
 

@@ -17,7 +17,7 @@ from qflow.streams.part import Part
 from qflow.streams.shared import Shared
 
 
-class Holding:
+class Held:
     """See the module."""
 
     def __init__(self, name: str, owner: int, lock: Any, line: Line, shared: Shared) -> None:
@@ -28,8 +28,8 @@ class Holding:
         self.members: dict[Any, None] = {}
         """Subscriptions that have the cursor open."""
         self.ended: type[QflowError] | None = None
-        self.held: dict[StreamBatch, float | None] = {}
-        """Batches that are held, and when their lease ends on the monotonic clock; None = without end."""
+        self.batches: dict[StreamBatch, float | None] = {}
+        """What is held, and when its lease ends on the monotonic clock; None = without end."""
         self.ahead: dict[StreamBatch, int] = {}
         """Batches that an iteration returns one message at a time, with `returned.came` as it got them."""
         self.unsettled = 0
@@ -42,7 +42,7 @@ class Holding:
         self.lock = lock
         self.line = line
         """The line of waiting gets, where whoever wakes one has it wake the next if it leaves something."""
-        self._room = shared.room
+        self.room = shared.room
         self._monotonic = shared.monotonic
         self._lease_at = math.inf
         """The earliest time at which a lease may end."""
@@ -55,20 +55,42 @@ class Holding:
         if self.ended is not None:
             raise StreamDeleted(f"stream {self.name!r}, or this subscription of it, was deleted: declare it again")
 
-    # Giving: called with the lock ------------------------------------------------------------------------------------
+    def check(self, batch: StreamBatch, index: int | None = None) -> bool:
+        """Tell whether a message of a batch, or all of it, can be settled; False if that does nothing, after a seek.
 
-    def give(self, batch: StreamBatch, now: float) -> None:
+        Raises:
+            AlreadySettled: it was settled, or taken back. BrokerClosed, StreamDeleted.
+        """
+        if index in batch.taken:
+            return False
+        if batch in self.batches:
+            return True
+        if not batch.total or (index is None and batch.taken) or self.ended is StreamDeleted:
+            return False
+        self.check_open()
+        raise AlreadySettled(f"this batch of stream {self.name!r} was settled, or went back, before")
+
+    # For how long ----------------------------------------------------------------------------------------------------
+
+    def give(self, batch: StreamBatch) -> None:
         """Note that a member holds a batch from now on."""
-        self._lease(batch, now)
+        self.lease(batch)
         self.unsettled += batch.total
         self.delivered_total += batch.total
 
-    def _lease(self, batch: StreamBatch, now: float) -> None:
+    def lease(self, batch: StreamBatch) -> None:
+        """Begin the lease of a batch, or begin it anew."""
         timeout_s = batch.member.ack_timeout_s
-        self._hold_until(batch, None if timeout_s is None else now + timeout_s)
+        self._hold_until(batch, None if timeout_s is None else self._monotonic() + timeout_s)
+
+    def extend(self, batch: StreamBatch, seconds: float) -> None:
+        """Let a batch be held longer, never shorter."""
+        until = self.batches[batch]
+        if until is not None:
+            self._hold_until(batch, max(until, self._monotonic() + seconds))
 
     def _hold_until(self, batch: StreamBatch, until: float | None) -> None:
-        self.held[batch] = until
+        self.batches[batch] = until
         if until is not None:
             self._lease_at = min(self._lease_at, until)
 
@@ -77,31 +99,58 @@ class Holding:
         wait = min(self._lease_at, self.returned.due) - now
         return max(0.001, wait if most is None else min(wait, most))
 
-    def give_back(self, batch: StreamBatch) -> None:
-        """Put back a batch that nobody has seen, if it is still held; it does not count as delivered."""
-        if batch in self.held:
-            self._return(batch, 0.0, repeated=False)
+    def expire(self, now: float) -> None:
+        """Put back messages whose lease has ended, and make those available whose delay has ended."""
+        self.returned.ripen(now)
+        if now >= self._lease_at:
+            for batch in [batch for batch, until in self.batches.items() if until is not None and until <= now]:
+                self.put_back(batch)
+            self._lease_at = min((until for until in self.batches.values() if until is not None), default=math.inf)
 
-    def give_back_all(self, member: Any) -> None:
+    # What goes back --------------------------------------------------------------------------------------------------
+
+    def put_back(
+        self, batch: StreamBatch, index: int | None = None, delay_s: float = 0.0, *, is_seen: bool = True
+    ) -> None:
+        """Put one message of a batch, or all that is left, back in its place, if it is still held.
+
+        It is delivered again, and counts as that if it `is_seen`; what an iteration has not returned never does.
+        Where a commit is under way that settles some of the batch, it goes back when that has ended.
+        """
+        if batch.leaving:
+            batch.later.append(partial(self.put_back, batch, index, delay_s, is_seen=is_seen))
+            return
+        if batch not in self.batches or (index is not None and batch.is_settled(index)):
+            return
+        if index is None:
+            seen = batch.shown if batch.shown is not None else batch.total * is_seen
+            self._return(batch, batch.left_shares(0, seen), delay_s, repeated=True)
+            self._return(batch, batch.left_shares(seen), 0.0, repeated=False)
+            batch.settled = None
+        else:
+            self._return(batch, [batch.share_at(index)], delay_s, repeated=True)
+            batch.note_settled([index])
+        self._tidy(batch)
+        self.line.notify()
+
+    def put_back_all(self, member: Any) -> None:
         """Put back all that a member holds which was closed."""
-        for batch in [batch for batch in self.held if batch.member is member]:
-            self._when_stays(batch, partial(self._return, batch, 0.0, repeated=True))
+        for batch in [batch for batch in self.batches if batch.member is member]:
+            self.put_back(batch)
 
-    def give_back_unshown(self, taker: object) -> None:
+    def put_back_unshown(self, taker: object) -> None:
         """Put back what an iteration has acquired and not returned, before another get of the same thread or task."""
-        for batch in [batch for batch in self.ahead if root_of(batch.taker) == taker]:
+        for batch in self.ahead_of(taker):
             assert batch.shown is not None
             shares = batch.left_shares(batch.shown)
             if shares:
-                self._put_back(batch, shares, 0.0, repeated=False)
+                self._return(batch, shares, 0.0, repeated=False)
                 batch.note_settled(range(batch.shown, batch.total))
-                if not batch.unsettled:
-                    self._drop(batch, 0)
+                self._tidy(batch)
 
-    def settle_previous(self, taker: object) -> None:
-        """Settle what a thread or task got before: without a name, asking for more does that, and nothing is logged."""
-        for batch in [batch for batch in self.held if root_of(batch.taker) == taker and not batch.bound]:
-            self._drop(batch, batch.unsettled)
+    def ahead_of(self, taker: object) -> list[StreamBatch]:
+        """Return the batches that iterations of a thread or task have."""
+        return [batch for batch in self.ahead if root_of(batch.taker) == taker]
 
     def unshown(self) -> list[Share]:
         """Return what iterations have acquired and not returned yet."""
@@ -111,102 +160,26 @@ class Holding:
         """Return all that left the buffers and is still to be got: what came back, and `unshown`."""
         return self.returned.shares() + self.unshown()
 
-    def forget(self) -> int:
-        """Forget everything; return the bytes that were charged for it."""
-        charged = sum(batch.charged for batch in self.held) + self.returned.drop() + self.freed
-        self.freed = 0
-        for batch in self.held:
-            batch.settled = None
-        self.held, self.ahead, self.unsettled = {}, {}, 0
-        return charged
-
     def leave_part(self, part: Part) -> int:
         """Take back what is held of one partition; return the bytes charged for what had come back from it."""
         charged = self.returned.drop(part)
-        for batch in list(self.held):
+        for batch in list(self.batches):
             self.unsettled -= len(batch.take_part(part))
-            if batch.settled is not None and not batch.unsettled:
-                self._drop(batch, 0)
+            if not batch.unsettled:
+                self._tidy(batch)
         return charged
 
-    def _when_stays(self, batch: StreamBatch, put_back: Callable[[], object]) -> None:
-        """Put messages of a batch back; once it has ended, if a commit is under way that settles some of the batch."""
-        if batch.leaving:
-            batch.later.append(put_back)
-        else:
-            put_back()
+    def forget(self) -> int:
+        """Forget everything; return the bytes that were charged for it."""
+        charged = sum(batch.charged for batch in self.batches) + self.returned.drop() + self.freed
+        self.freed = 0
+        for batch in self.batches:
+            batch.settled = None
+        self.batches, self.ahead, self.unsettled = {}, {}, 0
+        return charged
 
-    # Under the lock --------------------------------------------------------------------------------------------------
-
-    def _check_held(self, batch: StreamBatch, *, whole: bool = True) -> bool:
-        """Tell whether a batch can be settled; False if settling it does nothing any more, after a seek.
-
-        Raises:
-            AlreadySettled: it was settled, or taken back. BrokerClosed, StreamDeleted.
-        """
-        if batch in self.held:
-            return True
-        if not batch.total or (whole and batch.taken):
-            return False
-        if self.ended is StreamDeleted:
-            return False
-        self.check_open()
-        raise AlreadySettled(f"this batch of stream {self.name!r} was settled, or went back, before")
-
-    def _settled(self, batch: StreamBatch, indexes: list[int] | None) -> None:
-        """Count what is settled of a batch, but for what was before; None = all that was left."""
-        if indexes is None:
-            self._drop(batch, batch.unsettled)
-            return
-        fresh = set(indexes).difference(batch.settled or ())
-        batch.note_settled(fresh)
-        if not batch.unsettled:
-            self._drop(batch, len(fresh))
-            return
-        self.unsettled -= len(fresh)
-        self.acked_total += len(fresh)
-        if batch.unsettled <= batch.lets_go_at:
-            self.freed += batch.let_go()
-        self.give_memory_back()
-        self._feed()
-
-    def _drop(self, batch: StreamBatch, acked: int) -> None:
-        """Forget a batch of which nothing is left, and give back its memory."""
-        del self.held[batch]
-        self.ahead.pop(batch, None)
-        batch.settled = None
-        if acked:  # else a get may be about to return it: whoever settles what it has lets go of it
-            batch.let_go()
-        self.unsettled -= acked
-        self.acked_total += acked
-        self.freed += batch.charged
-        self.give_memory_back()
-        self._feed()
-
-    def give_memory_back(self) -> None:
-        """Give back what was charged for messages of batches that are settled."""
-        freed, self.freed = self.freed, 0
-        if freed > 0:
-            self._room.let_go(freed)
-        elif freed:  # pieces that are left of batches of which the rest went back
-            self._room.hold(-freed, least=True)
-
-    def _feed(self) -> None:
-        """Wake the gets that found no memory: there is more than before."""
-        if self.starved:
-            self.starved = False
-            self.line.notify_all()
-
-    def _return(self, batch: StreamBatch, delay_s: float, *, repeated: bool) -> None:
-        shown = batch.left_shares(0, batch.shown) if repeated or batch.shown is not None else []
-        ahead = batch.left_shares(batch.shown or 0) if not repeated or batch.shown is not None else []
-        self._put_back(batch, shown, delay_s, repeated=True)
-        self._put_back(batch, ahead, 0.0, repeated=False)
-        self._drop(batch, 0)
-        self.line.notify()
-
-    def _put_back(self, batch: StreamBatch, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
-        """Put a part of a batch back in its place; with `repeated`, its delivery counts."""
+    def _return(self, batch: StreamBatch, shares: list[Share], delay_s: float, *, repeated: bool) -> None:
+        """Put a part of a batch in its place; with `repeated`, its delivery counts."""
         for part, piece, marks in shares:
             share = Share(part, piece, marks + ONE_ATTEMPT if repeated else marks)
             count = len(piece.records)
@@ -219,13 +192,49 @@ class Holding:
             self.returned.add(share, self._monotonic() + delay_s if delay_s else None)
             self.returned.came += repeated and not delay_s
 
-    def expire(self, now: float) -> None:
-        """Put back messages whose lease has ended, and make those available whose delay has ended."""
-        self.returned.ripen(now)
-        if now >= self._lease_at:
-            for batch in [batch for batch, until in self.held.items() if until is not None and until <= now]:
-                self._return(batch, 0.0, repeated=True)
-            self._lease_at = min((until for until in self.held.values() if until is not None), default=math.inf)
+    # What is settled -------------------------------------------------------------------------------------------------
+
+    def settle(self, batch: StreamBatch, indexes: list[int] | None) -> None:
+        """Count messages of a batch as settled, but for those that were before; None = all that is left."""
+        if indexes is None:
+            fresh, batch.settled = batch.unsettled, None
+        else:
+            fresh = batch.note_settled(indexes)
+        self.unsettled -= fresh
+        self.acked_total += fresh
+        self._tidy(batch)
+        if batch.settled is None:
+            batch.let_go()
+
+    def settle_previous(self, taker: object) -> None:
+        """Settle what a thread or task got before: without a name, asking for more does that, and nothing is logged."""
+        for batch in [batch for batch in self.batches if root_of(batch.taker) == taker and not batch.bound]:
+            self.settle(batch, None)
+
+    def _tidy(self, batch: StreamBatch) -> None:
+        """Forget a batch of which nothing is left, or have it let go of what is settled; give back its memory.
+
+        One that is forgotten still has its messages: a get may be about to return it. Who settles it lets go of them.
+        """
+        if batch.settled is None or not batch.unsettled:
+            del self.batches[batch]
+            self.ahead.pop(batch, None)
+            batch.settled = None
+            self.freed += batch.charged
+        elif batch.unsettled <= batch.lets_go_at:
+            self.freed += batch.let_go()
+        self.give_memory_back()
+        if self.starved:  # there is more room than before
+            self.starved = False
+            self.line.notify_all()
+
+    def give_memory_back(self) -> None:
+        """Give back what was charged for messages of batches that are settled."""
+        freed, self.freed = self.freed, 0
+        if freed > 0:
+            self.room.let_go(freed)
+        elif freed:  # pieces that are left of batches of which the rest went back
+            self.room.hold(-freed, least=True)
 
 
 class Returned:
