@@ -27,15 +27,13 @@ NOTHING: list[Segment] = []
 
 
 class BatchSettler(Protocol):
-    """What settles a batch, and deliveries of it: its queue."""
+    """What settles one delivery of a batch, or with None all that is left of it: its queue."""
 
     @property
     def name(self) -> str: ...
-    def settle_batch(self, batch: Any, wait: bool) -> None: ...
-    def return_batch(self, batch: Any, how: Return) -> None: ...
+    def settle_batch(self, batch: Any, index: int | None, wait: bool) -> None: ...
+    def return_batch(self, batch: Any, index: int | None, how: Return) -> None: ...
     def extend_batch(self, batch: Any, seconds: float) -> None: ...
-    def settle_part(self, batch: Any, index: int, wait: bool) -> None: ...
-    def return_part(self, batch: Any, index: int, how: Return) -> None: ...
 
 
 class AnyBatch(Sequence[Delivery]):
@@ -73,11 +71,11 @@ class AnyBatch(Sequence[Delivery]):
 
     def ack(self, wait: bool = False) -> None:
         """Settle what is left of it."""
-        self.settler.settle_batch(self, wait)
+        self.settler.settle_batch(self, None, wait)
 
     def nack(self, requeue: bool = True, delay_s: Duration = 0.0, reason: str | None = None) -> None:
         """Give back what is left of it."""
-        self.settler.return_batch(self, parse_return(requeue, delay_s, reason))
+        self.settler.return_batch(self, None, parse_return(requeue, delay_s, reason))
 
     def extend(self, seconds: Duration) -> None:
         """Hold what is left of it longer."""
@@ -85,11 +83,11 @@ class AnyBatch(Sequence[Delivery]):
 
     def settle_one(self, delivery: Delivery, wait: bool) -> None:
         """Ack a delivery of it."""
-        self.settler.settle_part(self, self.position(delivery.sequence), wait)
+        self.settler.settle_batch(self, self.position(delivery.sequence), wait)
 
     def return_one(self, delivery: Delivery, how: Return) -> None:
         """Give a delivery of it back."""
-        self.settler.return_part(self, self.position(delivery.sequence), how)
+        self.settler.return_batch(self, self.position(delivery.sequence), how)
 
     def extend_one(self, delivery: Delivery, seconds: float) -> None:
         """Hold a delivery of it longer, and with it what is left of the batch."""

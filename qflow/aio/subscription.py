@@ -139,7 +139,7 @@ class AsyncSubscription(Unpicklable):
                     batch.shown = index + 1
                     yield AsyncStreamDelivery(delivery, self._settling)
                     if batch.settled is not None and index not in batch.settled:
-                        in_place(partial(claims.settle_part, batch, index, False))
+                        in_place(partial(claims.settle_batch, batch, index, False))
                         if claims.is_crowded:
                             await self._settling.hold_up()
             finally:

@@ -198,9 +198,13 @@ class Claims:
         with self._context.lock:
             self._admission.rebalance()
 
-    def settle_batch(self, batch: HeldBatch, wait: bool) -> None:
-        """Ack what is left of a batch."""
-        if not self._settle_whole(batch, wait):
+    def settle_batch(self, batch: HeldBatch, index: int | None, wait: bool) -> None:
+        """Ack one delivery of a batch, or what is left of it."""
+        if index is not None:
+            self._settle_part(batch, index, wait)
+            if not wait:
+                self.returns.wait_if_crowded()
+        elif not self._settle_whole(batch, wait):
             self.finish(self._settle_batch(batch), wait)
 
     @straight
@@ -261,12 +265,6 @@ class Claims:
             self._exits.forget(left, Fate.ACKED)
         return joined
 
-    def settle_part(self, batch: HeldBatch, index: int, wait: bool) -> None:
-        """Ack one delivery of a batch."""
-        self._settle_part(batch, index, wait)
-        if not wait:
-            self.returns.wait_if_crowded()
-
     @sheltered
     def _settle_part(self, batch: HeldBatch, index: int, wait: bool) -> None:
         delivery = self.leave_batch(batch, index, stays=False)
@@ -314,30 +312,23 @@ class Claims:
         if problem is not None:
             raise problem
 
-    def return_batch(self, batch: HeldBatch, how: Return) -> None:
-        """Take back what is left of a batch."""
-        self._return_batch(batch, how)
+    def return_batch(self, batch: HeldBatch, index: int | None, how: Return) -> None:
+        """Take back one delivery of a batch, or what is left of it."""
+        self._return_batch(batch, index, how)
         self.returns.hold_up(how)
 
     @sheltered
-    def _return_batch(self, batch: HeldBatch, how: Return) -> None:
+    def _return_batch(self, batch: HeldBatch, index: int | None, how: Return) -> None:
         with self._context.lock:
-            if batch not in self._held:
-                self.return_if_refused(batch)
-            if self._holds(batch):
-                self.returns.take_back([batch], how)
+            if index is not None:
+                one: HeldOne | None = self.leave_batch(batch, index, stays=False)
+            else:
+                if batch not in self._held:
+                    self.return_if_refused(batch)
+                one = batch if self._holds(batch) else None
+            if one is not None:
+                self.returns.take_back([one], how)
         self._spiller.keep_within_capacity()
-
-    def return_part(self, batch: HeldBatch, index: int, how: Return) -> None:
-        """Take back one delivery of a batch."""
-        self._return_part(batch, index, how)
-        self.returns.hold_up(how)
-
-    @sheltered
-    def _return_part(self, batch: HeldBatch, index: int, how: Return) -> None:
-        delivery = self.leave_batch(batch, index, stays=False)
-        if delivery is not None:
-            self._return_all([delivery], how)
 
     @sheltered
     def give_up(self, one: HeldOne) -> None:

@@ -27,7 +27,6 @@ class _Late:
         raise AlreadySettled(self._text)
 
     settle_one = return_one = extend_one = settle_batch = return_batch = extend_batch = _refuse
-    settle_part = return_part = leave_batch = _refuse
 
 
 class Leases:

@@ -40,16 +40,13 @@ class Claims:
 
     # Settling: what a delivery calls ---------------------------------------------------------------------------------
 
-    def settle_batch(self, batch: Any, wait: bool) -> None:
-        """Settle what is left of a batch."""
-        self._finish(shelter(lambda: self._settle(batch, None)), wait)
-
     @straight
-    def settle_part(self, batch: Any, index: int, wait: bool) -> None:
-        """Settle one message of a batch. Cost: 1 µs, as long as others of it are left."""
+    def settle_batch(self, batch: Any, index: int | None, wait: bool) -> None:
+        """Settle one message of a batch, or all that is left. Cost: 1 µs for one, as long as others are left."""
         held, kept = self.held, batch.kept
         if (
             not wait
+            and index is not None
             and index not in batch.taken
             and not collecting
             and (span := batch.span_at(index, kept)) is not None
@@ -154,22 +151,15 @@ class Claims:
 
     # Giving back, and holding longer ---------------------------------------------------------------------------------
 
-    def return_batch(self, batch: Any, how: Return) -> None:
-        """Put what is left of a batch back in its place, to be delivered again; with `requeue=False` settle it.
+    def return_batch(self, batch: Any, index: int | None, how: Return) -> None:
+        """Put one message of a batch, or all that is left, back in its place; with `requeue=False` settle it.
 
         There are no dead letters to keep a reason.
         """
         if how.requeue:
-            self._return(batch, None, how.delay_s)
-        else:
-            self.settle_batch(batch, False)
-
-    def return_part(self, batch: Any, index: int, how: Return) -> None:
-        """Put one message of a batch back, as `return_batch` does."""
-        if how.requeue:
             self._return(batch, index, how.delay_s)
         else:
-            self.settle_part(batch, index, False)
+            self.settle_batch(batch, index, False)
 
     @sheltered
     def _return(self, batch: StreamBatch, index: int | None, delay_s: float) -> None:

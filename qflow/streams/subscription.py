@@ -225,7 +225,7 @@ class Iteration(Iterator[StreamDelivery]):
                 index = self._index
                 settled = batch.settled
                 if settled is not None and index >= 0 and index not in settled:
-                    self._claims.settle_part(batch, index, False)
+                    self._claims.settle_batch(batch, index, False)
                 index += 1
                 share, passed = self._share, self._passed
                 returned, came = self._held.returned, self._came

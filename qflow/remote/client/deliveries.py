@@ -25,16 +25,10 @@ class Settler:
         """Of the queue."""
         self.grant = grant
 
-    def settle_batch(self, batch: HeldBatch, wait: bool) -> None:
-        self._ask(batch, partial(grants.ack, self.grant, batch, None, wait), wait)
-
-    def settle_part(self, batch: HeldBatch, index: int, wait: bool) -> None:
+    def settle_batch(self, batch: HeldBatch, index: int | None, wait: bool) -> None:
         self._ask(batch, partial(grants.ack, self.grant, batch, index, wait), wait)
 
-    def return_batch(self, batch: HeldBatch, how: Return) -> None:
-        self._ask(batch, partial(grants.nack, self.grant, batch, None, how), True)
-
-    def return_part(self, batch: HeldBatch, index: int, how: Return) -> None:
+    def return_batch(self, batch: HeldBatch, index: int | None, how: Return) -> None:
         self._ask(batch, partial(grants.nack, self.grant, batch, index, how), True)
 
     def extend_batch(self, batch: HeldBatch, seconds: float) -> None:

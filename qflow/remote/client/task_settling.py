@@ -25,20 +25,14 @@ class TaskSettler:
         self.name = name
         self.grant = grant
 
-    def settle_batch(self, batch: HeldBatch, wait: bool) -> None:
+    def settle_batch(self, batch: HeldBatch, index: int | None, wait: bool) -> None:
         raise InvalidArgument("a delivery of tasks is settled by `await delivery.ack()`")
 
-    def return_batch(self, batch: HeldBatch, how: Return) -> None:
+    def return_batch(self, batch: HeldBatch, index: int | None, how: Return) -> None:
         raise InvalidArgument("a delivery of tasks is given back by `await delivery.nack()`")
 
     def extend_batch(self, batch: HeldBatch, seconds: float) -> None:
         raise InvalidArgument("a delivery of tasks is held longer by `await delivery.extend()`")
-
-    def settle_part(self, batch: HeldBatch, index: int, wait: bool) -> None:
-        self.settle_batch(batch, wait)
-
-    def return_part(self, batch: HeldBatch, index: int, how: Return) -> None:
-        self.return_batch(batch, how)
 
 
 class Settles:
