@@ -118,13 +118,7 @@ class QueueWork(InMemory):
 
     def give_up_from(self, batch: AsyncDeliveries, index: int) -> None:
         """`give_up` of the deliveries of a batch from this position on."""
-        in_place(partial(self._leave, held_of(batch), index))
-
-    def _leave(self, batch: HeldBatch, index: int) -> None:
-        for place in batch.unsettled(index):
-            delivery = self._claims.leave_batch(batch, place)
-            if delivery is not None:
-                self._claims.give_up(delivery)
+        in_place(partial(self._claims.give_up_from, held_of(batch), index))
 
     async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None:
         """Nack."""

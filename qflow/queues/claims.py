@@ -338,6 +338,15 @@ class Claims:
             self.returns.give_up(one)
 
     @sheltered
+    def give_up_from(self, batch: HeldBatch, first: int) -> None:
+        """`give_up` of the deliveries of a batch from a position on."""
+        with self._context.lock:
+            for index in batch.unsettled(first) if batch in self._held else ():
+                delivery = self.leave_batch(batch, index, stays=False)
+                assert delivery is not None
+                self.returns.give_up(delivery)
+
+    @sheltered
     def abandon(self, batch: HeldBatch) -> None:
         """Take back what is left of a batch whose holder has gone, and what is leaving if its commit is refused."""
         with self._context.lock:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from qflow.aio.broker import AsyncBroker
-from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, AsyncStreamDelivery, held_of
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, AsyncStreamDelivery
 from qflow.aio.queue import AsyncQueue, check_put, nack_all, submit_many, work_of
 from qflow.aio.stream import AsyncStream
 from qflow.aio.subscription import AsyncSubscription
@@ -36,7 +36,6 @@ from qflow.errors import (
     QueueEmpty,
     StreamDeleted,
 )
-from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import in_place
 from qflow.named_tuples import NamedTuple
 from qflow.options import Start
@@ -236,15 +235,7 @@ class _QueueSource:
             parts_of(self._queue.queue).claims.leave_batch(batch, batch.position(delivery.sequence), delivery)
 
     def give_up(self, batch: AsyncDeliveries, first: int) -> None:
-        in_place(partial(self._give_up, held_of(batch), first))
-
-    def _give_up(self, batch: HeldBatch, first: int) -> None:
-        claims = parts_of(self._queue.queue).claims
-        for index in batch.unsettled(first):
-            with suppress(AlreadySettled, QueueDeleted, BrokerClosed):  # there is nothing to go back to, or it is there
-                left = claims.leave_batch(batch, index)
-                if left is not None:
-                    claims.give_up(left)
+        self._work.give_up_from(batch, first)
 
     async def close(self) -> None:
         in_place(partial(self._work.consumed.see_off, self._taker))
