@@ -93,12 +93,6 @@ class AnyBatch(Sequence[Delivery]):
         """Hold a delivery of it longer, and with it what is left of the batch."""
         self.settler.extend_batch(self, seconds)
 
-    def unsettled_place(self, delivery: Delivery) -> tuple[BatchSettler, int]:
-        """Return who settles a delivery of it, and where in it that is. Raises as `check_unsettled`."""
-        position = self.position(delivery.sequence)
-        self.check_unsettled(position, delivery.sequence)
-        return self.settler, position
-
     def __len__(self) -> int:
         return self.total
 

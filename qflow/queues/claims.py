@@ -12,7 +12,6 @@ from typing import Any
 from qflow.delivery import Delivery, Return, Segment
 from qflow.errors import AlreadySettled, BrokerFailed, again, in_doubt
 from qflow.held_batch import NOTHING, HeldBatch
-from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import BATCH_BYTES, LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
 from qflow.queues.admission import Admission
@@ -39,6 +38,7 @@ class Claims:
         self.name, self.owner = context.name, context.owner
         self._log = context.log
         self._gate = lanes.gate
+        self.ledger = lanes.gate.ledger
         self._lanes = lanes
         self._admission = admission
         self._held = held
@@ -46,10 +46,6 @@ class Claims:
         self._spiller = spiller
         self._exits = exits
         self.returns = Returns(lanes, held, source, exits)
-
-    def shares(self, ledger: Ledger) -> bool:
-        """Tell whether it is one of those who share this ledger: of the same broker."""
-        return self._gate.ledger is ledger
 
     # Settle ----------------------------------------------------------------------------------------------------------
 
@@ -260,7 +256,6 @@ class Claims:
                 return None
             left = batch.left()
             joined = self._log_settled(left)
-            batch.end()
             self._held.drop([batch])
             self._exits.forget(left, Fate.ACKED)
         return joined
@@ -381,7 +376,6 @@ class Claims:
                 batch.note_settled(index)
             self._held.leave_batch(delivery, batch, stays)
             if is_last:
-                batch.end()
                 self._held.drop([batch])
             self._lanes.cover_held()
             return delivery

@@ -117,7 +117,7 @@ class Leaving:
 
     def settles(self) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane."""
-        return self._exits.settled_parts(self.segments) if self.in_log is None else [self.in_log.settled()]
+        return self._exits.lanes.settled_parts(self.segments) if self.in_log is None else [self.in_log.settled()]
 
     @property
     def is_delivered(self) -> bool:
@@ -159,7 +159,7 @@ class Exits:
     def __init__(self, lanes: Lanes, admission: Admission, held: Held, source: Source, spiller: Spiller) -> None:
         self.context = lanes.context
         self._gate = lanes.gate
-        self._lanes = lanes
+        self.lanes = lanes
         self._admission = admission
         self._held = held
         self._source = source
@@ -174,10 +174,6 @@ class Exits:
         self.come_back: Callable[[list[HeldOne]], object]
         """Returns what is held to the queue: that of `Returns`."""
 
-    def settled_parts(self, segments: list[Segment]) -> list[tuple[Lane, list[Settled]]]:
-        """Return what the log is to settle, by lane."""
-        return self._lanes.settled_parts(segments)
-
     def forget(self, segments: list[Segment], fate: Fate) -> None:
         """Uncharge and count messages that are gone."""
         count, size = weigh(segments)
@@ -186,18 +182,18 @@ class Exits:
     def count_off(self, count: int, size: int, fate: Fate, discharged: int = 0) -> None:
         """Count messages of `size` bytes as gone, and give back what they were charged."""
         if fate is Fate.ACKED:
-            self._lanes.acked += count
+            self.lanes.acked += count
         else:
-            self._lanes.gone += count
+            self.lanes.gone += count
             self.counts[fate] += count
-        self._lanes.message_bytes -= size
+        self.lanes.message_bytes -= size
         self._admission.rebalance(discharged)
 
     def settle_away(self, segments: list[Segment], fate: Fate) -> None:
         """Have the log settle messages that nobody gets, and forget them."""
         log = self.context.usable_log
         if log is not None:
-            log.settle_all(self.settled_parts(segments))
+            log.settle_all(self.lanes.settled_parts(segments))
         self.forget(segments, fate)
 
     def count_turned_away(self, messages: int, *, dropped: bool) -> None:
@@ -211,7 +207,7 @@ class Exits:
         """Have messages leave that their holders have no more."""
         leaving = Leaving(self, segments, fate, held)
         self._held.leaving[leaving] = None
-        self._held.drop(held)
+        self._held.take_off(held)
         return leaving
 
     def left(self, leaving: Leaving) -> None:
@@ -227,9 +223,7 @@ class Exits:
         del self._held.leaving[leaving]
         leaving.has_left = True
         leaving.end()
-        for one in leaving.held:
-            if not isinstance(one, Delivery):
-                one.end()
+        self._held.drop(leaving.held)
         self.forget(leaving.segments, leaving.fate)
         if leaving.in_log is not None:
             leaving.in_log.discharge()
@@ -274,7 +268,7 @@ class Exits:
         back = [one for one in alone.union(gone) if one in held]
         if back:
             self.come_back(back)
-        self._lanes.cover_held()
+        self.lanes.cover_held()
 
     # Dead letters ----------------------------------------------------------------------------------------------------
 
@@ -333,7 +327,7 @@ class Exits:
             return
         for segment in segments:
             delay_ms = REJECTED_AGAIN_MS << min(max(0, (segment.marks >> 1) - 1), MOST_DOUBLED)
-            self._source.give_back([segment], self._lanes.now_ms(RETURNED) + delay_ms)
+            self._source.give_back([segment], self.lanes.now_ms(RETURNED) + delay_ms)
 
     def _begin_dead(self, segments: list[Segment], cause: Cause, fate: Fate) -> Leaving:
         """Have messages leave as dead letters."""
@@ -364,7 +358,7 @@ class Exits:
                 return self.purged_total - before
             self._admission.pending += 1  # what is not logged waits in line behind it
         try:
-            batch = log.purge(self._lanes.logged.values())
+            batch = log.purge(self.lanes.logged.values())
             log.wait(batch)
         finally:
             with self.context.lock:
@@ -376,7 +370,7 @@ class Exits:
     def purged(self, ends: dict[int, int]) -> None:
         """Drop everything: that all lanes are settled below these ends is committed. Takes the lock."""
         with self.context.lock:
-            if any(self._lanes.purged_below.get(number, -1) < end for number, end in ends.items()):
+            if any(self.lanes.purged_below.get(number, -1) < end for number, end in ends.items()):
                 self.drop_all(ends)
 
     def drop_all(self, ends: dict[int, int] | None = None) -> None:
@@ -385,7 +379,7 @@ class Exits:
         They stay charged until `let_go_of_dropped` has freed them.
         """
         ends = ends or {}
-        lanes = self._lanes
+        lanes = self.lanes
         dropped = lanes.messages()
         self.purged_total += dropped
         lanes.gone += dropped

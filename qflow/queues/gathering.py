@@ -141,8 +141,9 @@ class Gathering:
             raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
         batch = delivery.settler
         if isinstance(batch, AnyBatch):
-            settler, position = batch.unsettled_place(delivery)
-            return self._checked(settler, delivery, (id(batch), position), seen)
+            position = batch.position(delivery.sequence)
+            batch.check_unsettled(position, delivery.sequence)
+            return self._checked(batch.settler, delivery, (id(batch), position), seen)
         return self._checked(batch, delivery, (id(delivery), -1), seen)
 
     def _checked(
@@ -150,7 +151,7 @@ class Gathering:
     ) -> tuple[Any, HeldOne]:
         if key in self._seen or key in seen or not hasattr(queue, "begin_leaving"):
             raise AlreadySettled(f"{one!r} was settled before, or is acked in this transaction already")
-        if not queue.shares(self._desk.ledger):
+        if queue.ledger is not self._desk.ledger:
             raise InvalidArgument(f"{one!r} is of another broker: a transaction is of one")
         seen.add(key)
         return queue, one

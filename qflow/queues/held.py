@@ -135,7 +135,14 @@ class Held:
         return table.pop(one) if one in table else self.apart.pop(one)
 
     def drop(self, held: Iterable[HeldOne]) -> None:
-        """Take deliveries and batches off the table."""
+        """Take deliveries and batches off the table; a batch has nothing then."""
+        self.take_off(held)
+        for one in held:
+            if isinstance(one, HeldBatch):
+                one.end()
+
+    def take_off(self, held: Iterable[HeldOne]) -> None:
+        """Take deliveries and batches off the table; they are to leave with a commit, which may be refused."""
         for one in held:
             table = self._table(one)
             if one in table:

@@ -138,18 +138,14 @@ class Leases:
             text = f"{name!r}{process} held {count} message{'s' * (count != 1)} for {now_s - since_s:.1f} s: {why}"
             self._context.tell(EventKind.LEASE_EXPIRED, text)
 
-    def _oldest_s(self) -> float:
-        """Return for how long the oldest delivery has been held."""
-        since = self._held.oldest_since()
-        return 0.0 if since is None else max(0.0, self._context.monotonic() - since)
-
     def release_slow(self) -> dict[HeldOne, float | None]:
         """Tell of messages that are held for too long, apply the policy; return what is held by those that are to stop.
 
         It may let go of the lock.
         """
         after_s = self._slow_after_s
-        if after_s is None or (age := self._oldest_s()) <= after_s or not self._held.is_any():
+        since_s = None if after_s is None else self._held.oldest_since()
+        if after_s is None or since_s is None or (age := self._context.monotonic() - since_s) <= after_s:
             return {}
         depth = self._lanes.messages()
         text = f"a message is held for {age:.1f} s; {depth} messages are not settled"

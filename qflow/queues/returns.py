@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Delivery, Return, Segment
+from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Return, Segment
 from qflow.memory.waiting import is_inside
 from qflow.message import RETURNED
 from qflow.queues.apart import HeldOne
@@ -61,8 +61,6 @@ class Returns:
             left = segments_of([one])
             self.given_up += weigh(left)[0]
             self._held.drop([one])
-            if not isinstance(one, Delivery):
-                one.end()
             self._source.give_back(left)
 
     def _come_back(self, held: Collection[HeldOne]) -> None:
@@ -77,9 +75,6 @@ class Returns:
         segments = segments_of(held)
         self.total += weigh(segments)[0]
         self._held.drop(held)
-        for one in held:
-            if not isinstance(one, Delivery):
-                one.end()
         return [Segment(first, records, marks + ONE_ATTEMPT) for first, records, marks in segments]
 
     def takes_disk(self, requeue: bool) -> bool:

@@ -268,11 +268,6 @@ class StreamBatch(AnyBatch):
         except IndexError:
             return f"message {position + 1} of a batch"
 
-    def left_size(self) -> tuple[int, int]:
-        """Return (messages, bytes) of what is not settled yet. Cost: O(messages)."""
-        left = self.left_shares()
-        return sum(len(share.piece.records) for share in left), sum(share.piece.size for share in left)
-
     @property
     def left_count(self) -> int:
         """How many are not settled yet. Cost: O(1)."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from qflow.delivery import Return
 from qflow.errors import AlreadySettled, BrokerFailed, in_doubt
-from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, is_inside, shelter, sheltered, straight
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.transaction_log import MOST_STANDING, Lane, Request, TransactionLog, Unit
@@ -27,16 +26,12 @@ class Claims:
 
     def __init__(self, held: Held, log: TransactionLog) -> None:
         self.held = held
-        self.name, self.owner = held.name, held.owner
+        self.name, self.owner, self.ledger = held.name, held.owner, held.ledger
         self._log = log
         self._done: list[tuple[Lane, Settled]] = []
         """Settled, and not handed to the log yet, which fetches it; see `call_log`."""
         self._called = False
         """The log was asked to fetch `_done`."""
-
-    def shares(self, ledger: Ledger) -> bool:
-        """Tell whether the cursor belongs to the broker with this ledger."""
-        return self.held.room.ledger is ledger
 
     # Settling: what a delivery calls ---------------------------------------------------------------------------------
 

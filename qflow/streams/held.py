@@ -42,7 +42,8 @@ class Held:
         self.lock = lock
         self.line = line
         """The line of waiting gets, where whoever wakes one has it wake the next if it leaves something."""
-        self.room = shared.room
+        self.ledger = shared.room.ledger
+        self._room = shared.room
         self._monotonic = shared.monotonic
         self._lease_at = math.inf
         """The earliest time at which a lease may end."""
@@ -232,9 +233,9 @@ class Held:
         """Give back what was charged for messages of batches that are settled."""
         freed, self.freed = self.freed, 0
         if freed > 0:
-            self.room.let_go(freed)
+            self._room.let_go(freed)
         elif freed:  # pieces that are left of batches of which the rest went back
-            self.room.hold(-freed, least=True)
+            self._room.hold(-freed, least=True)
 
 
 class Returned:
