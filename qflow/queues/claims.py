@@ -7,9 +7,10 @@ Methods take the lock themselves where their description says nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from qflow.delivery import Delivery, Return, Segment
+from qflow.delivery import Delivery, Return
 from qflow.errors import AlreadySettled, BrokerFailed, again, in_doubt
 from qflow.held_batch import NOTHING, HeldBatch
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
@@ -54,11 +55,7 @@ class Claims:
         """Ack deliveries in one batch of the log; return what to wait for, and why one of them was left out."""
         with self._context.lock:
             wanted, problem = self._singled(deliveries)
-            segments = segments_of(wanted)
-            joined = self._log_settled(segments)
-            self._held.drop(wanted)
-            self._exits.forget(segments, Fate.ACKED)
-        return joined, problem
+            return self._settle(wanted), problem
 
     def _singled(self, deliveries: list[Delivery]) -> tuple[dict[HeldOne, None], AlreadySettled | None]:
         """Return deliveries, of batches too, as single ones; and why one of them is left out. Under the lock."""
@@ -79,12 +76,16 @@ class Claims:
                 problem = error
         return wanted, problem
 
-    def _log_settled(self, segments: list[Segment]) -> Request | None:
-        """Have the log settle what is acked; return what to wait for. Under the lock."""
-        if self._log is None:
-            return None
-        self._context.check_not_closed()
-        return self._log.settle_all(self._lanes.settled_parts(segments))
+    def _settle(self, held: Collection[HeldOne]) -> Request | None:
+        """Ack what is held; return what to wait for. Under the lock."""
+        segments = segments_of(held)
+        joined = None
+        if self._log is not None:
+            self._context.check_not_closed()
+            joined = self._log.settle_all(self._lanes.settled_parts(segments))
+        self._held.drop(held)
+        self._exits.forget(segments, Fate.ACKED)
+        return joined
 
     @straight
     def settle_one(self, delivery: Delivery, wait: bool) -> None:
@@ -111,7 +112,7 @@ class Claims:
             if looks:
                 self._let_others_look()
             else:
-                self._settle_long(delivery, False)
+                self._settle_long(delivery)
         except BaseException:
             self._let_others_look()
             raise
@@ -147,6 +148,7 @@ class Claims:
         log.check_usable()
         requests, one, turn = log.requests, (settling,), log.turn
         context, lanes, gate = self._context, self._lanes, self._gate
+        joined: Request | None = settling
         found = looks = False
         try:
             with context.lock:  # a straight line; see `waiting`
@@ -168,25 +170,18 @@ class Claims:
             if found:
                 log.handed_over(settling, urgent=wait)
             else:
-                self._settle_long(delivery, wait)
+                joined = self._settle_long(delivery)
         except BaseException:
             log.interrupted(settling)
             self._let_others_look()
             raise
-        if found:
-            self.finish(settling, wait)
-        else:
-            self.returns.wait_if_crowded()
+        self.finish(joined, wait)
 
     @sheltered
-    def _settle_long(self, delivery: Delivery, wait: bool) -> None:
-        """Ack one delivery that is held apart, or while garbage is collected; or tell why it is not held."""
+    def _settle_long(self, one: HeldOne) -> Request | None:
+        """Ack what is held apart, or what is left of a batch; or tell why it is not held."""
         with self._context.lock:
-            was_apart = self._held.bring_back(delivery)
-            if not was_apart and self._is_held(delivery):
-                self.settle_all([delivery])
-        if was_apart:
-            self.settle_one(delivery, wait)
+            return self._settle([one]) if self._is_held(one) else None
 
     @sheltered
     def _let_others_look(self) -> None:
@@ -201,7 +196,7 @@ class Claims:
             if not wait:
                 self.returns.wait_if_crowded()
         elif not self._settle_whole(batch, wait):
-            self.finish(self._settle_batch(batch), wait)
+            self.finish(self._settle_long(batch), wait)
 
     @straight
     def _settle_whole(self, batch: HeldBatch, wait: bool) -> bool:
@@ -247,18 +242,6 @@ class Claims:
         if found and log is not None:
             self.finish(settling, wait)
         return found
-
-    @sheltered
-    def _settle_batch(self, batch: HeldBatch) -> Request | None:
-        """Settle what is left of a batch; return what was handed over to the log."""
-        with self._context.lock:
-            if not self._holds(batch):
-                return None
-            left = batch.left()
-            joined = self._log_settled(left)
-            self._held.drop([batch])
-            self._exits.forget(left, Fate.ACKED)
-        return joined
 
     @sheltered
     def _settle_part(self, batch: HeldBatch, index: int, wait: bool) -> None:

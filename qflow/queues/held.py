@@ -88,13 +88,6 @@ class Held:
         late_s = LATE if self.timeout_s is None else LATE * self.timeout_s
         return last is not None and last > since + late_s
 
-    def bring_back(self, one: Delivery) -> bool:
-        """Have one that is apart among the others, for it is settled at once; tell whether it was apart."""
-        if one not in self.apart:
-            return False
-        self.singles[one] = self.apart.pop(one)
-        return True
-
     def rejoin(self, one: Delivery, batch: HeldBatch, position: int) -> None:
         """Put a single delivery back into the batch it came in."""
         self.take_back(batch, [(position, one.record)], self.term(one))
