@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,7 +31,7 @@ class Settling(Protocol):
     async def extend(self, held: Delivery | AnyDeliveries, seconds: float) -> None: ...
 
 
-class InMemory(ABC):
+class InMemory:
     """Settles what is held of a broker of this process: at once, in memory."""
 
     _claims: Any
@@ -43,7 +42,7 @@ class InMemory(ABC):
         in_place(held.ack)
         if wait:
             return self.settled()
-        return self.hold_up() if self.is_crowded else None
+        return self.hold_up() if self._claims.is_crowded else None
 
     async def hold_up(self) -> None:
         """Return when the log has what stands before it: acks that nobody waits for take memory, too."""
@@ -53,11 +52,6 @@ class InMemory(ABC):
     async def extend(self, held: Delivery | AnyDeliveries, seconds: float) -> None:
         """Hold it longer."""
         in_place(partial(held.extend, seconds))
-
-    @property
-    @abstractmethod
-    def is_crowded(self) -> bool:
-        """Acks that nobody waits for are to wait for those before them."""
 
     async def settled(self) -> None:
         """Return when everything that was settled so far is synced."""

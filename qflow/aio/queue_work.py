@@ -103,11 +103,6 @@ class QueueWork(InMemory):
         return deleted
 
     @property
-    def is_crowded(self) -> bool:
-        """Acks that nobody waits for are to wait for those before them."""
-        return self._log is not None and self._log.crowded
-
-    @property
     def is_leased(self) -> bool:
         """What is held may be taken back from whoever holds it."""
         return parts_of(self.queue).held.is_watched
@@ -139,5 +134,5 @@ class QueueWork(InMemory):
             await self._worker.run(self._homes.here(), work)
         else:
             in_place(work)
-            if self._claims.returns.is_crowded(how):
+            if self._claims.is_crowded and self._claims.returns.is_logged(how):
                 await self.hold_up()

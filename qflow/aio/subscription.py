@@ -208,11 +208,6 @@ class MemberSettling(InMemory):
         self._claims = member.cursor.claims
         self._homes = homes
 
-    @property
-    def is_crowded(self) -> bool:
-        """Acks that nobody waits for are to wait for those before them."""
-        return bool(self._claims.is_crowded)
-
     async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None:
         """Nack; done in memory."""
         held.nack(*how)

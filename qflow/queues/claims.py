@@ -193,8 +193,7 @@ class Claims:
         """Ack one delivery of a batch, or what is left of it."""
         if index is not None:
             self._settle_part(batch, index, wait)
-            if not wait:
-                self.returns.wait_if_crowded()
+            self.finish(None, wait)
         elif not self._settle_whole(batch, wait):
             self.finish(self._settle_long(batch), wait)
 
@@ -250,14 +249,23 @@ class Claims:
             self.settle_one(delivery, wait)
 
     def finish(self, joined: Request | None, wait: bool) -> None:
-        """Return when a settle is synced, if it is waited for; raise what became of it then."""
+        """Return when a settle is synced, if it is waited for; raise what became of it then.
+
+        Else it returns when the log has those before it, if these are too many, unless others may wait for this thread.
+        """
         log: Any = self._log
-        if joined is None or not (wait or (log.crowded and not is_inside())):
-            return
-        log.wait(joined)  # those that nobody waits for take memory, too
-        errors = [joined.error, *[lane.broken for lane in list(self._lanes.logged.values())]] if wait else []
-        if (error := next(filter(None, errors), None)) is not None:
-            raise again(error)
+        if wait and joined is not None:
+            log.wait(joined)
+            errors = [joined.error, *[lane.broken for lane in list(self._lanes.logged.values())]]
+            if (error := next(filter(None, errors), None)) is not None:
+                raise again(error)
+        elif not wait and log is not None and log.crowded and not is_inside():
+            log.drain()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Acks that nobody waits for are to wait for those before them: they take memory."""
+        return self._log is not None and self._log.crowded
 
     def join_settles(self) -> Request | None:
         """Return what to wait for until every settle so far is synced; None where nothing is logged."""
@@ -277,7 +285,7 @@ class Claims:
     def return_all(self, deliveries: list[Delivery], how: Return) -> None:
         """Take deliveries back together, dead letters in one commit; `AlreadySettled` of one comes after all others."""
         self._return_all(deliveries, how)
-        self.returns.hold_up(how)
+        self._hold_up(how)
 
     @sheltered
     def _return_all(self, deliveries: list[Delivery], how: Return) -> None:
@@ -293,7 +301,11 @@ class Claims:
     def return_batch(self, batch: HeldBatch, index: int | None, how: Return) -> None:
         """Take back one delivery of a batch, or what is left of it."""
         self._return_batch(batch, index, how)
-        self.returns.hold_up(how)
+        self._hold_up(how)
+
+    def _hold_up(self, how: Return) -> None:
+        if self.returns.is_logged(how):
+            self.finish(None, False)
 
     @sheltered
     def _return_batch(self, batch: HeldBatch, index: int | None, how: Return) -> None:

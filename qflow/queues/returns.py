@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Return, Segment
-from qflow.memory.waiting import is_inside
 from qflow.message import RETURNED
 from qflow.queues.apart import HeldOne
 from qflow.queues.dead_letters import REJECTED, Cause
@@ -83,19 +82,6 @@ class Returns:
         may_bury = settings.dead_letter is not None and (not requeue or settings.max_deliveries is not None)
         return may_bury or self._gate.used > self._gate.account.capacity
 
-    def is_crowded(self, how: Return) -> bool:
-        """Tell whether the log is told of what was given back so, and that is to wait for what stands before it."""
-        log = self._context.log
-        is_told = how.delay_s or not how.requeue or self._context.settings.max_deliveries is not None
-        return bool(is_told and log is not None and log.crowded)
-
-    def hold_up(self, how: Return) -> None:
-        """Return when the log has what stands before it, if that is crowded, unless others may wait for this thread."""
-        if self.is_crowded(how):
-            self.wait_if_crowded()
-
-    def wait_if_crowded(self) -> None:
-        """The same, of what the log is told anyway."""
-        log = self._context.log
-        if log is not None and log.crowded and not is_inside():
-            log.drain()
+    def is_logged(self, how: Return) -> bool:
+        """Tell whether the log is told of what is given back so."""
+        return bool(how.delay_s or not how.requeue or self._context.settings.max_deliveries is not None)
