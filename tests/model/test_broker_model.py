@@ -67,8 +67,9 @@ class Sent:
         """When it is due by the monotonic clock, where it was given back as a delayed one."""
 
     def rank(self) -> tuple[Any, ...]:
-        """Its place in line, once it is due."""
-        return (-self.priority, not self.is_delayed, self.due if self.is_delayed else 0, self.sequence)
+        """Its place in line, once it is due: of two at the same moment, what was put before what came back."""
+        due = self.due if self.is_delayed else 0
+        return (-self.priority, not self.is_delayed, due, self.returned_ms is not None, self.sequence)
 
 
 class BrokerMachine(SpoolMachine):
