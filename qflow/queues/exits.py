@@ -71,20 +71,9 @@ class Leaving:
     writes: tuple[Any, ...] = ()
 
     __slots__ = (
-        "_exits",
-        "batches",
-        "cause",
-        "cut",
-        "fate",
-        "gone",
-        "has_left",
-        "held",
-        "in_log",
-        "parts",
-        "queue",
-        "segments",
+        "_exits", "batches", "cause", "cut", "fate", "gone", "has_left", "held", "in_log", "parts", "queue", "segments",
         "unit",
-    )
+    )  # fmt: skip
 
     def __init__(self, exits: Exits, segments: list[Segment], fate: Fate, held: dict[HeldOne, Term]) -> None:
         self._exits = exits

@@ -124,7 +124,7 @@ class Held:
         if batch not in self.batches or (index is not None and batch.is_settled(index)):
             return
         if index is None:
-            seen = batch.shown if batch.shown is not None else batch.total * is_seen
+            seen = batch.shown if batch.shown is not None else batch.total if is_seen else 0
             self._return(batch, batch.left_shares(0, seen), delay_s, repeated=True)
             self._return(batch, batch.left_shares(seen), 0.0, repeated=False)
             batch.settled = None
