@@ -75,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(directory.cleanup)
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = directory.name
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy: with more, each import spins, and no test multiplies
     collect_in_turns(config)
     if (memory := scratch.in_memory(SPOOLS_BYTES)) is not None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))

@@ -124,8 +124,9 @@ def test_workers_run_this_python_and_leave_out_zip_files(tmp: Path) -> None:
         assert ran.stdout == f"{sys.executable} {expected} ['x y', '*']\n"
 
 
-def test_what_forks_workers_has_imported_qflow_and_one_thread(spark: Any) -> None:
+def test_what_forks_workers_has_imported_qflow_and_one_thread(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork copies one thread, and leaves what others hold taken: what starts some is imported behind it."""
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)  # by which NumPy starts none in the run
     script = "import os, sys, qflow.spark.daemon; print(len(os.listdir('/proc/self/task')), 'pyarrow' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout == "1 False\n"
