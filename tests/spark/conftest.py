@@ -18,9 +18,14 @@ from spark.trees import Trees
 from unit.clocks import Clock, open_still
 
 QUICK_TO_START = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
+    "-XX:MetaspaceSize=192m -XX:+UnlockExperimentalVMOptions -XX:SymbolTableSize=262144"
 )
-"""For each Java that is begun here: nothing runs long, and the bytecode of Spark needs no check."""
+"""For each Java that is begun here: nothing runs long, and the bytecode of Spark needs no check.
+
+Sixteen thousand classes are loaded, with 350,000 names: there is room for both from the beginning, without collections
+of everything on the way and long searches for a name.
+"""
 
 
 @pytest.fixture(scope="session", autouse=True)
