@@ -69,6 +69,10 @@ class BatchIndex:
         """Return the first sequence of a segment."""
         return self._firsts[number]
 
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Return where a segment begins and ends among all that are there."""
+        return self._offsets[number], self._offsets[number + 1]
+
     def starts(self) -> Sequence[int]:
         """Return the position where each segment starts, and perhaps where the last one ends."""
         return self._starts

@@ -149,10 +149,18 @@ class Kept(NamedTuple):
                 end += 1
 
 
+def _first_gone(records: list[Record | None], begin: int, end: int) -> int:
+    """Return the first place of a message that is gone; `end` if there is none."""
+    try:
+        return records.index(None, begin, end)
+    except ValueError:
+        return end
+
+
 class HeldBatch(AnyBatch):
     """A batch of a queue; see the module. Under the lock of the queue, where a description says nothing else."""
 
-    __slots__ = ("_index", "_left", "_measured", "is_over", "kept", "late", "segments")
+    __slots__ = ("_front", "_index", "_left", "_measured", "is_over", "kept", "late", "segments")
 
     def __init__(self, settler: BatchSettler, segments: list[Segment], taker: Any = None) -> None:
         self.settler = settler
@@ -170,6 +178,7 @@ class HeldBatch(AnyBatch):
         self._measured = (0, 0)  # messages and bytes of `segments`, once somebody has asked
         self._left = (0, 0)  # of `kept`, counted under the lock alone
         self._index: BatchIndex | None = None  # of `segments`, made when somebody looks for one message
+        self._front = (0, 0)  # segment and place in `kept` up to which `take_some` has taken
 
     # What is left ----------------------------------------------------------------------------------------------------
 
@@ -216,6 +225,63 @@ class HeldBatch(AnyBatch):
         copy._measured = self.left_size()
         copy.total = copy._measured[0]
         return copy
+
+    # A part at a time ------------------------------------------------------------------------------------------------
+
+    def is_long(self, messages: int, pieces: int) -> bool:
+        """Tell whether more is left than so many messages, or more pieces of them than so many, as far as is known."""
+        return self.left_count > (messages if self.kept is None else pieces) or len(self.segments) > pieces
+
+    def hand_over(self) -> HeldBatch:
+        """End it, and return a batch of what was left of it, which only the caller knows. Cost: O(segments)."""
+        rest = HeldBatch(self.settler, self.segments, self.taker)
+        if (kept := self.kept) is not None:
+            rest.kept, rest._left = kept, self._left
+            rest.total = self._left[0]
+            self.kept = kept._replace(records=[None] * len(kept.records))
+        self.end()
+        return rest
+
+    def begin_to_take(self) -> None:
+        """Do what the first `take_some` would that takes longer than others; needs no lock. Cost: 0.03 µs a message."""
+        if self.kept is None:
+            self._keep()
+
+    def take_some(self, most: int, most_pieces: int) -> HeldBatch:
+        """Take messages out from the first on, of one that `hand_over` has returned; it is over with the last.
+
+        Returns:
+            A batch of them, which is held by nobody: about `most` at most, in so many pieces.
+        """
+        records, places, marks = self.kept or self._keep()
+        parts: list[Segment] = []
+        number, at = self._front
+        looked = 0
+        while number < len(marks) and looked < most and len(parts) < most_pieces:
+            low, high = places.bounds(number)
+            at = max(at, low)
+            end = min(high, at + most - looked)
+            first = places.first(number) - low
+            stop = at
+            while stop < end and len(parts) < most_pieces:
+                begin = stop
+                stop = _first_gone(records, begin, end)
+                if stop > begin:
+                    some: Any = records[begin:stop]
+                    parts.append(Segment(first + begin, some, marks[number]))
+                while stop < end and records[stop] is None:
+                    stop += 1
+            records[at:stop] = [None] * (stop - at)
+            looked += stop - at
+            number, at = (number + 1, 0) if stop == high else (number, stop)
+        self._front = number, at
+        taken = HeldBatch(self.settler, parts, self.taker)
+        count, size = taken.left_size()
+        self._left = self._left[0] - count, self._left[1] - size
+        self.total -= count
+        if number == len(marks):
+            self.end()
+        return taken
 
     # Where messages are; also without the lock ------------------------------------------------------------------------
 

@@ -289,7 +289,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         if isinstance(deliveries, AsyncDeliveries):
             in_place(deliveries.deliveries.ack)
         else:
-            in_place(partial(self.queue.ack_many, [one.delivery for one in deliveries]))
+            await self._work.ack_all([one.delivery for one in deliveries])
         if wait:
             await self._work.settled()
 

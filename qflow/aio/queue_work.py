@@ -18,6 +18,7 @@ from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumers
 from qflow.queues.deleting import deletings_of
 from qflow.queues.getting import Getting
+from qflow.queues.in_steps import SETTLED_AT_ONCE
 from qflow.queues.queue import Queue, parts_of
 from qflow.takers import Noted
 
@@ -106,6 +107,14 @@ class QueueWork(InMemory):
     def is_leased(self) -> bool:
         """What is held may be taken back from whoever holds it."""
         return parts_of(self.queue).held.is_watched
+
+    async def ack_all(self, held: list[Delivery]) -> None:
+        """Ack deliveries; in a thread if they are so many that other tasks are to go on meanwhile."""
+        work = partial(self.queue.ack_many, held)
+        if len(held) > SETTLED_AT_ONCE:
+            await self._worker.run(self._homes.here(), work)
+        else:
+            in_place(work)
 
     def give_up(self, batch: AsyncDeliveries) -> None:
         """Give back what is left of a batch, not counted as delivered: nobody was handed it."""

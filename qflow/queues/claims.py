@@ -8,6 +8,7 @@ Methods take the lock themselves where their description says nothing else.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from qflow.delivery import Delivery, Return
@@ -15,6 +16,7 @@ from qflow.errors import AlreadySettled, BrokerFailed, again, in_doubt
 from qflow.held_batch import NOTHING, HeldBatch
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import BATCH_BYTES, LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
+from qflow.queues import portions
 from qflow.queues.admission import Admission
 from qflow.queues.apart import HeldOne, place_of
 from qflow.queues.exits import Exits, Fate, Leaving
@@ -79,10 +81,7 @@ class Claims:
     def _settle(self, held: Collection[HeldOne]) -> Request | None:
         """Ack what is held; return what to wait for. Under the lock."""
         segments = segments_of(held)
-        joined = None
-        if self._log is not None:
-            self._context.check_not_closed()
-            joined = self._log.settle_all(self._lanes.settled_parts(segments))
+        joined = self._lanes.log_settled(segments)
         self._held.drop(held)
         self._exits.forget(segments, Fate.ACKED)
         return joined
@@ -179,9 +178,19 @@ class Claims:
 
     @sheltered
     def _settle_long(self, one: HeldOne) -> Request | None:
-        """Ack what is held apart, or what is left of a batch; or tell why it is not held."""
+        """Ack what is held apart, or what is left of a batch; or tell why it is not held.
+
+        Returns:
+            what was handed over to the log, of a long batch last.
+        """
         with self._context.lock:
-            return self._settle([one]) if self._is_held(one) else None
+            if not self._is_held(one):
+                return None
+            if not isinstance(one, HeldBatch) or not one.is_long(one.total, portions.PIECES):
+                return self._settle([one])
+            rest = portions.hand_over(self._held, one)
+        settle = partial(self.finish, wait=True)
+        return portions.each(self._context, self._held, rest, lambda some: self._settle([some]), settle)
 
     @sheltered
     def _let_others_look(self) -> None:
@@ -190,11 +199,11 @@ class Claims:
             self._admission.rebalance()
 
     def settle_batch(self, batch: HeldBatch, index: int | None, wait: bool) -> None:
-        """Ack one delivery of a batch, or what is left of it."""
+        """Ack one delivery of a batch, or what is left of it, of a long one a portion at a time."""
         if index is not None:
             self._settle_part(batch, index, wait)
             self.finish(None, wait)
-        elif not self._settle_whole(batch, wait):
+        elif len(batch.segments) > portions.PIECES or not self._settle_whole(batch, wait):
             self.finish(self._settle_long(batch), wait)
 
     @straight
@@ -316,8 +325,8 @@ class Claims:
                 if batch not in self._held:
                     self.return_if_refused(batch)
                 one = batch if self._holds(batch) else None
-            if one is not None:
-                self.returns.take_back([one], how)
+            rest = self.returns.begin(one, how) if one is not None else None
+        self.returns.go_on(rest, how)
         self._spiller.keep_within_capacity()
 
     @sheltered
@@ -325,7 +334,8 @@ class Claims:
         """Take back a message, or what is left of a batch, that was handed to nobody; nothing if it is not acquired."""
         with self._context.lock:
             self.return_if_refused(one)
-            self.returns.give_up(one)
+            rest = self.returns.begin(one, None)
+        self.returns.go_on(rest, None)
 
     @sheltered
     def give_up_from(self, batch: HeldBatch, first: int) -> None:
@@ -341,8 +351,8 @@ class Claims:
         """Take back what is left of a batch whose holder has gone, and what is leaving if its commit is refused."""
         with self._context.lock:
             self.return_if_refused(batch)
-            if batch in self._held:
-                self.returns.take_back([batch])
+            rest = self.returns.begin(batch) if batch in self._held else None
+        self.returns.go_on(rest)
         self._spiller.keep_within_capacity()
 
     def return_if_refused(self, one: HeldOne) -> None:

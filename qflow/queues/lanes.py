@@ -382,6 +382,13 @@ class Lanes:
             joined = log.attempts(self.logged[number], part)  # type: ignore[union-attr]
         return joined
 
+    def log_settled(self, segments: list[Segment]) -> Request | None:
+        """Have the log settle what is acked; return what to wait for. Raises BrokerClosed."""
+        if self.context.log is None:
+            return None
+        self.context.check_not_closed()
+        return self.context.log.settle_all(self.settled_parts(segments))
+
     def settled_parts(self, segments: list[Segment]) -> list[tuple[Lane, list[Settled]]]:
         """Return what the log is to settle, by lane; nothing of a queue that is not logged, or was deleted."""
         if self.context.log is None or self.context.was_deleted:

@@ -11,13 +11,12 @@ from qflow.config import QueueSettings, SlowConsumer
 from qflow.deliveries import Deliveries
 from qflow.delivery import Delivery, Entry
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, BrokerFailed, InvalidArgument, in_doubt
 from qflow.memory.gate import Gate
 from qflow.memory.run_list import RunList
 from qflow.memory.waiting import collecting, sheltered, straight
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES, Headers
 from qflow.pickling import Made
-from qflow.queues import looking, tending
+from qflow.queues import in_steps, looking, tending
 from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumer, begin_consumer
 from qflow.queues.context import Context, Tick
@@ -295,7 +294,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
     # Settle ----------------------------------------------------------------------------------------------------------
 
     def ack_many(self, deliveries: Deliveries | Iterable[Delivery], wait: bool = False) -> None:
-        """Settle many deliveries together, in one commit; with `wait`, return when that is synced.
+        """Settle many deliveries together, five hundred in one commit; with `wait`, return when all are synced.
 
         Raises:
             AlreadySettled: one of them was settled before; all the others are settled all the same.
@@ -306,28 +305,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
         if isinstance(deliveries, Deliveries):
             deliveries.ack(wait)
             return
-        claims = self._claims
-        mine: list[Delivery] = []
-        others: list[Delivery] = []
-        for delivery in deliveries:
-            if not isinstance(delivery, Delivery):
-                raise InvalidArgument(f"ack_many takes a batch or deliveries, not {type(delivery).__name__}")
-            holder = delivery.settler
-            is_mine = holder is claims or getattr(holder, "settler", None) is claims
-            (mine if is_mine else others).append(delivery)
-        joined, problem = claims.settle_all(mine) if mine else (None, None)
-        for delivery in others:
-            try:
-                delivery.ack()
-            except AlreadySettled as error:
-                problem = error
-            except BrokerFailed as error:
-                raise in_doubt(error) from error
-        if wait and (others or not mine):
-            joined = claims.join_settles()
-        claims.finish(joined, wait)
-        if problem is not None:
-            raise problem
+        in_steps.ack_many(self._claims, deliveries, wait)
 
     # Whole queue -----------------------------------------------------------------------------------------------------
 

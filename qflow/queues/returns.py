@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Return, Segment
+from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Delivery, Return, Segment
+from qflow.held_batch import HeldBatch
 from qflow.message import RETURNED
+from qflow.queues import portions
 from qflow.queues.apart import HeldOne
 from qflow.queues.dead_letters import REJECTED, Cause
 from qflow.queues.exits import Exits, Fate, weigh
@@ -57,10 +59,38 @@ class Returns:
     def give_up(self, one: HeldOne) -> None:
         """Return what nobody has seen of this, not counted as delivered; nothing if it is not acquired."""
         if one in self._held:
-            left = segments_of([one])
-            self.given_up += weigh(left)[0]
-            self._held.drop([one])
-            self._source.give_back(left)
+            self._give_up_left(one)
+
+    def _give_up_left(self, one: HeldOne) -> None:
+        left = segments_of([one])
+        self.given_up += weigh(left)[0]
+        self._held.drop([one])
+        self._source.give_back(left)
+
+    # A long batch ----------------------------------------------------------------------------------------------------
+
+    def begin(self, one: HeldOne, how: Return | None = AT_ONCE) -> HeldBatch | None:
+        """Take one back, or give it up where nothing says `how`; of a long batch return what is left, for `go_on`."""
+        if not isinstance(one, Delivery) and one in self._held and portions.is_long(one):
+            return portions.hand_over(self._held, one)
+        if how is None:
+            self.give_up(one)
+        else:
+            self.take_back([one], how)
+        return None
+
+    def go_on(self, rest: HeldBatch | None, how: Return | None = AT_ONCE) -> None:
+        """Do with what is left of a long batch what `begin` would have done with a short one. Takes the lock."""
+        if rest is None:
+            return
+        use = self._give_up_left if how is None else lambda some: self.take_back([some], how)
+        try:
+            portions.each(self._context, self._held, rest, use)
+        except BaseException:
+            with self._context.lock:
+                if rest in self._held:
+                    self._come_back([rest])
+            raise
 
     def _come_back(self, held: Collection[HeldOne]) -> None:
         """Return what is held by those that have gone. Called with the lock held, by the writer, too.

@@ -1,0 +1,229 @@
+"""What a great many deliveries are settled by, or go back by, are steps: others come to the lock between two of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qflow
+import qflow.aio
+from qflow.queues import getting, in_steps, portions
+from qflow.queues.queue import parts_of
+
+Open = Callable[..., qflow.Broker]
+MESSAGES, PIECES = 1000, 50
+MANY = 3 * MESSAGES
+
+
+class Pauses:
+    """What is done in each pause between two steps, by another thread, and how many messages were settled there."""
+
+    def __init__(self) -> None:
+        self.looks: list[Callable[[], object]] = []
+        self.seen: list[Any] = []
+        self.errors: list[BaseException] = []
+
+    def __call__(self, _: float) -> None:
+        thread = threading.Thread(target=self._look)
+        thread.start()
+        thread.join()
+
+    def _look(self) -> None:
+        try:
+            self.seen += [look() for look in self.looks]
+        except BaseException as error:
+            self.errors.append(error)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
+    made = Pauses()
+    monkeypatch.setattr(portions, "MESSAGES", MESSAGES)
+    monkeypatch.setattr(portions, "PIECES", PIECES)
+    monkeypatch.setattr(getting, "TAKEN_AT_ONCE", MESSAGES)
+    monkeypatch.setattr(getting, "LOOKED_AT_ONCE", MESSAGES)
+    for module in (getting, in_steps, portions):
+        monkeypatch.setattr(module, "sleep", made)
+    return made
+
+
+def held(queue: qflow.Queue, how: str) -> qflow.Deliveries:
+    """Return a long batch: whole, or one with a hole behind each message that is left."""
+    queue.put_many([b"%d" % number for number in range(MANY)])
+    batch = queue.get_many(MANY)
+    if how == "holes":
+        queue.ack_many(list(batch)[1::2])
+    return batch
+
+
+@pytest.mark.parametrize("how", ["whole", "holes"])
+@pytest.mark.parametrize("delay_s", [0, 1000])
+def test_a_long_batch_goes_back_a_portion_at_a_time(
+    open_spool: Open, durable: bool, pauses: Pauses, how: str, delay_s: float
+) -> None:
+    """In order, counted as delivered once, and others put and get meanwhile."""
+    queue = open_spool().declare_queue("q", durable=durable)
+    batch = held(queue, how)
+    left = batch.bodies[:: 2 if how == "holes" else 1]
+    pauses.looks.append(lambda: queue.stats().lag_messages)
+    pauses.seen.clear()
+    batch.nack(delay_s=delay_s)
+    assert pauses.errors == []
+    most = MESSAGES if how == "whole" else PIECES
+    steps = [later - before for before, later in zip([0, *pauses.seen], [*pauses.seen, len(left)], strict=True)]
+    assert max(steps) <= most
+    assert min(steps) > 0
+    with pytest.raises(qflow.AlreadySettled):
+        batch.ack()
+    assert queue.stats().lag_messages == len(queue) == len(left)
+    if not delay_s:
+        again = queue.get_many(MANY)
+        assert again.bodies == left
+        assert {one.delivery_count for one in again} == {2}
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_is_left_of_a_long_batch_is_acked_a_portion_at_a_time(
+    open_spool: Open, durable: bool, pauses: Pauses, wait: bool
+) -> None:
+    """One that has many pieces: a commit of all of them would hold up who puts into other queues."""
+    queue = open_spool().declare_queue("q", durable=durable)
+    batch = held(queue, "holes")
+    pauses.looks.append(queue.__len__)
+    pauses.seen.clear()
+    batch.ack(wait)
+    assert pauses.errors == []
+    seen = [MANY // 2, *pauses.seen, len(queue)]
+    assert seen[-1] == 0
+    assert 0 < max(before - later for before, later in pairwise(seen)) <= PIECES
+
+
+def test_a_whole_batch_is_acked_at_once(open_spool: Open, durable: bool, pauses: Pauses) -> None:
+    """However long: it is one piece."""
+    queue = open_spool().declare_queue("q", durable=durable)
+    batch = held(queue, "whole")
+    pauses.looks.append(lambda: pytest.fail("it paused"))
+    batch.ack(wait=True)
+    assert pauses.errors == []
+    assert len(queue) == 0
+
+
+def test_single_deliveries_are_acked_some_at_a_time(open_spool: Open, durable: bool, pauses: Pauses) -> None:
+    """All of them, also where one was settled before, in whatever part."""
+    queue = open_spool().declare_queue("q", durable=durable)
+    queue.put_many([b"x"] * 5 * in_steps.SETTLED_AT_ONCE)
+    singles = [queue.get(0) for _ in range(5 * in_steps.SETTLED_AT_ONCE)]
+    random.Random(1).shuffle(singles)
+    singles[3].ack()
+    pauses.looks.append(queue.__len__)
+    with pytest.raises(qflow.AlreadySettled):
+        queue.ack_many(singles, wait=True)
+    assert pauses.errors == []
+    assert pauses.seen == [part * in_steps.SETTLED_AT_ONCE for part in (4, 3, 2, 1)]
+    assert len(queue) == 0
+
+
+def test_a_task_acks_many_in_a_thread(tmp_path: Path, durable: bool, pauses: Pauses) -> None:
+    """So that other tasks go on; a few it acks itself."""
+
+    async def work() -> list[int]:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            queue = await broker.declare_queue("q", durable=durable)
+            await queue.put_many([b"x"] * 3 * in_steps.SETTLED_AT_ONCE)
+            held = [await queue.get(0) for _ in range(3 * in_steps.SETTLED_AT_ONCE)]
+            pauses.looks.append(lambda: parts_of(queue.queue).lanes.messages())
+            await queue.ack_many(held[: in_steps.SETTLED_AT_ONCE])
+            assert pauses.seen == []
+            await queue.ack_many(held[in_steps.SETTLED_AT_ONCE :], wait=True)
+            return [*pauses.seen, len(queue)]
+
+    assert asyncio.run(work()) == [in_steps.SETTLED_AT_ONCE, 0]
+    assert pauses.errors == []
+
+
+@pytest.mark.parametrize("how", ["purge", "delete"])
+def test_what_is_purged_meanwhile_does_not_come_back(open_spool: Open, durable: bool, pauses: Pauses, how: str) -> None:
+    broker = open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    batch = held(queue, "whole")
+    pauses.looks.append(queue.purge if how == "purge" else lambda: broker.delete_queue("q"))
+    batch.nack()
+    assert pauses.errors == []
+    assert len(pauses.seen) == 1
+    if how == "purge":
+        assert len(queue) == 0
+        assert queue.stats().resident_bytes == 0
+        assert broker.check() == []
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_close_meanwhile_leaves_the_rest_unsettled(tmp_path: Path, pauses: Pauses, settles: bool) -> None:
+    """It comes again, and counts as delivered."""
+    broker = qflow.open(tmp_path / "spool")
+    queue = broker.declare_queue("q")
+    batch = held(queue, "holes")
+    pauses.looks.append(broker.close)
+    with pytest.raises(qflow.BrokerClosed):
+        batch.ack() if settles else batch.nack()
+    assert pauses.errors == []
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = broker.queue("q")
+        assert len(queue) == MANY // 2 - (PIECES if settles else 0)
+        found = list(queue.get_many(MANY))
+        assert {one.delivery_count for one in found} == {2}
+        assert found[0].body == (b"%d" % (2 * PIECES) if settles else b"0")
+
+
+def test_a_batch_that_went_back_holds_again_what_a_refused_commit_has_taken(open_spool: Open, pauses: Pauses) -> None:
+    """Nobody else has that; and it goes back with another nack."""
+    queue = open_spool().declare_queue("q", durable=False)
+    batch = held(queue, "whole")
+    taken = parts_of(queue).claims.begin_leaving([batch[5]])
+    batch.nack()
+    taken.give_up()
+    assert pauses.errors == []
+    assert queue.stats().acquired_messages == 1
+    batch.nack()
+    assert queue.get_many(MANY).bodies == batch.bodies
+
+
+def test_who_stops_gives_up_a_long_batch_a_portion_at_a_time(open_spool: Open, durable: bool, pauses: Pauses) -> None:
+    """It was fetched and not seen, so it does not count as delivered."""
+    queue = open_spool().declare_queue("q", durable=durable)
+    batch = held(queue, "whole")
+    pauses.looks.append(lambda: queue.stats().lag_messages)
+    parts_of(queue).claims.give_up(batch.held)
+    assert pauses.errors == []
+    assert pauses.seen == [MESSAGES, 2 * MESSAGES]
+    assert queue.get().delivery_count == 1
+
+
+@pytest.mark.parametrize("delay_s", [None, 0.001])
+def test_a_get_of_very_many_lets_go_of_the_lock(
+    open_spool: Open, durable: bool, pauses: Pauses, delay_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time that it has had it for long; what it has by then it keeps, as one piece where it is one."""
+    broker = open_spool()
+    queue, later = broker.declare_queue("q", durable=durable), broker.declare_queue("later", durable=False)
+    monkeypatch.setattr(getting, "AT_ONCE_S", 0.0)
+    wanted = 4 * MESSAGES
+    queue.put_many([b"%d" % number for number in range(wanted)], delay_s=delay_s)
+    queue.put(b"last", delay_s=delay_s)
+    later.put(b"x", delay_s=delay_s)
+    later.get()  # all of it is due
+    pauses.looks.append(lambda: queue.stats().acquired_messages)
+    pauses.seen.clear()
+    batch = queue.get_many(wanted)
+    assert pauses.errors == []
+    assert len(batch) == wanted
+    assert batch.bodies == [b"%d" % number for number in range(wanted)]
+    assert len(batch.segments) == 1
+    assert len(pauses.seen) >= 3
+    batch.ack()
