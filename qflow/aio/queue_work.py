@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import Any
 
 from qflow.aio.delivery import AnyDeliveries, AsyncDeliveries, InMemory, held_of
 from qflow.aio.home import Home
@@ -14,6 +15,7 @@ from qflow.delivery import AT_ONCE, Delivery, Return
 from qflow.durations import Duration
 from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import in_place
+from qflow.queues import portions
 from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumers
 from qflow.queues.deleting import deletings_of
@@ -39,6 +41,8 @@ class QueueWork(InMemory):
         claims = self._claims
         if self._log is None and type(held) is Delivery and held.settler is claims and claims.settle_at_once(held):
             return None
+        if not isinstance(held, Delivery) and portions.has_many_pieces(_batch_of(held)):
+            return self._worker.run(self._homes.here(), partial(held.ack, wait))
         return super().settle(held, wait)
 
     @property
@@ -126,7 +130,8 @@ class QueueWork(InMemory):
 
     async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None:
         """Nack."""
-        await self._return(partial(held.nack, *how), how)
+        is_long = not isinstance(held, Delivery) and portions.is_long(_batch_of(held))
+        await self._return(partial(held.nack, *how), how, is_long=is_long)
 
     async def give_back_all(self, held: list[Delivery], requeue: bool) -> None:
         """Nack deliveries together."""
@@ -135,13 +140,20 @@ class QueueWork(InMemory):
 
     async def abandon(self, batch: AsyncDeliveries) -> None:
         """Nack what is left of a batch whose holder has gone, and what is leaving with a commit if that is refused."""
-        await self._return(partial(self._claims.abandon, held_of(batch)), AT_ONCE)
+        held = held_of(batch)
+        await self._return(partial(self._claims.abandon, held), AT_ONCE, is_long=portions.is_long(held))
 
-    async def _return(self, work: Callable[[], object], how: Return) -> None:
-        """Give back; in a thread if that needs the disk."""
-        if self._claims.returns.takes_disk(how.requeue):
+    async def _return(self, work: Callable[[], object], how: Return, *, is_long: bool = False) -> None:
+        """Give back; in a thread if that needs the disk, or takes long."""
+        if is_long or self._claims.returns.takes_disk(how.requeue):
             await self._worker.run(self._homes.here(), work)
         else:
             in_place(work)
             if self._claims.is_crowded and self._claims.returns.is_logged(how):
                 await self.hold_up()
+
+
+def _batch_of(held: AnyDeliveries) -> HeldBatch:
+    """Return a batch as its queue has it."""
+    batch: Any = held.held if isinstance(held, Deliveries) else held
+    return batch  # type: ignore[no-any-return]

@@ -180,8 +180,7 @@ class RunList:
 
     def following(self, sequence: int) -> Run | None:
         """Return the first run that holds a sequence, or later ones."""
-        near = self._runs.islice(max(0, self._rank(sequence) - 1))  # a run that was joined keeps a key of before
-        return next((run for run in chain(near, (self.open,)) if run.stop > sequence), None)
+        return next((run for run in self.behind(sequence) if run.stop > sequence), None)
 
     def cut_out(self, run: Run, first: int, end: int) -> Run:
         """Make a part of a run a run of its own, that is in memory or spilled, and return it.
@@ -285,8 +284,7 @@ class RunList:
 
     def join(self, run: Run) -> None:
         """Join a run with its neighbours where they are alike again."""
-        index: int = self._runs.index(run)
-        self._join(index)
+        self._join(self._runs.index(run))
 
     def claim_head(self, claim: object) -> Run | None:
         """Claim the head for restoring, if it is not resident and nobody has."""
@@ -330,6 +328,10 @@ class RunList:
     def __iter__(self) -> Iterator[Run]:
         return chain(self.aside, self._runs, (self.open,))
 
+    def behind(self, sequence: int) -> Iterator[Run]:
+        """Yield the runs from that on which holds a sequence or comes next, or one before. Until the list changes."""
+        return chain(self._runs.islice(max(0, self._rank(sequence) - 1)), (self.open,))
+
     def tally(self) -> Tally:
         """Count messages by place. Cost: O(runs)."""
         return tally_of(self) if self._runs or self.aside else Tally(self.open.waiting, 0, 0, 0, 0)
@@ -337,8 +339,7 @@ class RunList:
     def problems(self) -> list[str]:
         """Check the rules; return what is wrong, in words."""
         problems = []
-        last = -1
-        last_key = -1
+        last = last_key = -1
         for run in chain(self._runs, (self.open,)):
             if run.spent and run is not self.open:
                 continue  # it goes when it is the first, wherever it is
@@ -412,9 +413,8 @@ class RunList:
                 continue
             one: Run = self._runs[left]
             two: Run = self._runs[left + 1]
-            if one.claim or two.claim or one.marks != two.marks or one.place is not two.place or one.stop != two.first:
-                continue
-            if one.pool is not two.pool:
+            alike = one.marks == two.marks and one.place is two.place and one.pool is two.pool
+            if one.claim or two.claim or not alike or one.stop != two.first:
                 continue
             if one.place is Place.RESIDENT:
                 one.soonest_ms = two.soonest_ms = min(one.soonest_ms, two.soonest_ms)

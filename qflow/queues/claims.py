@@ -186,7 +186,7 @@ class Claims:
         with self._context.lock:
             if not self._is_held(one):
                 return None
-            if not isinstance(one, HeldBatch) or not one.is_long(one.total, portions.PIECES):
+            if not isinstance(one, HeldBatch) or not portions.has_many_pieces(one):
                 return self._settle([one])
             rest = portions.hand_over(self._held, one)
         settle = partial(self.finish, wait=True)

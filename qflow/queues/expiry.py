@@ -26,8 +26,10 @@ from qflow.storage.log.rows import Settled
 
 EXPIRED_AT_ONCE = 10_000
 DUE_AT_ONCE = 1_000
+DROPPED = 100
+"""To drop a run that was spilled takes as long as to look at so many runs;"""
 ASIDE = 16
-"""To set a run aside takes about as long as to let so many messages go."""
+"""to set a run aside takes about as long as to let so many messages go."""
 
 
 class Expiry:
@@ -43,6 +45,7 @@ class Expiry:
         self._spiller = spiller
         self._restorer = restorer
         self.exits = exits
+        self._looked_to: dict[int, int] = {}  # by lane: where `expire_behind` goes on
         self.is_under_way = False
         """A thread lets messages go: it lets go of the lock meanwhile."""
 
@@ -116,7 +119,7 @@ class Expiry:
     def _expire_in(self, runs: RunList) -> bool:
         now_ms = self._context.now_ms()
         looked = 0
-        seen: Run | None = None  # the open one, which remembers nothing, for more may come
+        at = self._looked_to.pop(runs.number, 0)
         while looked < EXPIRED_AT_ONCE:
             if runs.aside:
                 segment = runs.take_aside(EXPIRED_AT_ONCE - looked)
@@ -124,10 +127,17 @@ class Expiry:
                 if not self.exits.let_go_of(([segment], Cause("expired"), Fate.EXPIRED)):
                     return False
                 continue
-            run = next((run for run in runs if run is not seen and self._may_expire(run, now_ms)), None)
-            if run is None:
-                return False
+            for run in islice(runs.behind(at), EXPIRED_AT_ONCE - looked):
+                looked += 1
+                at = run.first
+                if self._may_expire(run, now_ms):
+                    break
+            else:
+                if looked < EXPIRED_AT_ONCE:
+                    return False
+                break
             if run.place is Place.SPILLED:
+                looked += DROPPED
                 self._drop_run(runs, run)
                 continue
             if (late := run.late(now_ms)) and _set_aside(runs, run, late):
@@ -139,9 +149,10 @@ class Expiry:
                 if not self._expire_from(runs, part, now_ms):
                     return False
             elif part is runs.open:
-                seen = part
+                return False  # it remembers nothing, for more may come
             else:
                 part.soonest_ms = soonest_ms
+        self._looked_to[runs.number] = at
         return True
 
     def _may_expire(self, run: Run, now_ms: int) -> bool:

@@ -27,6 +27,11 @@ def is_long(batch: HeldBatch) -> bool:
     return batch.is_long(MESSAGES, PIECES)
 
 
+def has_many_pieces(batch: HeldBatch) -> bool:
+    """Tell whether what is left of a batch may be more pieces than a portion has: then an ack of it is in portions."""
+    return batch.is_long(batch.total, PIECES)
+
+
 def hand_over(held: Held, batch: HeldBatch) -> HeldBatch:
     """Have what is left of a batch held by another one, which only the caller knows. Under the lock."""
     held.take_off([batch])

@@ -22,6 +22,7 @@ from drivers import beside
 from faults.seams import in_thread
 from qflow.delivery import Delivery
 from qflow.held_batch import HeldBatch
+from qflow.memory import run_list
 from qflow.memory.run import Place
 from qflow.message import DELAYED, OVERHEAD_BYTES, lane_of
 from qflow.queues import expiry, tending
@@ -138,6 +139,42 @@ def test_what_does_not_expire_is_not_taken_for_what_has(open_at: Open, clock: Cl
     assert found == sent
     with pytest.raises(qflow.QueueEmpty):
         queue.get(timeout_s=0)
+    assert broker.check() == []
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize("spilled", [False, True], ids=["in memory", "spilled"])
+def test_what_expires_behind_others_is_looked_for_in_some_runs_at_a_time(
+    open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch, spilled: bool
+) -> None:
+    """However many there are: a look goes on where the one before has ended, and a put waits for one look at most."""
+    monkeypatch.setattr(expiry, "EXPIRED_AT_ONCE", 20)
+    monkeypatch.setattr(expiry, "DROPPED", 5)
+    monkeypatch.setattr(run_list, "OWN_RUN", 10)
+    broker = open_at(spill="segments")
+    queue = broker.declare_queue("q", durable=False, capacity_bytes=200 * COST if spilled else None)
+    for _ in range(50):
+        queue.put_many([b"x" * 1000] * 10)
+        queue.put_many([b"x" * 1000] * 10, ttl_s=1)
+    queue.put(b"tail")
+    clock.advance(2)
+    looked = [0]
+    may_expire = expiry.Expiry._may_expire
+
+    def look(self: expiry.Expiry, *arguments: Any) -> bool:
+        looked[-1] += 1
+        return may_expire(self, *arguments)
+
+    monkeypatch.setattr(expiry.Expiry, "_may_expire", look)
+    parts = parts_of(queue)
+    with parts.context.lock:
+        while parts.expiry.expire_behind():
+            looked.append(0)
+    assert len(looked) > 3
+    assert max(looked) <= 20
+    expired = queue.stats().expired_total
+    assert expired == 500 or spilled
+    assert expired > 50
     assert broker.check() == []
 
 
