@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 from qflow.config import SlowConsumer
 from qflow.delivery import Delivery
 from qflow.errors import AlreadySettled
 from qflow.events import EventKind
+from qflow.held_batch import HeldBatch
+from qflow.queues import portions
 from qflow.queues.apart import HeldOne
 from qflow.queues.claims import Claims
 from qflow.queues.held import Held
@@ -37,6 +40,8 @@ class Leases:
         self._lanes = lanes
         self._held = held
         self.claims = claims
+        self.coming: deque[HeldBatch] = deque()
+        """What is left of long batches that were held for too long: it goes back a portion at a time."""
         self._slow_after_s: float | None = None
         self._slow_policy = SlowConsumer.NOTIFY
         held.timeout_s = lanes.context.settings.ack_timeout_s
@@ -80,10 +85,15 @@ class Leases:
         """
         held = self._held
         timeout = held.timeout_s
+        buries = self._context.settings.dead_letter is not None
+        if self.coming:
+            if buries and not may_work:
+                return False
+            self._go_on()
         if timeout is None or (now := self._context.monotonic()) < held.quiet_until:
             return True
         late = held.late(now)
-        if late and not may_work and self._context.settings.dead_letter is not None:
+        if late and buries and not may_work:
             return False
         self._release(late, f"ack_timeout_s={timeout}")
         if held.timeout_s is not None and (first_end := held.first_end()) > now:
@@ -93,6 +103,8 @@ class Leases:
     def are_late(self) -> bool:
         """Tell whether more is held for longer than the ack timeout, after some of it was taken back."""
         held = self._held
+        if self.coming:
+            return True
         return held.timeout_s is not None and held.quiet_until <= self._context.monotonic() and held.is_any()
 
     def _release(self, late: dict[HeldOne, float | None], why: str) -> None:
@@ -108,14 +120,32 @@ class Leases:
         if late:
             self._tell_of(late, why)
             self.claims.returns.take_back([one for held in late for one in self._handed_out(held)])
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Take back a portion of what is left of long batches."""
+        while self.coming:
+            rest = self.coming[0]
+            some = portions.take_some(self._held, rest)
+            if some is None or rest.is_over:
+                self.coming.popleft()
+            if some is not None:
+                self.claims.returns.take_back([some])
+                return
 
     def _handed_out(self, held: HeldOne) -> list[HeldOne]:
-        """Return what a holder has seen; what was only fetched ahead goes back, not counted as delivered."""
-        if isinstance(held, Delivery) or not isinstance(held.taker, Taker):
+        """Return what a holder has seen, but for a long batch, which is `coming`.
+
+        What was only fetched ahead goes back, not counted as delivered.
+        """
+        if isinstance(held, Delivery):
             return [held]
-        in_hand = held.taker.in_hand
+        in_hand = held.taker.in_hand if isinstance(held.taker, Taker) else None
         if in_hand is None:
-            return [held]
+            if not portions.is_long(held):
+                return [held]
+            self.coming.append(portions.hand_over(self._held, held))
+            return []
         found = [self.claims.leave_batch(held, place, stays=False) for place in held.unsettled()[:in_hand]]
         self.claims.returns.give_up(held)
         return [one for one in found if one is not None]

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+import inside
 import qflow
 import qflow.aio
-from qflow.queues import getting, in_steps, portions
+from qflow.queues import getting, in_steps, portions, tending
 from qflow.queues.queue import parts_of
+from unit.clocks import Clock, open_still
 
 Open = Callable[..., qflow.Broker]
 MESSAGES, PIECES = 1000, 50
@@ -227,3 +229,48 @@ def test_a_get_of_very_many_lets_go_of_the_lock(
     assert len(batch.segments) == 1
     assert len(pauses.seen) >= 3
     batch.ack()
+
+
+@pytest.mark.parametrize("how", ["whole", "holes"])
+@pytest.mark.parametrize("altered", [False, True])
+def test_a_long_batch_that_was_held_for_too_long_goes_back_a_portion_at_a_time(
+    tmp_path: Path, durable: bool, how: str, altered: bool, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By gets and by maintenance; also where there is no ack timeout any more."""
+    clock = Clock()
+    monkeypatch.setattr(tending, "sleep", pauses)
+    with open_still(tmp_path / "spool", clock) as broker:
+        queue = broker.declare_queue("q", durable=durable, ack_timeout_s=10)
+        batch = held(queue, how)
+        left = batch.bodies[:: 2 if how == "holes" else 1]
+        clock.advance(11)
+        first = queue.get(0)
+        most = MESSAGES if how == "whole" else PIECES
+        assert 0 < queue.stats().lag_messages < 2 * most
+        if altered:
+            broker.alter_queue(queue, ack_timeout_s=None)
+        assert tending.has_something_to_do(parts_of(queue))
+        pauses.looks.append(lambda: queue.stats().lag_messages)
+        pauses.seen.clear()
+        while inside.tick(queue):
+            """There is more than it had time for."""
+        assert pauses.errors == []
+        seen = [0, *pauses.seen, queue.stats().lag_messages]
+        assert max(later - before for before, later in pairwise(seen)) <= 2 * most
+        with pytest.raises(qflow.AlreadySettled):
+            batch.ack()
+        assert [first.body, *queue.get_many(MANY).bodies] == left
+        assert broker.check() == []
+
+
+def test_a_purge_takes_what_was_to_come_back(tmp_path: Path, durable: bool, pauses: Pauses) -> None:
+    clock = Clock()
+    with open_still(tmp_path / "spool", clock) as broker:
+        queue = broker.declare_queue("q", durable=durable, ack_timeout_s=10)
+        batch = held(queue, "whole")
+        clock.advance(11)
+        queue.get(0)
+        assert len(batch) == queue.purge()
+        assert not inside.tick(queue)
+        assert len(queue) == queue.stats().resident_bytes == 0
+        assert broker.check() == []
