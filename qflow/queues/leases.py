@@ -103,7 +103,7 @@ class Leases:
     def are_late(self) -> bool:
         """Tell whether more is held for longer than the ack timeout, after some of it was taken back."""
         held = self._held
-        if self.coming:
+        if any(rest in held for rest in self.coming):
             return True
         return held.timeout_s is not None and held.quiet_until <= self._context.monotonic() and held.is_any()
 
@@ -124,14 +124,10 @@ class Leases:
 
     def _go_on(self) -> None:
         """Take back a portion of what is left of long batches."""
-        while self.coming:
-            rest = self.coming[0]
-            some = portions.take_some(self._held, rest)
-            if some is None or rest.is_over:
-                self.coming.popleft()
-            if some is not None:
-                self.claims.returns.take_back([some])
-                return
+        while self.coming and self.coming[0] not in self._held:  # it was purged, or all of it went back
+            self.coming.popleft()
+        if self.coming:
+            self.claims.returns.take_some_back(self.coming[0])
 
     def _handed_out(self, held: HeldOne) -> list[HeldOne]:
         """Return what a holder has seen, but for a long batch, which is `coming`.

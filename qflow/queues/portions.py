@@ -18,6 +18,8 @@ from qflow.queues.held import Held
 T = TypeVar("T")
 MESSAGES = 10_000
 """In a portion: 0.05 to 0.3 µs each."""
+DEAD_LETTERS = 2_000
+"""And where they may become dead letters: 10 µs each, in a commit."""
 PIECES = 500
 """And pieces of consecutive ones: 2 to 20 µs each."""
 
@@ -40,13 +42,13 @@ def hand_over(held: Held, batch: HeldBatch) -> HeldBatch:
     return rest
 
 
-def take_some(held: Held, rest: HeldBatch) -> HeldBatch | None:
+def take_some(held: Held, rest: HeldBatch, most: int | None = None) -> HeldBatch | None:
     """Take a portion of what `hand_over` has returned, which is held no more then; None if there is none. Under the
     lock.
     """
     if rest not in held.batches:  # it was purged, or the broker is closed
         return None
-    some = rest.take_some(MESSAGES, PIECES)
+    some = rest.take_some(MESSAGES if most is None else most, PIECES)
     if rest.is_over:
         del held.batches[rest]
     return some
@@ -58,17 +60,19 @@ def each(
     rest: HeldBatch,
     use: Callable[[HeldBatch], T],
     between: Callable[[T], object] = lambda _: None,
+    most: int | None = None,
 ) -> T | None:
     """Use what `hand_over` has returned, a portion at a time; return what comes of the last. Takes the lock.
 
     Args:
         use: called under the lock.
         between: called without it, with what came of a portion, before the next one.
+        most: messages in a portion; None = as many as are settled, or go back, at once.
     """
     rest.begin_to_take()
     while True:
         with context.lock:
-            some = take_some(held, rest)
+            some = take_some(held, rest, most)
             if some is None:
                 context.check_not_closed()
                 return None

@@ -85,12 +85,26 @@ class Returns:
             return
         use = self._give_up_left if how is None else lambda some: self.take_back([some], how)
         try:
-            portions.each(self._context, self._held, rest, use)
+            if how is not None and self._may_bury(how.requeue):
+                portions.each(self._context, self._held, rest, use, self._wait_for_dead_letters, portions.DEAD_LETTERS)
+            else:
+                portions.each(self._context, self._held, rest, use)
         except BaseException:
             with self._context.lock:
                 if rest in self._held:
                     self._come_back([rest])
             raise
+
+    def _wait_for_dead_letters(self, _: object) -> None:
+        """Return when the commits of those before are done: what is on its way takes memory, and holds others up."""
+        if self._context.log is not None:
+            self._context.log.drain()
+
+    def take_some_back(self, rest: HeldBatch) -> None:
+        """Take back a portion of what `portions.hand_over` has returned, if there is one."""
+        some = portions.take_some(self._held, rest, portions.DEAD_LETTERS if self._may_bury(True) else None)
+        if some is not None:
+            self.take_back([some])
 
     def _come_back(self, held: Collection[HeldOne]) -> None:
         """Return what is held by those that have gone. Called with the lock held, by the writer, too.
@@ -108,9 +122,11 @@ class Returns:
 
     def takes_disk(self, requeue: bool) -> bool:
         """Tell whether taking messages back may take work on the disk: for dead letters, or for want of memory."""
+        return self._may_bury(requeue) or self._gate.used > self._gate.account.capacity
+
+    def _may_bury(self, requeue: bool) -> bool:
         settings = self._context.settings
-        may_bury = settings.dead_letter is not None and (not requeue or settings.max_deliveries is not None)
-        return may_bury or self._gate.used > self._gate.account.capacity
+        return settings.dead_letter is not None and (not requeue or settings.max_deliveries is not None)
 
     def is_logged(self, how: Return) -> bool:
         """Tell whether the log is told of what is given back so."""

@@ -246,7 +246,7 @@ def has_something_to_do(queue: Parts) -> bool:
         return (
             bool(gate.at_limit or gate.slack or gate.over > 0 or gate.dropped)
             or (held.is_any() and held.is_watched)
-            or bool(queue.leases.coming)
+            or any(rest in held for rest in queue.leases.coming)
             or ((lanes.closed & TIMED or context.settings.ttl_s is not None) and lanes.messages() > 0)
             or bool(gate.getters and lanes.next_due_in_ms() < FOREVER)
             or queue.spiller.is_busy

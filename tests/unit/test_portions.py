@@ -15,7 +15,7 @@ import pytest
 import inside
 import qflow
 import qflow.aio
-from qflow.queues import getting, in_steps, portions, tending
+from qflow.queues import dead_letter_router, getting, in_steps, portions, tending
 from qflow.queues.queue import parts_of
 from unit.clocks import Clock, open_still
 
@@ -274,3 +274,42 @@ def test_a_purge_takes_what_was_to_come_back(tmp_path: Path, durable: bool, paus
         assert not inside.tick(queue)
         assert len(queue) == queue.stats().resident_bytes == 0
         assert broker.check() == []
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_a_long_batch_becomes_dead_letters_a_portion_in_a_commit(
+    tmp_path: Path, durable: bool, expired: bool, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is waited for: what is on its way takes memory beside the capacity. Also where an ack timeout ends."""
+    clock = Clock()
+    monkeypatch.setattr(portions, "DEAD_LETTERS", PIECES)
+    monkeypatch.setattr(tending, "sleep", pauses)
+    with open_still(tmp_path / "spool", clock) as broker:
+        dead = broker.declare_queue("dead", durable=durable)
+        queue = broker.declare_queue("q", durable=durable, dead_letter="dead", ack_timeout_s=10, max_deliveries=1)
+        batch = held(queue, "whole")
+        carried: list[int] = []
+        made = dead_letter_router.dead_letters
+
+        def note(*arguments: Any) -> list[Any]:
+            letters = made(*arguments)
+            carried.append(len(letters))
+            return letters
+
+        monkeypatch.setattr(dead_letter_router, "dead_letters", note)
+        pauses.looks.append(dead.__len__)
+        pauses.seen.clear()
+        if expired:
+            clock.advance(11)
+            while inside.tick(queue):
+                """There is more than it had time for."""
+        else:
+            batch.nack(requeue=False)
+        assert pauses.errors == []
+        if not expired:
+            assert pauses.seen == [PIECES * (number + 1) for number in range(len(pauses.seen))]
+        assert sum(carried) == MANY
+        assert max(carried) == PIECES
+        broker.engine.log.drain()
+        assert dead.get_many(MANY).bodies == batch.bodies
+        assert len(queue) == 0
