@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import lmdb
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from qflow.storage.log import removal
+from qflow.storage.log import marks, removal
 from qflow.storage.log.keys import ATTEMPTS, key_of
-from qflow.storage.log.marks import raise_attempts, read_attempts, write_attempts
+from qflow.storage.log.marks import raise_all, raise_attempts, read_attempts, write_attempts
 from qflow.storage.log.rows import Row
 from thorough import examples
 
@@ -119,4 +120,39 @@ def test_a_damaged_range_is_forgotten_and_hides_no_other(env):
         assert read_attempts(txn, OWNER, LANE, 5, 25) == [(0, 10, 1), (20, 30, 3)]
         raise_attempts(txn, OWNER, LANE, 8, 22, 4)
         assert read_attempts(txn, OWNER, LANE, 0, 30) == [(0, 8, 1), (8, 22, 4), (22, 30, 3)]
+        txn.abort()
+
+
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    calls=st.lists(
+        st.lists(st.tuples(st.integers(0, MOST - 1), st.integers(1, 9), st.integers(0, 2)), max_size=12), max_size=5
+    )
+)
+def test_many_ranges_at_once_say_what_they_say_one_by_one(calls, env):
+    """Near others or not, in whatever order, and where they overlap."""
+    with env.begin(write=True) as txn, patch.object(marks, "FRESH_AT_ONCE", 3):
+        for call in calls:
+            ranges = [(first, min(MOST, first + length), number) for first, length, number in call]
+            raise_all(txn, OWNER, LANE, ranges)
+            for one in ranges:
+                raise_attempts(txn, OWNER, LANE + 1, *one)
+            assert read_attempts(txn, OWNER, LANE, 0, MOST) == read_attempts(txn, OWNER, LANE + 1, 0, MOST)
+        txn.abort()
+
+
+def test_many_ranges_of_which_nothing_is_known_are_not_looked_for_one_by_one(env, monkeypatch):
+    """A commit of a hundred thousand would keep all others waiting for seconds. A damaged one is found, too."""
+    looked = []
+    monkeypatch.setattr(marks, "raise_attempts", lambda *arguments: looked.append(raise_attempts(*arguments)))
+    ranges = [(first, first + 1, 1) for first in range(0, 3 * marks.FRESH_AT_ONCE, 3)]
+    with env.begin(write=True) as txn:
+        raise_all(txn, OWNER, LANE, ranges)
+        assert looked == []
+        assert read_attempts(txn, OWNER, LANE, 0, MOST * 100) == ranges
+        raise_all(txn, OWNER, LANE, [(2_000_000, 2_000_010, 1), (2_000_020, 2_000_030, 2)])
+        txn.put(key_of(ATTEMPTS, OWNER, LANE, 2_000_020), b"damaged")
+        raise_all(txn, OWNER, LANE, [(2_000_018, 2_000_028, 4)])
+        assert len(looked) == 1
+        assert read_attempts(txn, OWNER, LANE, 2_000_025, 2_000_026) == [(2_000_018, 2_000_028, 4)]
         txn.abort()

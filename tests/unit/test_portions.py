@@ -313,3 +313,13 @@ def test_a_long_batch_becomes_dead_letters_a_portion_in_a_commit(
         broker.engine.log.drain()
         assert dead.get_many(MANY).bodies == batch.bodies
         assert len(queue) == 0
+
+
+def test_a_commit_takes_so_many_counts_of_deliveries_as_settled_ranges(open_spool: Open) -> None:
+    """Else one of a hundred thousand that were given back keeps all others waiting."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    queue.put_many([b"x"] * 10)
+    lane = parts_of(queue).lanes.logged[0]
+    request = broker.engine.log.attempts(lane, [(number, number + 1, 1) for number in range(0, 10, 2)])
+    assert request.weight() == broker.engine.log.settle_all([(lane, [(0, 0, 0, 0)] * 5)]).weight() > 0

@@ -30,7 +30,7 @@ from qflow.storage.log.confirming import FEW_LANES, SMALL_BYTES, Confirming
 from qflow.storage.log.hollowing import HOLLOWING_BYTES, Hollowed
 from qflow.storage.log.keys import BLOCKS, DAMAGED, queue_key
 from qflow.storage.log.lane import Lane, Step
-from qflow.storage.log.marks import raise_attempts, settle_ranges
+from qflow.storage.log.marks import raise_all, settle_ranges
 from qflow.storage.log.parts import PAGES_A_PART, PAGES_ANYWAY, REMOVED_IN_A_PART
 from qflow.storage.log.placing import check_not_removed
 from qflow.storage.log.rows import Row, purged_row, write_row
@@ -299,8 +299,8 @@ def _write_attempts(txn: Any, attempts: dict[Lane, list[tuple[int, int, int]]], 
     """Write the counts of deliveries of what is not settled; `rows` are those this batch has changed."""
     for lane, ranges in attempts.items():
         floor = rows.get(lane, lane.row).floor
-        for first, end, number in ranges:
-            raise_attempts(txn, lane.owner, lane.lane, max(first, floor), end, number)
+        left = [(max(first, floor), end, number) for first, end, number in ranges if end > floor]
+        raise_all(txn, lane.owner, lane.lane, left)
 
 
 def _hollow(txn: Any, lane: Lane, releases: Releases) -> Hollowed:
