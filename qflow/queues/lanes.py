@@ -254,8 +254,16 @@ class Lanes:
 
     # Coming back -----------------------------------------------------------------------------------------------------
 
-    def add(self, first: int, records: list[Record], marks: int, due_ms: int = 0, *, was_due: bool = False) -> bool:
-        """Put messages into a schedule that are delayed, or scattered; False if they belong into a list of runs.
+    def add(self, first: int, records: list[Record], marks: int) -> bool:
+        """Put messages into a schedule that are delayed, or scattered; False if they belong into a list of runs."""
+        before = self.scheduled_bytes()
+        if not self.place(first, records, marks):
+            return False
+        self.cover(self.scheduled_bytes() - before)
+        return True
+
+    def place(self, first: int, records: list[Record], marks: int, due_ms: int = 0, *, was_due: bool = False) -> bool:
+        """`add`, where the caller is to `cover` what that takes, perhaps of many: see `scheduled_bytes`.
 
         Args:
             due_ms: when they may be delivered again, on the monotonic clock; 0: at once, or when they are due first.
@@ -264,10 +272,7 @@ class Lanes:
         if due_ms or lane_of(first) >= DELAYED:
             self._add_delayed(first, records, marks, due_ms, was_due=was_due)
         elif self.list_of(first).scatters(len(records)):
-            schedule = self.schedules.setdefault(lane_of(first), Schedule())
-            before = schedule.overhead_bytes
-            schedule.add(0, first, records, marks)
-            self.cover(schedule.overhead_bytes - before)
+            self._schedule(lane_of(first)).add(0, first, records, marks)
         else:
             return False
         return True
@@ -277,8 +282,7 @@ class Lanes:
         number = lane_of(first)
         if due_ms or was_due:
             number = number % DELAYED + RETURNED
-        schedule = self.schedules.setdefault(number, Schedule())
-        before = schedule.overhead_bytes
+        schedule = self._schedule(number)
         if due_ms:
             schedule.add(due_ms, first, records, marks)
         else:
@@ -288,7 +292,17 @@ class Lanes:
                 # In the order of before.
                 moment = max(1, min(due - by_wall_ms, now_ms)) if was_due else due
                 schedule.add(moment, first + start, records[start:stop], marks)
-        self.cover(schedule.overhead_bytes - before)
+
+    def _schedule(self, number: int) -> Schedule:
+        """Return a schedule, which is made where there is none."""
+        schedule = self.schedules.get(number)
+        if schedule is None:
+            schedule = self.schedules[number] = Schedule()
+        return schedule
+
+    def scheduled_bytes(self) -> int:
+        """Return what schedules take beyond their messages."""
+        return sum([schedule.overhead_bytes for schedule in self.schedules.values()])
 
     def cover(self, charged: int = 0) -> None:
         """Charge what a schedule takes beyond its messages: it may be on slack, so what is due goes first."""

@@ -119,12 +119,17 @@ class Source:
         """Put taken messages back in their place, or in a schedule until they are due; as `Admission.rebalance`.
 
         Args:
-            was_due: as `Lanes.add`.
+            was_due: as `Lanes.place`.
         """
         lanes, gate = self._lanes, self._gate
+        before, are_scheduled = lanes.scheduled_bytes(), False
         for first, records, marks in segments:
-            if not lanes.add(first, records, marks, due_ms, was_due=was_due):
+            if lanes.place(first, records, marks, due_ms, was_due=was_due):
+                are_scheduled = True
+            else:
                 lanes.list_of(first).give_back(first, records, marks)
+        if are_scheduled:
+            lanes.cover(lanes.scheduled_bytes() - before)  # once: it takes longer than to put one back
         lanes.renew_front()
         if gate.getters and gained:
             gate.arrived.notify(sum(len(records) for _, records, _ in segments))

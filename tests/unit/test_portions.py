@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 
+import calls
 import inside
 import qflow
 import qflow.aio
 from qflow.queues import dead_letter_router, getting, in_steps, portions, tending
+from qflow.queues.lanes import Lanes
 from qflow.queues.queue import parts_of
 from unit.clocks import Clock, open_still
 
@@ -323,3 +326,16 @@ def test_a_commit_takes_so_many_counts_of_deliveries_as_settled_ranges(open_spoo
     lane = parts_of(queue).lanes.logged[0]
     request = broker.engine.log.attempts(lane, [(number, number + 1, 1) for number in range(0, 10, 2)])
     assert request.weight() == broker.engine.log.settle_all([(lane, [(0, 0, 0, 0)] * 5)]).weight() > 0
+
+
+def test_what_scattered_messages_take_is_covered_once_for_all_that_come_back_together(
+    open_spool: Open, durable: bool, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer than to put one back in its place."""
+    queue = open_spool().declare_queue("q", durable=durable)
+    batch = held(queue, "holes")
+    counts: Counter[str] = Counter()
+    calls.count(monkeypatch, counts, Lanes, "cover", "cover")
+    batch.nack()
+    assert pauses.errors == []
+    assert 0 < counts["cover"] <= 2 * MANY // 2 // PIECES
