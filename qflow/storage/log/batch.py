@@ -303,25 +303,21 @@ class Settling(Request):
 class Order(Request):
     """Anything else: a function that adds it to a batch."""
 
-    __slots__ = ("_add", "_weight", "after", "alone")
+    __slots__ = ("_add", "after", "alone", "ranges")
 
     def __init__(
-        self,
-        add: Callable[[Batch], object],
-        alone: Work | None = None,
-        after: Iterable[Lane] | None = (),
-        weight: int = 0,
+        self, add: Callable[[Batch], object], alone: Work | None = None, after: Iterable[Lane] | None = ()
     ) -> None:
         super().__init__()
         self._add = add
-        self._weight = weight
+        self.ranges = 0  # so many that it writes, it weighs
         self.after = after
         """Puts into these lanes that were handed over before come before it, however long; None: all that was."""
         self.alone = alone
         """What is done instead of a transaction; such a request has a batch of its own."""
 
     def weight(self) -> int:
-        return self._weight
+        return RANGE_WEIGHT * self.ranges
 
     def join(self, batch: Batch) -> None:
         self._add(batch)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from qflow.errors import BrokerClosed, BrokerFailed, Reentered
 from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log import bodies, facts, removal
-from qflow.storage.log.batch import RANGE_WEIGHT, Order, Party, Put, Request, Settling, Unit, Work
+from qflow.storage.log.batch import Order, Party, Put, Request, Settling, Unit, Work
 from qflow.storage.log.confirming import Confirming
 from qflow.storage.log.direct import Direct
 from qflow.storage.log.facts import PAGE_FACTS, Facts, Page
@@ -101,7 +101,9 @@ class TransactionLog:
         def add(batch: Any) -> None:
             batch.attempts.setdefault(lane, []).extend(ranges)
 
-        return self._hand_over(Order(add, weight=RANGE_WEIGHT * len(ranges)))
+        order = Order(add)
+        order.ranges = len(ranges)
+        return self._hand_over(order)
 
     def purge(self, lanes: Iterable[Lane]) -> Request:
         """Settle everything of some lanes that is committed when this is."""
