@@ -100,11 +100,12 @@ class StreamBatch(AnyBatch):
         """Yield what it refers to, with the index of the first message of each share."""
         return zip(self.kept.places.starts(), self.kept.shares, strict=False)
 
-    def indexes(self) -> Iterator[int]:
-        """Yield the indexes of what is not settled yet."""
+    def indexes(self, part: Any = None) -> Iterator[int]:
+        """Yield the indexes of what is not settled yet; with a part, of that one."""
         settled = self.settled
         for start, share in self._indexed() if settled is not None else ():
-            yield from (index for index in range(start, start + len(share.piece.records)) if index not in settled)
+            if part is None or share.part is part:
+                yield from (index for index in range(start, start + len(share.piece.records)) if index not in settled)
 
     def is_settled(self, position: int) -> bool:
         """Tell whether a message was settled, or went back; or is not of what was kept. Also without the lock."""
@@ -197,18 +198,11 @@ class StreamBatch(AnyBatch):
         else:
             self.bound = NONE
 
-    def take_part(self, part: Any) -> list[int]:
-        """Take back what is not settled of one partition; return the indexes."""
-        settled = self.settled
-        taken: list[int] = []
-        for start, share in self._indexed() if settled is not None else ():
-            if share.part is part:
-                end = start + len(share.piece.records)
-                taken += (index for index in range(start, end) if index not in settled)
-        if taken:
-            self.note_settled(taken)
-            self.taken = self.taken.union(taken)
-        return taken
+    def take_part(self, part: Any) -> int:
+        """Take back what is not settled of one partition; return how many messages that are."""
+        taken = list(self.indexes(part))
+        self.taken = self.taken.union(taken)
+        return self.note_settled(taken) if taken else 0
 
     def note_settled(self, positions: Iterable[int]) -> int:
         """Note that messages are settled, or went back; return how many were not before."""

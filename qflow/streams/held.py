@@ -165,7 +165,7 @@ class Held:
         """Take back what is held of one partition; return the bytes charged for what had come back from it."""
         charged = self.returned.drop(part)
         for batch in list(self.batches):
-            self.unsettled -= len(batch.take_part(part))
+            self.unsettled -= batch.take_part(part)
             if not batch.unsettled:
                 self._tidy(batch)
         return charged
