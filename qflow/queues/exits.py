@@ -196,7 +196,7 @@ class Exits:
         """Have messages leave that their holders have no more."""
         leaving = Leaving(self, segments, fate, held)
         self._held.leaving[leaving] = None
-        self._held.take_off(held)
+        self._held.drop(held, ends=False)
         return leaving
 
     def left(self, leaving: Leaving) -> None:
@@ -212,7 +212,9 @@ class Exits:
         del self._held.leaving[leaving]
         leaving.has_left = True
         leaving.end()
-        self._held.drop(leaving.held)
+        for one in leaving.held:
+            if not isinstance(one, Delivery):
+                one.end()
         self.forget(leaving.segments, leaving.fate)
         if leaving.in_log is not None:
             leaving.in_log.discharge()

@@ -127,15 +127,8 @@ class Held:
         table = self._table(one)
         return table.pop(one) if one in table else self.apart.pop(one)
 
-    def drop(self, held: Iterable[HeldOne]) -> None:
-        """Take deliveries and batches off the table; a batch has nothing then."""
-        self.take_off(held)
-        for one in held:
-            if isinstance(one, HeldBatch):
-                one.end()
-
-    def take_off(self, held: Iterable[HeldOne]) -> None:
-        """Take deliveries and batches off the table; they are to leave with a commit, which may be refused."""
+    def drop(self, held: Iterable[HeldOne], *, ends: bool = True) -> None:
+        """Take deliveries and batches off the table; a batch has nothing then if that `ends` it."""
         for one in held:
             table = self._table(one)
             if one in table:
@@ -146,7 +139,10 @@ class Held:
                 continue
             if isinstance(one, Delivery):
                 self._gate.used -= SINGLE_BYTES
-            elif since is not None:
+                continue
+            if ends:
+                one.end()
+            if since is not None:
                 self.charged -= 1
                 self._gate.used -= BATCH_BYTES
         self._gate.note_change()
