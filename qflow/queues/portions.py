@@ -36,7 +36,7 @@ def has_many_pieces(batch: HeldBatch) -> bool:
 
 def hand_over(held: Held, batch: HeldBatch) -> HeldBatch:
     """Have what is left of a batch held by another one, which only the caller knows. Under the lock."""
-    held.take_off([batch])
+    held.drop([batch], ends=False)
     rest = batch.hand_over()
     held.batches[rest] = None
     return rest
