@@ -28,7 +28,7 @@ from qflow.storage.environment import Environment
 from qflow.storage.files import Files
 from qflow.storage.log import ahead, bodies, table, writer
 from qflow.storage.log.gates import Gate
-from qflow.storage.log.keys import parts_of
+from qflow.storage.log.keys import DAMAGED, parts_of, prefix_of
 from qflow.storage.log.rows import new_row, read_row
 from qflow.storage.log.transaction_log import TransactionLog, Unit
 from unit.clocks import until
@@ -208,7 +208,7 @@ def test_pieces_are_larger_where_they_would_be_too_many(log, faults):
 @pytest.mark.parametrize("lost", [1, 3, 5])
 @pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
 def test_a_piece_that_is_lost_loses_its_message_alone(lost, gone, spool, small):
-    """It is named, to who gets and to who checks; the others come."""
+    """It is named, to who gets and to who checks; the others come. What is damaged is set aside, as it was found."""
     with qflow.open(spool) as broker:
         broker.declare_queue("q").put_many([b"before", *one(), b"behind"])
 
@@ -218,7 +218,16 @@ def test_a_piece_that_is_lost_loses_its_message_alone(lost, gone, spool, small):
         value[500] ^= 1
         if not gone:
             txn.put(key, bytes(value))
+            aside.append((key, bytes(value)))
 
+    def look(txn: Any) -> None:
+        prefix = prefix_of(DAMAGED, bodies.NOBODY)
+        kept = [
+            (bytes((bodies.BODIES,)) + key[1:], value) for key, value in table.items(txn, prefix, table.behind(prefix))
+        ]
+        assert kept == aside
+
+    aside: list[tuple[bytes, bytes]] = []
     edit(spool, damage)
     said = "has vanished" if gone else "checksum"
     assert any(f"piece {lost} of shared body 2" in text and said in text for text in inspect.check_spool(spool))
@@ -228,6 +237,19 @@ def test_a_piece_that_is_lost_loses_its_message_alone(lost, gone, spool, small):
         assert queue.stats().lost_total + queue.stats().quarantined_total > 0
         queue.purge()
         nothing_is_left(broker.engine.log)
+    edit(spool, look)
+    assert len(inspect.check_spool(spool)) == len(aside)
+
+
+def test_pieces_without_their_body_are_named_in_one_line(spool, small):
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q").put(one()[0])
+    edit(spool, lambda txn: txn.delete(bodies.key_of_body(2)))
+    assert inspect.check_spool(spool)[2:] == ["shared body 2 has vanished, and 5 of its pieces are left"]
+    with qflow.open(spool) as broker:
+        broker.queue("q").purge()
+        nothing_is_left(broker.engine.log)
+    assert inspect.check_spool(spool) == []
 
 
 def test_a_unit_is_stored_ahead_too(log, faults):

@@ -35,7 +35,7 @@ from qflow.storage.blocks import BlockKey, Reference
 from qflow.storage.encoding import Messages
 from qflow.storage.joining import Join
 from qflow.storage.log import table
-from qflow.storage.log.keys import LAST_LANE, key_of, meta_key, parts_of
+from qflow.storage.log.keys import LAST_LANE, key_of, meta_key
 from qflow.storage.log.sealing import seal, unseal
 
 BODIES = 7
@@ -247,10 +247,18 @@ def _put_together(txn: Any, number: int, pieces: int, is_message: int, where: st
     return Message.unpack(data) if is_message else data
 
 
-def is_stored(txn: Any, number: int) -> bool:
-    """Tell whether there is a body, damaged or not, without reading it."""
-    with txn.cursor() as cursor:
-        return bool(cursor.set_key(key_of_body(number)))
+def key_of_damage(txn: Any, number: int) -> bytes:
+    """Return the key of what cannot be read of a body that `fetch` does not return; empty if that is gone.
+
+    Cost: as `fetch`.
+    """
+    for piece in range(LAST_LANE + 1):
+        try:
+            _get(txn, number, piece, "")
+        except CorruptionError:
+            key = key_of_body(number, piece)
+            return b"" if txn.get(key) is None else key
+    return b""
 
 
 class Releases:
@@ -306,13 +314,12 @@ def problems(txn: Any, found: Mapping[int, int]) -> Iterator[str]:
         except CorruptionError as error:
             counts[number - 1] = found.get(number - 1, 0)
             yield f"the count of shared body {number - 1} is damaged: {error}"
-    for key in table.keys(txn, key_of_body(0, 1), key_of_body(table.LAST, LAST_LANE)):
-        number = table.number_of(key)
-        if number not in bodies and not ahead.start <= number < ahead.stop:
-            yield f"shared body {number} has vanished, and piece {parts_of(key)[2]} of it has not"
-    for number in sorted({*bodies, *counts, *found}):
+    pieces = Counter(map(table.number_of, table.keys(txn, key_of_body(0, 1), key_of_body(table.LAST, LAST_LANE))))
+    alone = {number for number in pieces if number not in bodies and not ahead.start <= number < ahead.stop}
+    for number in sorted({*bodies, *counts, *found, *alone}):
         if number not in bodies:
-            yield f"shared body {number} has vanished"
+            rest = f", and {pieces[number]} of its pieces are left" if number in alone else ""
+            yield f"shared body {number} has vanished{rest}"
         elif number not in counts:
             yield f"the count of shared body {number} has vanished"
         if counts.get(number, 0) != found.get(number, 0):

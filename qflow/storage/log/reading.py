@@ -216,8 +216,7 @@ def _resolve(
             try:
                 record = bodies.fetch(txn, stored) if type(stored) is Reference else stored
             except CorruptionError as error:
-                number = stored.number  # type: ignore[attr-defined]
-                key = bodies.key_of_body(number) if bodies.is_stored(txn, number) else b""
+                key = bodies.key_of_damage(txn, stored.number)  # type: ignore[attr-defined]
                 problems.append((sequence, f"message {sequence}: {error}", key))
                 continue
             if sequence == following:
