@@ -17,9 +17,10 @@ from qflow.inspect.logs import opened_log
 from qflow.inspect.spills import area_name
 from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks
+from qflow.storage.blocks import BlockKey
 from qflow.storage.environment import Environment
 from qflow.storage.lock import owner_pid
-from qflow.storage.log import table
+from qflow.storage.log import bodies, table
 from qflow.storage.log.keys import BLOCKS, parts_of
 from qflow.storage.log.recovery import Recovery
 from qflow.storage.log.shared_reading import OLD
@@ -52,7 +53,7 @@ class LaneUsage:
     kind: str
     """"queue", "stream", or "deleted" for what is left of one."""
     log_bytes: int
-    """Its blocks in the log."""
+    """Its blocks in the log, and its part of the bodies that they refer to."""
     live_bytes: int
     """As much of that is messages that are not settled, or are retained; the rest lies in blocks with such ones."""
     spill_bytes: int
@@ -124,6 +125,8 @@ def _some(env: Environment, start: bytes, stop: bytes, sizes: Counter[int], mess
                 sizes[owner] += len(value)
                 with suppress(CorruptionError):  # it is dead: nobody can read it
                     messages[owner] += blocks.read_header(value, where="a block").count
+                    references = blocks.references(value, BlockKey(*parts_of(key)), where="a block")
+                    sizes[owner] += sum(bodies.share_of(txn, reference) for reference in references)
     return stop
 
 

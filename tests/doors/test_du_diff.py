@@ -55,6 +55,20 @@ def test_what_takes_the_disk_is_shown_by_store_and_queue(spool: Path) -> None:
     assert lanes["empty\x1b[31m"].log_bytes == 0
 
 
+def test_a_body_that_lies_elsewhere_counts_for_those_who_refer_to_it(tmp_path: Path) -> None:
+    """One that is stored in pieces for its queue, one that two queues share for each of them by half."""
+    spool = tmp_path / "spool"
+    with qflow.open(spool) as broker:
+        for name in ("one", "two"):
+            broker.declare_queue(name)
+            broker.bind(name, "both")
+        broker.publish("both", b"b" * 100_000)
+        broker.queue("two").put(b"p" * (9 * 2**20))
+    lanes = {lane.name: lane for lane in read_usage(spool).lanes}
+    assert 50_000 < lanes["one"].live_bytes == lanes["one"].log_bytes < 51_000
+    assert 9 * 2**20 + 50_000 < lanes["two"].live_bytes == lanes["two"].log_bytes < 9 * 2**20 + 51_000
+
+
 def test_usage_is_shown_as_tables_and_as_json(spool: Path) -> None:
     """Names do nothing to a terminal."""
     shown = run("du", spool)

@@ -239,12 +239,20 @@ def _get(txn: Any, number: int, piece: int, where: str) -> Record:
 
 
 def _put_together(txn: Any, number: int, pieces: int, is_message: int, where: str) -> Record:
-    """Return a body of its pieces. Memory: the body and a piece."""
+    """Return a body of its pieces. Memory: the body and a piece; of a `Message`, twice the body."""
     whole = BytesIO()
     for piece in range(1, pieces + 1):
         whole.write(_get(txn, number, piece, f"piece {piece} of {where}"))
     data = whole.getvalue()
     return Message.unpack(data) if is_message else data
+
+
+def share_of(txn: Any, reference: Reference) -> int:
+    """Return how many bytes of a body are one reference's: all of it, or its part of what several refer to."""
+    count = None
+    with suppress(CorruptionError):
+        count = _read_number(txn, key_of_body(reference.number + 1))
+    return reference.size // (count or 1)
 
 
 def key_of_damage(txn: Any, number: int) -> bytes:
