@@ -15,7 +15,7 @@ from qflow.memory.waiting import is_inside
 from qflow.queues.claims import Claims
 from qflow.storage.log.transaction_log import Request
 
-SETTLED_AT_ONCE = 500
+SETTLED_AT_ONCE = 2_000
 """Single deliveries: 2 to 10 µs each, for they lie anywhere in memory."""
 
 

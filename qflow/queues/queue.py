@@ -294,7 +294,7 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
     # Settle ----------------------------------------------------------------------------------------------------------
 
     def ack_many(self, deliveries: Deliveries | Iterable[Delivery], wait: bool = False) -> None:
-        """Settle many deliveries together, five hundred in one commit; with `wait`, return when all are synced.
+        """Settle many deliveries together, two thousand in one commit; with `wait`, return when all are synced.
 
         Raises:
             AlreadySettled: one of them was settled before; all the others are settled all the same.

@@ -52,6 +52,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
     made = Pauses()
     monkeypatch.setattr(portions, "MESSAGES", MESSAGES)
     monkeypatch.setattr(portions, "PIECES", PIECES)
+    monkeypatch.setattr(in_steps, "SETTLED_AT_ONCE", MESSAGES // 2)
     monkeypatch.setattr(getting, "TAKEN_AT_ONCE", MESSAGES)
     monkeypatch.setattr(getting, "LOOKED_AT_ONCE", MESSAGES)
     for module in (getting, in_steps, portions):
