@@ -15,12 +15,11 @@ from qflow.delivery import AT_ONCE, Delivery, Return
 from qflow.durations import Duration
 from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import in_place
-from qflow.queues import portions
+from qflow.queues import in_steps, portions
 from qflow.queues.claims import Claims
 from qflow.queues.consumer import Consumers
 from qflow.queues.deleting import deletings_of
 from qflow.queues.getting import Getting
-from qflow.queues.in_steps import SETTLED_AT_ONCE
 from qflow.queues.queue import Queue, parts_of
 from qflow.takers import Noted
 
@@ -115,7 +114,7 @@ class QueueWork(InMemory):
     async def ack_all(self, held: list[Delivery]) -> None:
         """Ack deliveries; in a thread if they are so many that other tasks are to go on meanwhile."""
         work = partial(self.queue.ack_many, held)
-        if len(held) > SETTLED_AT_ONCE:
+        if len(held) > in_steps.SETTLED_AT_ONCE:
             await self._worker.run(self._homes.here(), work)
         else:
             in_place(work)
