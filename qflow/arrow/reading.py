@@ -106,7 +106,7 @@ def _batches(transaction: Transaction, request: Request, losses: Losses, room: R
     interest = None
     if request.filter != "#":
         interest = Interest(request.filter, span.owner, leave_to_check)
-        nothing = pa.RecordBatch.from_pylist([], schema)
+        nothing = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
     while position < end:
         with transaction() as txn:
             if not recovery.is_there(txn, span.owner):
