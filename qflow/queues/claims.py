@@ -269,7 +269,10 @@ class Claims:
             if (error := next(filter(None, errors), None)) is not None:
                 raise again(error)
         elif not wait and log is not None and log.crowded and not is_inside():
-            log.drain()
+            if joined is None:
+                log.drain()
+            else:
+                log.wait(joined)  # which goes past what `drain` waits for, as a large put
 
     @property
     def is_crowded(self) -> bool:
