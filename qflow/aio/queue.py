@@ -287,9 +287,9 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
     async def ack_many(self, deliveries: AsyncDeliveries | Iterable[AsyncDelivery], wait: bool = False) -> None:
         """Settle many deliveries together; see `Queue.ack_many`."""
         if isinstance(deliveries, AsyncDeliveries):
-            in_place(deliveries.deliveries.ack)
-        else:
-            await self._work.ack_all([one.delivery for one in deliveries])
+            await deliveries.ack(wait)
+            return
+        await self._work.ack_all([one.delivery for one in deliveries])
         if wait:
             await self._work.settled()
 

@@ -8,7 +8,6 @@ Methods take the lock themselves where their description says nothing else.
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 from qflow.delivery import Delivery, Return
@@ -189,8 +188,7 @@ class Claims:
             if not isinstance(one, HeldBatch) or not portions.has_many_pieces(one):
                 return self._settle([one])
             rest = portions.hand_over(self._held, one)
-        settle = partial(self.finish, wait=True)
-        return portions.each(self._context, self._held, rest, lambda some: self._settle([some]), settle)
+        return self.returns.settle(rest, self._settle)
 
     @sheltered
     def _let_others_look(self) -> None:

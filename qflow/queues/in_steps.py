@@ -50,7 +50,7 @@ def _settle_all(claims: Claims, deliveries: list[Delivery]) -> tuple[Request | N
     problem: AlreadySettled | None = None
     for start in range(0, len(deliveries), SETTLED_AT_ONCE):
         if start and not is_inside():
-            claims.finish(joined, wait=True)  # else what others put stands behind all of them
+            claims.returns.outlast(joined)  # else what others put stands behind all of them
             sleep(PAUSE_S)
         try:
             joined, late = claims.settle_all(deliveries[start : start + SETTLED_AT_ONCE])

@@ -6,9 +6,11 @@ thread or task that gave something back waits for them: they take memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TypeVar
 
 from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Delivery, Return, Segment
+from qflow.errors import QflowError
 from qflow.held_batch import HeldBatch
 from qflow.message import RETURNED
 from qflow.queues import portions
@@ -18,6 +20,9 @@ from qflow.queues.exits import Exits, Fate, weigh
 from qflow.queues.held import Held, segments_of
 from qflow.queues.lanes import Lanes
 from qflow.queues.source import Source
+from qflow.storage.log.transaction_log import Request
+
+T = TypeVar("T")
 
 
 class Returns:
@@ -84,11 +89,38 @@ class Returns:
         if rest is None:
             return
         use = self._give_up_left if how is None else lambda some: self.take_back([some], how)
+        if how is not None and self._may_bury(how.requeue):
+            self._in_portions(rest, use, self._wait_for_dead_letters, portions.DEAD_LETTERS)
+        else:
+            self._in_portions(rest, use)
+
+    def settle(self, rest: HeldBatch, settle: Callable[[list[HeldBatch]], Request | None]) -> Request | None:
+        """Settle what is left of a long batch; return what `settle` has handed over last. Takes the lock."""
+
+        def use(some: HeldBatch) -> Request | None:
+            try:
+                return settle([some])
+            except QflowError:  # the log takes nothing more
+                self._come_back([some])
+                raise
+
+        return self._in_portions(rest, use, self.outlast)
+
+    def outlast(self, settled: Request | None) -> None:
+        """Return when the log is done with a settle that others follow; what fails of it is tried again with those."""
+        if settled is not None and self._context.log is not None:
+            self._context.log.wait(settled)
+
+    def _in_portions(
+        self,
+        rest: HeldBatch,
+        use: Callable[[HeldBatch], T],
+        between: Callable[[T], object] = lambda _: None,
+        most: int | None = None,
+    ) -> T | None:
+        """`portions.each`; what is left if that fails goes back, for nobody would hold it."""
         try:
-            if how is not None and self._may_bury(how.requeue):
-                portions.each(self._context, self._held, rest, use, self._wait_for_dead_letters, portions.DEAD_LETTERS)
-            else:
-                portions.each(self._context, self._held, rest, use)
+            return portions.each(self._context, self._held, rest, use, between, most)
         except BaseException:
             with self._context.lock:
                 if rest in self._held:

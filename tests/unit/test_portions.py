@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 import threading
 from collections import Counter
@@ -17,6 +18,7 @@ import calls
 import inside
 import qflow
 import qflow.aio
+from faults.seams import Faults, faulty_broker
 from qflow.queues import dead_letter_router, getting, in_steps, portions, tending
 from qflow.queues.lanes import Lanes
 from qflow.queues.queue import parts_of
@@ -340,3 +342,62 @@ def test_what_scattered_messages_take_is_covered_once_for_all_that_come_back_tog
     batch.nack()
     assert pauses.errors == []
     assert 0 < counts["cover"] <= 2 * MANY // 2 // PIECES
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("how", ["batch", "singles"])
+def test_a_commit_that_fails_between_two_steps_leaves_nothing_behind(
+    tmp_path: Path, pauses: Pauses, wait: bool, how: str
+) -> None:
+    """The log tries it again with what is settled next, so nothing is left that nobody holds."""
+    faults = Faults()
+    with faulty_broker(tmp_path / "spool", faults) as broker:
+        queue = broker.declare_queue("q")
+        batch = held(queue, "holes")
+        broker.engine.log.drain()
+        faults.fail("begin", errno.ENOSPC, times=1)
+        if how == "batch":
+            batch.ack(wait)
+        else:
+            queue.ack_many([one for one in batch if not one.sequence % 2], wait)
+        assert faults.calls["begin"] > 1
+        assert len(queue) == queue.stats().acquired_messages == 0
+        assert broker.check() == []
+
+
+def test_what_a_failed_log_does_not_settle_of_a_long_batch_goes_back(tmp_path: Path, pauses: Pauses) -> None:
+    """Nobody would hold it."""
+    faults = Faults()
+    with faulty_broker(tmp_path / "spool", faults) as broker:
+        queue = broker.declare_queue("q")
+        batch = held(queue, "holes")
+        broker.engine.log.drain()
+        faults.fail("commit", errno.EIO, times=1)
+        with pytest.raises(qflow.BrokerFailed):
+            batch.ack()
+        assert queue.stats().acquired_messages == 0
+        assert queue.stats().lag_messages == len(queue) == MANY // 2 - PIECES
+
+
+def test_a_task_acks_a_batch_of_many_pieces_in_a_thread(tmp_path: Path, pauses: Pauses) -> None:
+    """By `ack_many`, too: its commits are waited for, and other tasks are to go on meanwhile."""
+
+    async def work() -> int:
+        async with qflow.aio.open(tmp_path / "spool") as broker:
+            queue = await broker.declare_queue("q")
+            await queue.put_many([b"x"] * MANY)
+            batch = await queue.get_many(MANY)
+            await queue.ack_many(list(batch)[1::2])
+            mine, acked_by = threading.get_ident(), set()
+
+            def note(_: float) -> None:
+                acked_by.add(threading.get_ident())
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(portions, "sleep", note)
+                await queue.ack_many(batch, wait=True)
+            assert acked_by
+            assert mine not in acked_by
+            return len(queue)
+
+    assert asyncio.run(work()) == 0
