@@ -204,8 +204,10 @@ class HeldBatch(AnyBatch):
 
     @property
     def left_count(self) -> int:
-        """How many are not settled yet. Cost: O(1), but for the first time."""
-        return self.left_size()[0]
+        """How many are not settled yet; as `left_size`. Cost: O(1)."""
+        if self.is_over:
+            return 0
+        return self.total if self.kept is None else self._left[0]
 
     def unsettled(self, first: int = 0) -> list[int]:
         """Return the positions of what is not settled yet, from one on."""
@@ -229,8 +231,10 @@ class HeldBatch(AnyBatch):
     # A part at a time ------------------------------------------------------------------------------------------------
 
     def is_long(self, messages: int, pieces: int) -> bool:
-        """Tell whether more is left than so many messages, or more pieces of them than so many, as far as is known."""
-        return self.left_count > (messages if self.kept is None else pieces) or len(self.segments) > pieces
+        """Tell whether more is left than so many messages, or perhaps more pieces of them than so many. Cost: O(1)."""
+        left, kept = self.left_count, self.kept
+        most_pieces = len(self.segments) if kept is None else len(kept.marks) + len(kept.records) - left
+        return left > messages or min(left, most_pieces) > pieces
 
     def hand_over(self) -> HeldBatch:
         """End it, and return a batch of what was left of it, which only the caller knows. Cost: O(segments)."""

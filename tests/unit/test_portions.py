@@ -113,10 +113,12 @@ def test_what_is_left_of_a_long_batch_is_acked_a_portion_at_a_time(
     assert 0 < max(before - later for before, later in pairwise(seen)) <= PIECES
 
 
-def test_a_whole_batch_is_acked_at_once(open_spool: Open, durable: bool, pauses: Pauses) -> None:
-    """However long: it is one piece."""
+@pytest.mark.parametrize("settled", [0, PIECES - 1])
+def test_a_batch_of_few_pieces_is_acked_at_once(open_spool: Open, durable: bool, pauses: Pauses, settled: int) -> None:
+    """However long, and where some of it was acked before, by itself."""
     queue = open_spool().declare_queue("q", durable=durable)
     batch = held(queue, "whole")
+    queue.ack_many(batch[: 2 * settled : 2])
     pauses.looks.append(lambda: pytest.fail("it paused"))
     batch.ack(wait=True)
     assert pauses.errors == []
