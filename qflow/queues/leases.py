@@ -151,7 +151,7 @@ class Leases:
         now_s = self._context.monotonic()
         by_taker: dict[Any, tuple[int, float]] = {}
         for one, since in late.items():
-            count = 1 if isinstance(one, Delivery) else one.left_size()[0]
+            count = 1 if isinstance(one, Delivery) else one.left_count
             known, first = by_taker.get(one.taker, (0, now_s))
             by_taker[one.taker] = known + count, first if since is None or since > first else since
         held: dict[tuple[str, int], tuple[int, float]] = {}

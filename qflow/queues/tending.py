@@ -173,6 +173,7 @@ def is_at_rest(queue: Parts) -> bool:
         or held.batches
         or held.leaving
         or held.apart
+        or queue.leases.coming
         or lanes.schedules
         or bool(lanes.closed & TIMED)
         or queue.context.settings.ttl_s is not None

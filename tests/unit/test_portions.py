@@ -280,6 +280,7 @@ def test_a_purge_takes_what_was_to_come_back(tmp_path: Path, durable: bool, paus
         queue.get(0)
         assert len(batch) == queue.purge()
         assert not inside.tick(queue)
+        assert not parts_of(queue).leases.coming  # which would keep the messages in memory
         assert len(queue) == queue.stats().resident_bytes == 0
         assert broker.check() == []
 
