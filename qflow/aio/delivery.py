@@ -238,7 +238,11 @@ class AsyncDeliveries(Unpicklable, Sequence[AsyncDelivery]):
 
 def held_of(batch: AsyncDeliveries) -> Any:
     """Return a batch as its queue, or its subscription, has it."""
-    held = batch.deliveries
+    return batch_of(batch.deliveries)
+
+
+def batch_of(held: AnyDeliveries) -> Any:
+    """Return what `held_of` does, of what a batch of tasks holds."""
     return held.held if isinstance(held, Deliveries) else held
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
 
-from qflow.aio.delivery import AnyDeliveries, AsyncDeliveries, InMemory, held_of
+from qflow.aio.delivery import AnyDeliveries, AsyncDeliveries, InMemory, batch_of, held_of
 from qflow.aio.home import Home
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.deliveries import Deliveries
@@ -40,7 +39,7 @@ class QueueWork(InMemory):
         claims = self._claims
         if self._log is None and type(held) is Delivery and held.settler is claims and claims.settle_at_once(held):
             return None
-        if not isinstance(held, Delivery) and portions.has_many_pieces(_batch_of(held)):
+        if not isinstance(held, Delivery) and portions.has_many_pieces(batch_of(held)):
             return self._worker.run(self._homes.here(), partial(held.ack, wait))
         return super().settle(held, wait)
 
@@ -129,7 +128,7 @@ class QueueWork(InMemory):
 
     async def give_back(self, held: Delivery | AnyDeliveries, how: Return) -> None:
         """Nack."""
-        is_long = not isinstance(held, Delivery) and portions.is_long(_batch_of(held))
+        is_long = not isinstance(held, Delivery) and portions.is_long(batch_of(held))
         await self._return(partial(held.nack, *how), how, is_long=is_long)
 
     async def give_back_all(self, held: list[Delivery], requeue: bool) -> None:
@@ -150,9 +149,3 @@ class QueueWork(InMemory):
             in_place(work)
             if self._claims.is_crowded and self._claims.returns.is_logged(how):
                 await self.hold_up()
-
-
-def _batch_of(held: AnyDeliveries) -> HeldBatch:
-    """Return a batch as its queue has it."""
-    batch: Any = held.held if isinstance(held, Deliveries) else held
-    return batch  # type: ignore[no-any-return]

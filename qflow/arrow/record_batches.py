@@ -101,8 +101,8 @@ class _Bodies:
         headers = [one.headers for one in found]
         column = pa.array(headers, HEADERS) if any(headers) else pa.nulls(len(headers), HEADERS)
         self.headers.append(column.take(distinct.indices))
-        places = np.frombuffer(distinct.indices.buffers()[1], np.int32, len(ends))
-        self.nulls.append(np.array([one.is_null for one in found], np.bool_)[places])
+        numbers = np.frombuffer(distinct.indices.buffers()[1], np.int32, len(ends))
+        self.nulls.append(np.array([one.is_null for one in found], np.bool_)[numbers])
         _, offsets, bodies = parts.bodies.buffers()
         places = np.frombuffer(offsets, np.int32, len(ends) + 1)
         self.lengths.append(np.diff(places))

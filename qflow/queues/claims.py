@@ -201,7 +201,7 @@ class Claims:
         if index is not None:
             self._settle_part(batch, index, wait)
             self.finish(None, wait)
-        elif len(batch.segments) > portions.PIECES or not self._settle_whole(batch, wait):
+        elif portions.has_many_pieces(batch) or not self._settle_whole(batch, wait):
             self.finish(self._settle_long(batch), wait)
 
     @straight

@@ -6,16 +6,9 @@ on how much that is. What is left is held meanwhile, by nobody: a purge takes it
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import sleep
-from typing import TypeVar
-
 from qflow.held_batch import HeldBatch
-from qflow.memory.line import PAUSE_S
-from qflow.queues.context import Context
 from qflow.queues.held import Held
 
-T = TypeVar("T")
 MESSAGES = 10_000
 """In a portion: 0.05 to 0.3 µs each."""
 DEAD_LETTERS = 2_000
@@ -52,32 +45,3 @@ def take_some(held: Held, rest: HeldBatch, most: int | None = None) -> HeldBatch
     if rest.is_over:
         del held.batches[rest]
     return some
-
-
-def each(
-    context: Context,
-    held: Held,
-    rest: HeldBatch,
-    use: Callable[[HeldBatch], T],
-    between: Callable[[T], object] = lambda _: None,
-    most: int | None = None,
-) -> T | None:
-    """Use what `hand_over` has returned, a portion at a time; return what comes of the last. Takes the lock.
-
-    Args:
-        use: called under the lock.
-        between: called without it, with what came of a portion, before the next one.
-        most: messages in a portion; None = as many as are settled, or go back, at once.
-    """
-    rest.begin_to_take()
-    while True:
-        with context.lock:
-            some = take_some(held, rest, most)
-            if some is None:
-                context.check_not_closed()
-                return None
-            result = use(some)
-        if rest.is_over:
-            return result
-        between(result)
-        sleep(PAUSE_S)

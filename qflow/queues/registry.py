@@ -66,7 +66,7 @@ class Queues:
     def __init__(self, spool: Spool, ledger: Ledger, bindings: Bindings, tell: Teller) -> None:
         self._spool = spool
         self._bindings = bindings
-        self._queues: dict[str, Queue] = {}  # and so are these: changed under `Spool.changing`, and looked at without
+        self._queues: dict[str, Queue] = {}  # changed under `Spool.changing`; a copy is one step of CPython
         self._sources: dict[str, dict[str, None]] = {}  # which queues name it for their dead letters
         self._broken: dict[str, QueueRecord] = {}
         """Records that cannot be served."""

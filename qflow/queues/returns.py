@@ -7,11 +7,13 @@ thread or task that gave something back waits for them: they take memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from time import sleep
 from typing import TypeVar
 
 from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Delivery, Return, Segment
 from qflow.errors import QflowError
 from qflow.held_batch import HeldBatch
+from qflow.memory.line import PAUSE_S
 from qflow.message import RETURNED
 from qflow.queues import portions
 from qflow.queues.apart import HeldOne
@@ -118,9 +120,28 @@ class Returns:
         between: Callable[[T], object] = lambda _: None,
         most: int | None = None,
     ) -> T | None:
-        """`portions.each`; what is left if that fails goes back, for nobody would hold it."""
+        """Use what `portions.hand_over` has returned, a portion at a time; return what comes of the last.
+
+        What is left if that fails goes back, for nobody would hold it.
+
+        Args:
+            use: called under the lock.
+            between: called without it, with what came of a portion, before the next one.
+            most: messages in a portion; None = as many as are settled, or go back, at once.
+        """
         try:
-            return portions.each(self._context, self._held, rest, use, between, most)
+            rest.begin_to_take()
+            while True:
+                with self._context.lock:
+                    some = portions.take_some(self._held, rest, most)
+                    if some is None:
+                        self._context.check_not_closed()
+                        return None
+                    result = use(some)
+                if rest.is_over:
+                    return result
+                between(result)
+                sleep(PAUSE_S)
         except BaseException:
             with self._context.lock:
                 if rest in self._held:

@@ -19,7 +19,7 @@ import inside
 import qflow
 import qflow.aio
 from faults.seams import Faults, faulty_broker
-from qflow.queues import dead_letter_router, getting, in_steps, portions, tending
+from qflow.queues import dead_letter_router, getting, in_steps, portions, returns, tending
 from qflow.queues.lanes import Lanes
 from qflow.queues.queue import parts_of
 from unit.clocks import Clock, open_still
@@ -57,7 +57,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
     monkeypatch.setattr(in_steps, "SETTLED_AT_ONCE", MESSAGES // 2)
     monkeypatch.setattr(getting, "TAKEN_AT_ONCE", MESSAGES)
     monkeypatch.setattr(getting, "LOOKED_AT_ONCE", MESSAGES)
-    for module in (getting, in_steps, portions):
+    for module in (getting, in_steps, returns):
         monkeypatch.setattr(module, "sleep", made)
     return made
 
@@ -397,7 +397,7 @@ def test_a_task_acks_a_batch_of_many_pieces_in_a_thread(tmp_path: Path, pauses: 
                 acked_by.add(threading.get_ident())
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(portions, "sleep", note)
+                patch.setattr(returns, "sleep", note)
                 await queue.ack_many(batch, wait=True)
             assert acked_by
             assert mine not in acked_by
