@@ -113,6 +113,22 @@ def test_what_is_left_of_a_long_batch_is_acked_a_portion_at_a_time(
     assert 0 < max(before - later for before, later in pairwise(seen)) <= PIECES
 
 
+def test_a_batch_that_came_in_many_pieces_is_acked_a_portion_at_a_time(
+    open_spool: Open, durable: bool, pauses: Pauses
+) -> None:
+    """Though nothing of it was settled before."""
+    queue = open_spool().declare_queue("q", durable=durable)
+    held(queue, "holes").nack()
+    batch = queue.get_many(MANY, 0)
+    assert len(batch) == MANY // 2
+    pauses.seen.clear()
+    pauses.looks.append(lambda: parts_of(queue).lanes.messages())
+    batch.ack(wait=True)
+    assert pauses.errors == []
+    assert pauses.seen == list(range(MANY // 2 - PIECES, 0, -PIECES))
+    assert len(queue) == 0
+
+
 @pytest.mark.parametrize("settled", [0, PIECES - 1])
 def test_a_batch_of_few_pieces_is_acked_at_once(open_spool: Open, durable: bool, pauses: Pauses, settled: int) -> None:
     """However long, and where some of it was acked before, by itself."""
