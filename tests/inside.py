@@ -114,8 +114,9 @@ def troubles(broker: qflow.Broker) -> dict[str, str]:
 
 
 def tick(queue: qflow.Queue) -> bool:
-    """Do to a queue what time does."""
-    return tending.tick(parts_of(queue))
+    """Do to a queue what time does; return whether there is more of it, or another thread does some of it."""
+    parts = parts_of(queue)
+    return tending.tick(parts) or parts.expiry.is_under_way
 
 
 def fit(queue: qflow.Queue) -> bool:

@@ -104,12 +104,19 @@ def fit(queue: Parts) -> bool:
 def _bring_down(queue: Parts) -> bool:
     """Read what the log holds of delayed messages, or drop what a ring has too much. Under the lock.
 
-    Returns whether there may be more of that. What is to be dropped may have to be read before, in parts.
+    Returns whether there may be more of that. What is to be dropped may have to be read before, in parts, and another
+    thread may be at it.
     """
     if _read_some_delayed(queue):
         return True
     surplus = _surplus(queue)
-    return any(surplus) and queue.ring.drop(surplus)
+    return any(surplus) and (queue.ring.drop(surplus) or _is_moving(queue))
+
+
+def _is_moving(queue: Parts) -> bool:
+    """Tell whether another thread is moving what comes next in a lane or a schedule. Under the lock."""
+    lanes, is_moving = queue.lanes, queue.restorer.is_moving
+    return any(map(is_moving, lanes.schedules)) or any(map(is_moving, (*lanes.ranked, *lanes.delayed_lists())))
 
 
 def _read_some_delayed(queue: Parts) -> bool:

@@ -13,7 +13,8 @@ import qflow
 from qflow import Overflow
 from qflow.memory.waiting import shelter
 from qflow.message import BATCH_BYTES, OVERHEAD_BYTES
-from qflow.queues import tending
+from qflow.queues import restorer, tending
+from qflow.queues.fetching import Moved, read_spilled
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, until
 
@@ -161,6 +162,33 @@ def test_a_ring_drops_down_to_a_lower_limit(open_spool: Open, durable: bool, cha
     assert broker.check() == []
     held.nack()
     assert numbers_of(queue) == [0, 17, 18, 19]
+
+
+@pytest.mark.owner_only
+def test_a_ring_is_not_down_while_another_thread_reads_what_it_drops(
+    open_at: Open, durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fit` tells then that there is more to do: what the other reads is dropped by either."""
+    broker = open_at()
+    queue = broker.declare_queue("q", durable=durable, on_overflow=Overflow.DROP_OLDEST, capacity_bytes=0)
+    queue.put_many([body(number) for number in range(6)])
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def read_slowly(*arguments: Any) -> Moved:
+        reads.set()
+        assert goes_on.wait(LONG_S)
+        return read_spilled(*arguments)
+
+    monkeypatch.setattr(restorer, "read_spilled", read_slowly)
+    altering = threading.Thread(target=broker.alter_queue, args=("q",), kwargs={"limit_messages": 4})
+    altering.start()
+    assert reads.wait(LONG_S)
+    assert inside.fit(queue)
+    goes_on.set()
+    altering.join(LONG_S)
+    while inside.fit(queue):
+        pass
+    assert numbers_of(queue) == [2, 3, 4, 5]
 
 
 @pytest.mark.owner_only
