@@ -30,6 +30,8 @@ from qflow.memory.inventory import Inventory
 from qflow.memory.shelves import Shelf, note_arrival
 from qflow.message import OVERHEAD_BYTES
 
+GROUPS_AT_ONCE = 2048
+"""Spilled at once, at most: how often each was delivered is noted elsewhere then."""
 _FREED_BYTES = OVERHEAD_BYTES - SEQUENCE_BYTES
 _bound = attrgetter("bound")
 
@@ -68,7 +70,7 @@ class Schedule(Inventory):
     # Spilling ----------------------------------------------------------------------------------------------------
 
     def claim_far(self, claim: object, wanted_bytes: int) -> Chunk | None:
-        """Claim messages of the far end for spilling: as many as free `wanted_bytes`, at least one.
+        """Claim messages of the far end for spilling: what frees `wanted_bytes`, or few groups, at least one.
 
         What a spilled chunk costs is reckoned with, so a few small messages alone free nothing, or less.
 
@@ -108,6 +110,8 @@ class Schedule(Inventory):
                 count += members
                 size += length
                 missing -= length + members * _FREED_BYTES + GROUP_BYTES
+                if len(groups) >= GROUPS_AT_ONCE:
+                    missing = 0
         groups.reverse()
         chunk = Chunk(self._position, groups, count, size, bool(kept))
         stay = at if at and not (index or kept) else at + 1

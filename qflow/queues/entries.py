@@ -44,7 +44,7 @@ class Entries:
             slots = spiller.area.write(sequence, records)
         finally:
             with self._context.lock:
-                installed = spiller.install(lane_of(sequence), run, claim, slots)
+                installed, _ = spiller.install(lane_of(sequence), run, claim, slots)
                 if not installed and run.claim is None and run.records:
                     runs.join(run)
             try:

@@ -16,7 +16,6 @@ from itertools import groupby
 from qflow.delivery import ONE_ATTEMPT, Segment
 from qflow.memory.chunk import Chunk, index_charge
 from qflow.memory.gate import ENDED, Gate
-from qflow.memory.group import Group, marks_of
 from qflow.memory.line import FOREVER
 from qflow.memory.run import Place, Run
 from qflow.memory.run_list import RunList
@@ -364,11 +363,7 @@ class Lanes:
                 if schedule.overhead_bytes != before:  # it is no part of a group any more, for the other part has left
                     self.cover(schedule.overhead_bytes - before)
                 return None
-            groups = moving.groups
-            freed = schedule.chunk_spilled(claim, slots)
-            if freed is not None:
-                self._log_hidden_attempts(groups)
-            return freed
+            return schedule.chunk_spilled(claim, slots)
         if moving.claim is not claim:
             return None
         if slots is None:
@@ -377,11 +372,6 @@ class Lanes:
         freed = moving.become_spilled(slots)
         self.lists[number].join(moving)
         return freed
-
-    def _log_hidden_attempts(self, groups: list[Group]) -> None:
-        """Have it in the log how often spilled messages were delivered: memory does not know it any more."""
-        segments = [Segment(first, records, marks_of(tag)) for _, first, tag, *records in groups]
-        self.log_attempts([segment for segment in segments if segment.marks >= ONE_ATTEMPT])
 
     # In the log ------------------------------------------------------------------------------------------------------
 

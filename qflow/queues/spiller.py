@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from qflow.delivery import ONE_ATTEMPT, Segment
 from qflow.errors import StorageError
 from qflow.events import EventKind
 from qflow.memory.chunk import Chunk
+from qflow.memory.group import marks_of
 from qflow.memory.run import Run
 from qflow.memory.waiting import shelter
 from qflow.message import DELAYED, LANE_SHIFT
 from qflow.queues.admission import Admission
 from qflow.queues.context import Unlocked
 from qflow.queues.lanes import Lanes
+from qflow.storage.log.transaction_log import Request
 from qflow.storage.spill.store import NO_COUNTERS, Ranges, Slots, SpillArea, SpillCounters, SpillStore
 
 STEP_BYTES = 4 * 2**20
@@ -87,7 +90,7 @@ class Spiller:
             self.spilling = True
             self.under_way.add(claim)
             first, records = moving.first, list(moving.records) if isinstance(moving, Run) else []
-        slots = None
+        slots = counts = None
         error: StorageError | None = None
         installed = False
         try:
@@ -101,7 +104,7 @@ class Spiller:
             with self._context.lock:
                 self.spilling = False
                 self._note(error)
-                installed = self.install(number, moving, claim, slots)
+                installed, counts = self.install(number, moving, claim, slots)
                 if installed and not self.has_spilled:
                     self.has_spilled = True
                     self._context.tell(EventKind.SPILL_STARTED)
@@ -110,13 +113,23 @@ class Spiller:
                     self.area.free(slots)
             finally:
                 self.under_way.discard(claim)
+        if counts is not None and self._context.log is not None:
+            self._context.log.wait(counts)  # else thousands would stand before the writer, and all puts behind them
         return installed
 
-    def install(self, number: int, moving: Run | Chunk, claim: object, slots: Any) -> bool:
-        """Make what was written leave memory; False if it stays there. Under the lock."""
+    def install(self, number: int, moving: Run | Chunk, claim: object, slots: Any) -> tuple[bool, Request | None]:
+        """Make what was written leave memory; False if it stays there. Under the lock.
+
+        Memory does not know any more then how often delayed messages were delivered: that is logged, and what is
+        returned with it is the request.
+        """
+        groups = moving.groups if isinstance(moving, Chunk) else []
         freed = self._lanes.install_spilled(number, moving, claim, slots)
         self._admission.rebalance(freed or 0)
-        return freed is not None
+        segments = [Segment(first, records, marks_of(tag)) for _, first, tag, *records in groups]
+        delivered = [segment for segment in segments if segment.marks >= ONE_ATTEMPT]
+        counts = self._lanes.log_attempts(delivered) if freed is not None and delivered else None
+        return freed is not None, counts
 
     def _note(self, error: StorageError | None) -> None:
         """Remember whether the disk took what was spilled, and tell if not. Under the lock."""

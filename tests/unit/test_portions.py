@@ -19,9 +19,11 @@ import inside
 import qflow
 import qflow.aio
 from faults.seams import Faults, faulty_broker
+from qflow.memory import schedule
 from qflow.queues import dead_letter_router, getting, in_steps, portions, returns, tending
 from qflow.queues.lanes import Lanes
 from qflow.queues.queue import parts_of
+from qflow.storage.log.transaction_log import Request, TransactionLog
 from unit.clocks import Clock, open_still
 
 Open = Callable[..., qflow.Broker]
@@ -338,6 +340,31 @@ def test_a_long_batch_becomes_dead_letters_a_portion_in_a_commit(
         broker.engine.log.drain()
         assert dead.get_many(MANY).bodies == batch.bodies
         assert len(queue) == 0
+
+
+def test_the_counts_of_what_is_spilled_are_logged_before_more_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is full of what was given back: else all its counts stand before the writer, and each put behind them."""
+    handed_over: list[Request] = []
+    standing: list[int] = []
+    attempts = TransactionLog.attempts
+
+    def note(log: TransactionLog, *arguments: Any) -> Request:
+        standing.append(len([request for request in handed_over if not request.done]))
+        handed_over.append(attempts(log, *arguments))
+        return handed_over[-1]
+
+    monkeypatch.setattr(schedule, "GROUPS_AT_ONCE", PIECES)
+    monkeypatch.setattr(TransactionLog, "attempts", note)
+    with open_still(tmp_path / "spool", Clock()) as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"%01000d" % number for number in range(MANY)])
+        for delivery in [queue.get() for _ in range(MANY)][::2]:
+            delivery.nack()
+        broker.alter_queue("q", capacity_bytes=0)
+    assert len(handed_over) > 4
+    assert set(standing) == {0}
 
 
 def test_a_commit_takes_so_many_counts_of_deliveries_as_settled_ranges(open_spool: Open) -> None:
