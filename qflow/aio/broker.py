@@ -220,8 +220,9 @@ class AsyncBroker(Unpicklable):
     ) -> asyncio.Future[PublishResult]:
         """`publish` that does not wait: the future has what it returns, once it is confirmed.
 
-        If the message goes to streams alone, there is room, and no producer is named, it is handed to the log when this
-        returns; else the future is a task that publishes. Cancelling it cancels a `publish`.
+        If there is room where the message goes, and no producer is named, it is handed to the log when this returns,
+        and comes before what is published later; else the future is a task that publishes, and does not keep others
+        from passing it. Cancelling it cancels a `publish`.
         """
         return self._publishing.submit((topic, body, key), headers, producer, number, timeout_s)
 

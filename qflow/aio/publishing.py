@@ -1,13 +1,13 @@
-"""Publishing for tasks: messages for streams alone join a batch at once, if there is room."""
+"""Publishing for tasks: messages join a batch at once where there is room for them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from qflow.aio.home import Home
+from qflow.aio.home import Home, Request
 from qflow.aio.loops import Homes, Steps, Waiter, Worker, attend
 from qflow.aio.transaction import AsyncTogether
 from qflow.config import parse_timeout
@@ -22,6 +22,9 @@ from qflow.routing.results import PublishResult, duplicate_result
 from qflow.streams.producers import Answer, Claim
 from qflow.streams.publishing import Sending, Sent
 from qflow.streams.room import Asking
+
+Begun = tuple[Request | None, Callable[[], Sequence[PublishResult]]]
+"""What is to be confirmed, if anything is; and what gives the results then."""
 
 
 class AsyncPublishing:
@@ -89,8 +92,10 @@ class AsyncPublishing:
         """`submit` of a message with facts that are kept in its commit, also where nobody wants the message."""
         kept = Kept(rooms)
         home = self._homes.here()
-        begun = self._begin(home, message, headers, kept)
-        return home.loop.create_task(self._publish_and_keep(message, headers, kept)) if begun is None else begun
+        begun = self._begin([message], headers, kept)
+        if begun is None:
+            return home.loop.create_task(self._publish_and_keep(message, headers, kept))
+        return _first_confirmed(home, *begun)
 
     async def _publish_and_keep(self, message: tuple[Any, ...], headers: Headers | None, kept: Kept) -> PublishResult:
         return (await self._publish([message], headers, None, kept))[0]
@@ -105,15 +110,9 @@ class AsyncPublishing:
     ) -> PublishResult:
         """`publish` of one message."""
         timeout_s, home = parse_timeout(timeout_s), self._homes.here()
-        if producer is None and number is None:
-            lots = self._publisher.lots_of([message], headers)
-            if lots is not None:
-                if not lots.lots:
-                    return lots.results(None)[0]
-                sent = self._send_at_once(lots)
-                if sent is not None:
-                    await home.confirmed(sent.request)
-                    return lots.results(sent)[0]
+        if producer is None and number is None and (begun := self._begin([message], headers)) is not None:
+            home.has_room()
+            return await _first_confirmed(home, *begun)
         return (await self.publish([message], headers, producer, number, timeout_s))[0]
 
     def submit(
@@ -126,21 +125,25 @@ class AsyncPublishing:
     ) -> asyncio.Future[PublishResult]:
         """`publish_one` that returns a future; without a task if the message can join a batch at once."""
         home, timeout = self._homes.here(), parse_timeout(timeout_s)
-        if producer is None and number is None and (begun := self._begin(home, message, headers)) is not None:
-            return begun
+        if producer is None and number is None and (begun := self._begin([message], headers)) is not None:
+            return _first_confirmed(home, *begun)
         return home.loop.create_task(self.publish_one(message, headers, producer, number, timeout))
 
-    def _begin(
-        self, home: Home, message: tuple[Any, ...], headers: Headers | None, kept: Kept | None = None
-    ) -> asyncio.Future[PublishResult] | None:
-        """Hand a message to the log that goes to streams alone, or nowhere; None if there is no room at once."""
-        lots = self._publisher.lots_of([message], headers)
-        if lots is None:
+    def _begin(self, messages: list[Any], headers: Headers | None, kept: Kept | None = None) -> Begun | None:
+        """Hand messages to the log if there is room at once; None if there is none, or something was just deleted."""
+        lots = self._publisher.lots_of(messages, headers)
+        if lots is not None:
+            if kept is None and not lots.lots:
+                return None, partial(lots.results, None)
+            sent = self._send_at_once(lots, kept)
+            return None if sent is None else (sent.request, partial(lots.results, sent))
+        out = self._publisher.outgoing_of(messages, headers)
+        riders: list[Any] = [] if kept is None else [kept]
+        try:
+            begun = self._together.begin(out.inserts(), riders, out.puts)
+        except (QueueDeleted, StreamDeleted):
             return None
-        if kept is None and not lots.lots:
-            return home.resolved(lots.results(None)[0])
-        sent = self._send_at_once(lots, kept)
-        return None if sent is None else home.confirmed(sent.request, lambda: lots.results(sent)[0])
+        return None if begun is None else (begun.unit, partial(out.results, begun.receipts))
 
     def _send_at_once(self, lots: Lots, kept: Kept | None = None) -> Sent | None:
         """Join lots to a batch if there is room; None if not."""
@@ -211,3 +214,17 @@ class AsyncPublishing:
             return
         asking = Asking(sending.amount)
         await attend(home, self._worker, Steps(partial(room.try_reserve, asking), partial(room.give_up, asking)))
+
+
+def _confirmed(
+    home: Home, request: Request | None, results: Callable[[], Sequence[PublishResult]]
+) -> asyncio.Future[Sequence[PublishResult]]:
+    """Return a future of what was begun."""
+    return home.resolved(results()) if request is None else home.confirmed(request, results)
+
+
+def _first_confirmed(
+    home: Home, request: Request | None, results: Callable[[], Sequence[PublishResult]]
+) -> asyncio.Future[PublishResult]:
+    """The same of the first message."""
+    return home.resolved(results()[0]) if request is None else home.confirmed(request, lambda: results()[0])

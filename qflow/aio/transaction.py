@@ -71,6 +71,7 @@ class AsyncTogether:
         finally:
             home.unfinished.discard(assembly.withdraw)
         entered = in_place(partial(together.enter, assembly, soon=False))
+        home.has_room()
         if entered is not None:
             await home.confirmed(entered)
         assembly.count_turned_away()
@@ -79,6 +80,21 @@ class AsyncTogether:
             if queue.exceeds:
                 self._worker.spill(queue.spiller)
         return assembly.receipts
+
+    def begin(self, inserts: Iterable[Insert], leavings: list[Leaving], puts: Iterable[FanOut] = ()) -> Assembly | None:
+        """Begin a `commit` if there is room now: all of it is handed to the log. None if there is none; what is leaving
+        has been given up then, and nothing else was done.
+        """
+        assembly = Assembly(inserts, leavings, puts)
+        try:
+            if in_place(assembly.reserve):
+                in_place(assembly.withdraw)
+                return None
+            in_place(partial(self._together.enter, assembly, soon=False))
+        except BaseException:
+            in_place(assembly.withdraw)
+            raise
+        return assembly
 
     async def put_into_all(self, queues: Iterable[Queue], record: Message) -> None:
         """Put a record that neither expires nor is delayed into durable queues, in one commit."""

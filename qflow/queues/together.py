@@ -188,10 +188,8 @@ class Together:
     def _prepare_together(self, receipts: list[Receipt], assembly: Assembly) -> None:
         """Reserve room for all partitions of streams, and add their puts."""
         drafts = draft_together(receipts)
-        first: Any = receipts[0].insert.queue
-        if not first.reserve_puts_at_once(drafts):
-            waiting = self.waiting_together(drafts, assembly)
-            attend(partial(waiting.step, may_work=True), waiting.give_up)
+        waiting = self.waiting_together(drafts, assembly)
+        attend(partial(waiting.step, may_work=True), waiting.give_up)
         assembly.puts += drafts
 
     def waiting(self, assembly: Assembly, step: ReserveStep, give_up: Callable[[], object]) -> Reserving:

@@ -94,6 +94,25 @@ def test_a_message_comes_with_all_it_has(on: On) -> None:
     on(scenario)
 
 
+def test_what_is_submitted_keeps_its_order_where_some_of_it_goes_to_queues_too(on: On) -> None:
+    """Of streams, durable queues and others: where there is room, each is handed over when `submit_publish` returns."""
+
+    async def scenario(broker: Any) -> None:
+        await broker.declare_queue("logged")
+        await broker.declare_queue("unlogged", durable=False)
+        await broker.bind("logged", "t/1/#")
+        await broker.bind("unlogged", "t/+/2")
+        topics = ["t/0/0", "t/1/0", "t/0/2", "t/1/2"]
+        submitted = [broker.submit_publish(topics[number % 4], b"%d" % number) for number in range(200)]
+        last = await broker.publish("t/0/0", b"200")
+        results = [*[await each for each in submitted], last]
+        assert [result.offsets["s"] for result in results] == list(range(201))
+        assert [result.sequences.get("logged") for result in results[:8]] == [None, 0, None, 1, None, 2, None, 3]
+        assert [result.sequences.get("unlogged") for result in results[:8]] == [None, None, 0, 1, None, None, 2, 3]
+
+    on(scenario)
+
+
 def test_a_stream_is_declared_altered_asked_and_deleted(on: On) -> None:
     """The twin of what threads do with a stream."""
 
