@@ -139,7 +139,10 @@ def left_behind(queue: qflow.Queue) -> dict[str, object]:
         "waiting": (gate.getters, gate.starved, gate.arrived.watching, gate.room.watching, gate.arrived.rung),
         "line": (*admission.line, *admission.admitted, *admission.ready),
         "leaving": tuple(parts.held.leaving),
-        "sought": (*parts.restorer.waiting, *(one for each in parts.lanes.schedules.values() for one in each.sought)),
+        "sought": (
+            *parts.restorer.waiting,
+            *(one for each in parts.lanes.schedules.values() for one in each.shelves.sought),
+        ),
     }
     return {name: values for name, values in found.items() if any(values)}
 

@@ -299,7 +299,7 @@ def test_the_engine_changes_files_through_the_seam_only() -> None:
 
 
 def test_a_queue_is_composed() -> None:
-    """No class of `queues` has its state, or a part of its methods, from another one there.
+    """No class of `queues`, or of its `memory`, has its state, or a part of its methods, from another one there.
 
     But `Unused`, which becomes a `Queue`: a class with `__getattr__` looks everything up slowly.
     """
@@ -310,13 +310,17 @@ def test_a_queue_is_composed() -> None:
         "enum.Enum",
         "enum.StrEnum",
         "Generic[Placed]",
+        "Generic[T]",
         "Made",
         "Unpicklable",
+        "list[Group]",
+        "set[str]",
+        "_thread.RLock",
     }
     heirs = {
         f"{dotted}.{node.name}": bases
         for dotted, _, tree in modules()
-        if room(dotted) == "queues"
+        if room(dotted) in {"queues", "memory"}
         for node in nodes(tree)
         if isinstance(node, ast.ClassDef) and (bases := {ast.unparse(base) for base in node.bases} - plain)
     }

@@ -1,198 +1,149 @@
-"""What a schedule holds, and where: counted, listed, checked. The part of a `Schedule` that changes nothing.
-
-shelves   groups in memory
-moving    chunks of the far end that are on their way to the spill store; still in memory
-spilled   chunks in the spill store, sorted by the least that their next message may be
-"""
+"""What a schedule holds, and where: listed, and checked in steps. Changes nothing but what was noted of each shelf."""
 
 from __future__ import annotations
 
 import sys
-from bisect import bisect, bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from operator import attrgetter
 
-from qflow.memory.chunk import CHUNK_BYTES, SEQUENCE_BYTES, Chunk
-from qflow.memory.group import GROUP_BYTES, Group, Key, marks_of, weight
-from qflow.memory.shelves import Shelves, Whereabouts
-from qflow.message import OVERHEAD_BYTES, lowest_by_lane
+from qflow.memory.group import AHEAD, GROUP_BYTES, GROUP_MESSAGES, Group, Key, marks_of, weight
+from qflow.memory.schedule import Schedule
+from qflow.memory.shelves import Seen, Shelf
+from qflow.message import lowest_by_lane
 
-_bound = attrgetter("bound")
+GROUP_WORTH = 16
+"""Messages that it takes as long to look at as at the group they are in."""
 
 
-class Inventory(Shelves):
-    """See the module."""
+def entries(schedule: Schedule) -> Iterator[tuple[int, int | None, str, int | None]]:
+    """Yield (sequence, message bytes, "resident", due time) and (sequence, None, "spilled", None) of each message.
 
-    __slots__ = ("_claims", "_position", "_spilled", "_spilled_bytes", "_spilled_messages", "_youngest")
+    Those in memory come in order, but for moving ones, which follow them; then those of each chunk in their order.
+    """
+    for due_ms, first, _, *records in _resident(schedule):
+        for sequence, record in enumerate(records, first):
+            yield sequence, len(record), "resident", due_ms
+    for chunk in schedule.spilled:
+        for sequence in chunk.sequences:
+            yield sequence, None, "spilled", None
 
-    def __init__(self) -> None:
-        super().__init__()  # what it counts includes what is moving
-        self._spilled: list[Chunk] = []
-        self._youngest: Chunk | None = None  # of the spilled ones: it may be continued
-        self._claims: dict[object, Chunk] = {}  # decides which claims stand
-        self._position = 0
-        self._spilled_messages = 0
-        self._spilled_bytes = 0
 
-    @property
-    def messages(self) -> int:
-        """How many there are. Cost: O(1)."""
-        if self.incoming:
-            self.settle()
-        return self._messages + self._spilled_messages
+def marked(schedule: Schedule) -> Iterator[tuple[int, int, int]]:
+    """Yield (first sequence, end, marks) of what is in memory and was delivered before."""
+    for _, first, tag, *records in _resident(schedule):
+        if marks_of(tag):
+            yield first, first + len(records), marks_of(tag)
 
-    @property
-    def overhead_bytes(self) -> int:
-        """What is charged for groups and spilled chunks: all but the records in memory. Cost: O(1).
 
-        `claim_far` does not change it. It rises with `add`, `restored`, and by a group at most where a claim on a part
-        of a group is given up or taken back.
-        """
-        if self.incoming:
-            self.settle()
-        return self._overhead
+def _resident(schedule: Schedule) -> Iterator[Group]:
+    """Yield the groups in memory, those on shelves in order."""
+    schedule.shelves.settle()
+    yield from schedule.shelves.groups()
+    for chunk in schedule.moving():
+        yield from chunk.groups
 
-    @property
-    def charged(self) -> int:
-        """What it is charged: its messages in memory, and what it needs for all of them. Cost: O(1)."""
-        overhead = self.overhead_bytes
-        return self._bytes + OVERHEAD_BYTES * self._messages + overhead
 
-    def tally(self) -> Whereabouts:
-        """Count messages and their bytes. Cost: O(1)."""
-        if self.incoming:
-            self.settle()
-        return Whereabouts(self._messages, self._bytes, self._spilled_messages, self._spilled_bytes)
+# Checks --------------------------------------------------------------------------------------------------------------
 
-    def next_due_ms(self) -> int | None:
-        """Return when the next message is due at the earliest; None if there is none. Cost: O(claims)."""
-        key = self.next_key()
-        return None if key is None else key[0]
 
-    def next_key(self) -> Key | None:
-        """Return (due time, sequence): nothing comes before it; None if there is nothing. Cost: O(claims)."""
-        if self.incoming:
-            self.settle()
-        moving = self._moving_before(None) if self._claims else None
-        keys: list[Key] = [group[:2] for group in self._head()]
-        keys += [chunk.bound for chunk in self._spilled[:1]]
-        if moving is not None:
-            keys.append(moving.bound)
-        return min(keys, default=None)
+def begin_check(schedule: Schedule) -> None:
+    """Forget what an earlier check has found."""
+    for shelf in schedule.shelves.all:
+        shelf.seen = None
 
-    def entries(self) -> Iterator[tuple[int, int | None, str, int | None]]:
-        """Yield (sequence, message bytes, "resident", due time) and (sequence, None, "spilled", None) of each message.
 
-        Those in memory come in order, but for moving ones, which follow them; then those of each chunk in their order.
-        """
-        if self.incoming:
-            self.settle()
-        for due_ms, first, _, *records in self._resident():
-            for sequence, record in enumerate(records, first):
-                yield sequence, len(record), "resident", due_ms
-        for chunk in self._spilled:
-            for sequence in chunk.sequences:
-                yield sequence, None, "spilled", None
+def look(schedule: Schedule, most: int) -> int:
+    """Look at shelves that nobody has looked at since they changed, at about so many messages; return how many.
 
-    def groups_from(self, start: Key, most: int) -> tuple[list[Group], Key | None]:
-        """Return groups on shelves, in order, from this (due time, sequence) on: `most`, and the rest of a shelf.
+    A group counts as `GROUP_WORTH` messages more.
+    """
+    shelves = schedule.shelves
+    shelves.settle()
+    looked = 0
+    for low, shelf, end in zip(shelves.lows, shelves.all, [*shelves.lows[1:], None], strict=True):
+        if looked >= most:
+            break
+        if shelf and shelf.seen is None:
+            shelf.seen = _look(shelf, low, end)
+            looked += shelf.seen.messages + GROUP_WORTH * len(shelf)
+    return looked
 
-        Beside them where to go on, None at the end. Cost: 0.01 µs a group; 0.1 where they are put in order.
-        """
-        if self.incoming:
-            self.settle()
-        groups: list[Group] = []
-        at = max(0, bisect(self._lows, start) - 1)
-        for shelf in self._shelves[at:]:
-            if len(groups) >= most:
-                return groups, self._lows[at]
-            self._put_in_order(shelf)
-            groups += shelf[bisect_left(shelf, start) :]
-            at += 1
-        return groups, None
 
-    def moving_groups(self) -> list[list[Group]]:
-        """Return what is on its way to the spill store, by chunk."""
-        return [[*chunk.groups] for chunk in self._moving()]
+def _seen(schedule: Schedule) -> list[Seen]:
+    """Return what was found on all shelves, once `look` finds nothing to look at."""
+    return [shelf.seen for shelf in schedule.shelves.all if shelf.seen is not None]
 
-    def marked(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (first sequence, end, marks) of what is in memory and was delivered before."""
-        if self.incoming:
-            self.settle()
-        for _, first, tag, *records in self._resident():
-            if marks_of(tag):
-                yield first, first + len(records), marks_of(tag)
 
-    @property
-    def spilled(self) -> list[Chunk]:
-        """The spilled chunks."""
-        return self._spilled.copy()
+def lowest(schedule: Schedule) -> dict[int, int]:
+    """Return the lowest sequence in memory, by lane, once `look` finds nothing to look at. Cost: O(shelves)."""
+    moving = [group[1] for chunk in schedule.moving() for group in chunk.groups]
+    return lowest_by_lane(moving + [low for seen in _seen(schedule) for low in seen.lowest.values()])
 
-    def lowest(self) -> dict[int, int]:
-        """Return the lowest sequence in memory, by lane, once `look` finds nothing to look at. Cost: O(shelves)."""
-        moving = [group[1] for chunk in self._moving() for group in chunk.groups]
-        return lowest_by_lane(moving + [low for seen in self._seen() for low in seen.lowest.values()])
 
-    def problems(self) -> list[str]:
-        """Recount, and check the rules; return what is wrong, in words. Cost: O(messages)."""
-        self.begin_check()
-        self.look(sys.maxsize)
-        return list(self.problems_seen())
+def problems(schedule: Schedule) -> list[str]:
+    """Recount, and check the rules; return what is wrong, in words. Cost: O(messages)."""
+    begin_check(schedule)
+    look(schedule, sys.maxsize)
+    return list(problems_seen(schedule))
 
-    def problems_seen(self) -> Iterator[str]:
-        """Do the same once `look` finds nothing to look at. Cost: O(shelves + spilled chunks)."""
-        yield from self._shelf_problems()
-        for one, two in pairwise(self._spilled):
-            if one.bound >= two.bound:
-                yield f"{one!r} is followed by {two!r}"
-        for chunk in self._spilled:
-            if not chunk.count == len(chunk.sequences) == len(chunk.slots) > 0 or chunk.groups:
-                yield f"{chunk!r} has {len(chunk.sequences)} sequences and {len(chunk.slots)} slots"
-            if chunk.claim is not None and self._claims.get(chunk.claim) is not chunk:
-                yield f"{chunk!r} bears a claim that does not stand"
-        weights = Counter(chunk.weight for chunk in self._spilled)
-        for held, chunks in weights.items():
-            if held.chunks != chunks:
-                yield f"{chunks} chunks weigh {held.message_bytes} bytes together, and are taken for {held.chunks}"
-        count, size = weight([group for chunk in self._moving() for group in chunk.groups])
-        count += sum(seen.messages for seen in self._seen())
-        size += sum(seen.message_bytes for seen in self._seen())
-        overhead = GROUP_BYTES * sum(map(len, self._shelves)) + sum(chunk.groups_bytes for chunk in self._moving())
-        overhead += sum(CHUNK_BYTES + SEQUENCE_BYTES * chunk.count for chunk in self._spilled)
-        for what, counted, recount in (
-            ("messages in memory", self._messages, count),
-            ("bytes in memory", self._bytes, size),
-            ("spilled messages", self._spilled_messages, sum(chunk.count for chunk in self._spilled)),
-            ("spilled bytes", self._spilled_bytes, sum(held.message_bytes for held in weights)),
-            ("bytes for groups and chunks", self._overhead, overhead),
-        ):
-            if counted != recount:
-                yield f"{counted} {what} are counted, a recount gives {recount}"
 
-    # Inside ------------------------------------------------------------------------------------------------------
+def problems_seen(schedule: Schedule) -> Iterator[str]:
+    """Do the same once `look` finds nothing to look at. Cost: O(shelves + spilled chunks)."""
+    shelves, spilled, seen = schedule.shelves, schedule.spilled, _seen(schedule)
+    if not all(shelves.all) and len(shelves.all) > 1:
+        yield "a shelf is empty"
+    for one in seen:
+        yield from one.problems
+    for before, after in pairwise(seen):
+        yield from _overlap(before.last, after.first)
+    for earlier, later in pairwise(spilled):
+        if earlier.bound >= later.bound:
+            yield f"{earlier!r} is followed by {later!r}"
+    for chunk in spilled:
+        if not chunk.count == len(chunk.sequences) == len(chunk.slots) > 0 or chunk.groups:
+            yield f"{chunk!r} has {len(chunk.sequences)} sequences and {len(chunk.slots)} slots"
+        if chunk.claim is not None and schedule.claims.get(chunk.claim) is not chunk:
+            yield f"{chunk!r} bears a claim that does not stand"
+    weights = Counter(chunk.weight for chunk in spilled)
+    for held, chunks in weights.items():
+        if held.chunks != chunks:
+            yield f"{chunks} chunks weigh {held.message_bytes} bytes together, and are taken for {held.chunks}"
+    moving = schedule.moving()
+    count, size = weight([group for chunk in moving for group in chunk.groups])
+    for what, counted, recount in (
+        ("messages in memory", shelves.messages, count + sum(one.messages for one in seen)),
+        ("bytes in memory", shelves.bytes, size + sum(one.message_bytes for one in seen)),
+        ("spilled messages", schedule.spilled_messages, sum(chunk.count for chunk in spilled)),
+        ("spilled bytes", schedule.spilled_bytes, sum(held.message_bytes for held in weights)),
+        (
+            "bytes for groups",
+            shelves.overhead,
+            GROUP_BYTES * sum(map(len, shelves.all)) + sum(chunk.groups_bytes for chunk in moving),
+        ),
+    ):
+        if counted != recount:
+            yield f"{counted} {what} are counted, a recount gives {recount}"
 
-    def _due_bound(self, now_ms: int) -> Key:
-        """Return what a message must come before to be due and preceded by no spilled one."""
-        due: Key = (now_ms + 1,)
-        return min(due, self._spilled[0].bound) if self._spilled else due
 
-    def _resident_before(self, bound: Key) -> bool:
-        if self.incoming:
-            self.settle()
-        return any(group < bound for group in self._head()) or self._moving_before(bound) is not None
+def _look(shelf: Shelf, low: Key, end: Key | None) -> Seen:
+    """Check the rules of a shelf for what belongs between these keys, and count what is on it."""
+    ordered = sorted(shelf)
+    problems: list[str] = []
+    if ordered[0] < low or (end is not None and ordered[-1] >= end):
+        problems.append(f"the shelf from {low} to {end} holds what belongs on another")
+    if max(map(len, shelf)) - AHEAD > GROUP_MESSAGES:
+        problems.append(f"the shelf from {low} has a group that is too big")
+    if shelf.in_order and ordered != shelf:
+        problems.append(f"the shelf from {low} is not in order")
+    for one, two in pairwise(ordered):
+        problems += _overlap(one, two)
+    messages, size = weight(ordered)
+    return Seen(problems, messages, size, lowest_by_lane([group[1] for group in ordered]), ordered[0], ordered[-1])
 
-    def _moving_before(self, bound: Key | None) -> Chunk | None:
-        """Return the moving chunk that comes first, if it comes before `bound`."""
-        first = min(self._moving(), key=_bound, default=None)
-        return first if first is None or bound is None or first.bound < bound else None
 
-    def _moving(self) -> list[Chunk]:
-        return [chunk for chunk in self._claims.values() if chunk.slots is None]
-
-    def _resident(self) -> Iterator[Group]:
-        """Yield the groups in memory, those on shelves in order."""
-        yield from self._shelved()
-        for chunk in self._moving():
-            yield from chunk.groups
+def _overlap(one: Group, two: Group) -> list[str]:
+    """Tell if a group has messages that the next one has, too."""
+    if one[0] == two[0] and one[1] + len(one) - AHEAD > two[1]:
+        return [f"the group of {one[:2]} overlaps that of {two[:2]}"]
+    return []

@@ -26,8 +26,7 @@ from typing import Any
 from qflow.delivery import Segment
 from qflow.memory.chunk import CHUNK_BYTES, SEQUENCE_BYTES, Chunk, Unpacked
 from qflow.memory.group import AHEAD, GROUP_BYTES, Group, Key, count_back, cut, holds, joined, weight
-from qflow.memory.inventory import Inventory
-from qflow.memory.shelves import Shelf, note_arrival
+from qflow.memory.shelves import Shelves, Whereabouts, note_arrival
 from qflow.message import OVERHEAD_BYTES
 
 GROUPS_AT_ONCE = 2048
@@ -36,10 +35,74 @@ _FREED_BYTES = OVERHEAD_BYTES - SEQUENCE_BYTES
 _bound = attrgetter("bound")
 
 
-class Schedule(Inventory):
+class Schedule:
     """See the module. Cost: O(log groups) a group added; O(1) for each that is taken, claimed or restored."""
 
-    __slots__ = ()
+    __slots__ = ("_position", "_youngest", "claims", "shelves", "spilled", "spilled_bytes", "spilled_messages")
+
+    def __init__(self) -> None:
+        self.shelves = Shelves()
+        """What is in memory; what it counts includes what is moving."""
+        self.spilled: list[Chunk] = []
+        """In order of the least that their next message may be."""
+        self.spilled_messages = 0
+        self.spilled_bytes = 0
+        self.claims: dict[object, Chunk] = {}
+        """Decides which claims stand; each is on a spilled chunk, or on one that is moving: still in memory."""
+        self._youngest: Chunk | None = None  # of the spilled ones: it may be continued
+        self._position = 0
+
+    # Counts ------------------------------------------------------------------------------------------------------
+
+    @property
+    def messages(self) -> int:
+        """How many there are. Cost: O(1)."""
+        shelves = self.shelves
+        if shelves.incoming:
+            shelves.settle()
+        return shelves.messages + self.spilled_messages
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What is charged for groups and spilled chunks: all but the records in memory. Cost: O(1).
+
+        `claim_far` does not change it. It rises with `add`, `restored`, and by a group at most where a claim on a part
+        of a group is given up or taken back.
+        """
+        shelves = self.shelves
+        if shelves.incoming:
+            shelves.settle()
+        return shelves.overhead + CHUNK_BYTES * len(self.spilled) + SEQUENCE_BYTES * self.spilled_messages
+
+    @property
+    def charged(self) -> int:
+        """What it is charged: its messages in memory, and what it needs for all of them. Cost: O(1)."""
+        overhead = self.overhead_bytes
+        return self.shelves.bytes + OVERHEAD_BYTES * self.shelves.messages + overhead
+
+    def tally(self) -> Whereabouts:
+        """Count messages and their bytes. Cost: O(1)."""
+        shelves = self.shelves
+        if shelves.incoming:
+            shelves.settle()
+        return Whereabouts(shelves.messages, shelves.bytes, self.spilled_messages, self.spilled_bytes)
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next message is due at the earliest; None if there is none. Cost: O(claims)."""
+        key = self.next_key()
+        return None if key is None else key[0]
+
+    def next_key(self) -> Key | None:
+        """Return (due time, sequence): nothing comes before it; None if there is nothing. Cost: O(claims)."""
+        shelves = self.shelves
+        if shelves.incoming:
+            shelves.settle()
+        moving = self._moving_before(None) if self.claims else None
+        keys: list[Key] = [group[:2] for group in shelves.head()]
+        keys += [chunk.bound for chunk in self.spilled[:1]]
+        if moving is not None:
+            keys.append(moving.bound)
+        return min(keys, default=None)
 
     # Taking ------------------------------------------------------------------------------------------------------
 
@@ -54,15 +117,16 @@ class Schedule(Inventory):
 
         Cost: 0.05 µs a message of a batch, 1 µs a single one, 2 to 3 µs where only one is taken.
         """
-        if self.incoming:
-            self.settle()
+        shelves = self.shelves
+        if shelves.incoming:
+            shelves.settle()
         bound = self._due_bound(now_ms)
         if before is not None:
             bound = min(bound, before)
         taken = 0
         while True:
-            moving = self._moving_before(bound) if self._claims else None
-            taken += self._hand_over(most - taken, bound if moving is None else moving.bound, segments)
+            moving = self._moving_before(bound) if self.claims else None
+            taken += shelves.hand_over(most - taken, bound if moving is None else moving.bound, segments)
             if moving is None or taken >= most:
                 return taken
             self._take_back(moving)
@@ -79,10 +143,10 @@ class Schedule(Inventory):
 
         Cost: 0.02 µs a message of a batch, 0.3 µs a single one.
         """
-        assert claim not in self._claims
-        if self.incoming:
-            self.settle()
-        shelves = self._shelves
+        assert claim not in self.claims
+        if self.shelves.incoming:
+            self.shelves.settle()
+        shelves = self.shelves.all
         if not shelves[0]:
             return None
         groups: list[Group] = []
@@ -93,7 +157,7 @@ class Schedule(Inventory):
         while at and (missing > 0 or not groups):
             at -= 1
             shelf = shelves[at]
-            self._put_in_order(shelf)
+            shelf.put_in_order()
             index = len(shelf)
             while index and (missing > 0 or not groups):
                 index -= 1
@@ -122,10 +186,10 @@ class Schedule(Inventory):
             shelf.looked = looked
             shelf.seen = None
         del shelves[stay:]
-        del self._lows[stay:]
+        del self.shelves.lows[stay:]
         self._position += count
         chunk.claim = claim
-        self._claims[claim] = chunk
+        self.claims[claim] = chunk
         return chunk
 
     def chunk_spilled(self, claim: object, slots: Any) -> int | None:
@@ -139,13 +203,14 @@ class Schedule(Inventory):
         Returns:
             None if the claim does not stand: the slots are for the caller to free.
         """
-        chunk = self._claims.get(claim)
+        chunk = self.claims.get(claim)
         if chunk is None:
             return None
         count, size = chunk.count, chunk.weight.message_bytes
         assert len(chunk.sequences) == len(slots) == count
         grouped = chunk.groups_bytes
         chunk_bytes = SEQUENCE_BYTES * count
+        shelves = self.shelves
         before = self._youngest
         if before is not None and before.goes_on_with(chunk):
             sequences = before.sequences + chunk.sequences
@@ -161,24 +226,24 @@ class Schedule(Inventory):
             before.weight.message_bytes += size
         else:
             chunk_bytes += CHUNK_BYTES
-            place = bisect(self._spilled, chunk.bound, key=_bound)
+            place = bisect(self.spilled, chunk.bound, key=_bound)
             # No call from here on.
             chunk.slots = slots
-            self._spilled[place:place] = (chunk,)
+            self.spilled[place:place] = (chunk,)
             self._youngest = chunk
         chunk.groups = []
         chunk.claim = None
-        del self._claims[claim]
-        self._messages -= count
-        self._bytes -= size
-        self._spilled_messages += count
-        self._spilled_bytes += size
-        self._overhead += chunk_bytes - grouped
+        del self.claims[claim]
+        shelves.messages -= count
+        shelves.bytes -= size
+        self.spilled_messages += count
+        self.spilled_bytes += size
+        shelves.overhead -= grouped
         return size + OVERHEAD_BYTES * count + grouped - chunk_bytes
 
     def unclaim(self, claim: object) -> None:
         """Give up what was claimed for spilling or restoring, if the claim still stands."""
-        chunk = self._claims.get(claim)
+        chunk = self.claims.get(claim)
         if chunk is None:
             return
         if chunk.slots is None:
@@ -186,14 +251,14 @@ class Schedule(Inventory):
             return
         # No call from here on.
         chunk.claim = None
-        del self._claims[claim]
+        del self.claims[claim]
 
     # Restoring ---------------------------------------------------------------------------------------------------
 
     @property
     def next_away(self) -> Chunk | None:
         """The spilled chunk that may hold the next due message."""
-        return self._spilled[0] if self._spilled else None
+        return self.spilled[0] if self.spilled else None
 
     def claim_next(self, claim: object, now_ms: int) -> Chunk | None:
         """Claim the spilled chunk that may hold the next due message, if nothing in memory comes before it.
@@ -201,7 +266,7 @@ class Schedule(Inventory):
         Returns:
             None too if somebody else has claimed it.
         """
-        assert claim not in self._claims
+        assert claim not in self.claims
         chunk = self.next_away
         if chunk is None or chunk.bound[0] > now_ms or chunk.claim is not None or self._resident_before(chunk.bound):
             return None
@@ -211,7 +276,7 @@ class Schedule(Inventory):
         """Claim a spilled chunk that nobody has claimed, wherever it comes."""
         # No call from here on.
         chunk.claim = claim
-        self._claims[claim] = chunk
+        self.claims[claim] = chunk
         return chunk
 
     def restored(self, claim: object, unpacked: Unpacked) -> Any:
@@ -225,22 +290,21 @@ class Schedule(Inventory):
 
         Cost: 0.01 µs a message, and for each shelf it belongs to, a sorting of that one by the next call.
         """
-        chunk = self._claims.get(claim)
+        chunk = self.claims.get(claim)
         if chunk is None:
             return None
         count, size = unpacked.messages, unpacked.message_bytes
         slots, rest = chunk.slots.take(count)
         sequences = chunk.sequences[count:]
-        place = bisect_left(self._spilled, chunk.bound, key=_bound)
+        place = bisect_left(self.spilled, chunk.bound, key=_bound)
         weight = chunk.weight
         gone_bytes = size if sequences or weight.chunks > 1 else weight.message_bytes
-        given_back = SEQUENCE_BYTES * count + (0 if sequences else CHUNK_BYTES)
         bound = (unpacked.due_ms, sequences[0]) if sequences else chunk.bound
-        new_place = bisect(self._spilled, bound, key=_bound) - 1
+        new_place = bisect(self.spilled, bound, key=_bound) - 1
         # No call from here on.
-        del self._spilled[place]
+        del self.spilled[place]
         if sequences:
-            self._spilled[new_place:new_place] = (chunk,)
+            self.spilled[new_place:new_place] = (chunk,)
         else:
             weight.chunks -= 1
             if self._youngest is chunk:
@@ -252,11 +316,10 @@ class Schedule(Inventory):
         chunk.slots = rest
         chunk.bound = bound
         chunk.claim = None
-        del self._claims[claim]
-        self._spilled_messages -= count
-        self._spilled_bytes -= gone_bytes
-        self._overhead -= given_back
-        self.incoming += unpacked.groups
+        del self.claims[claim]
+        self.spilled_messages -= count
+        self.spilled_bytes -= gone_bytes
+        self.shelves.incoming += unpacked.groups
         return slots
 
     def drop_all(self) -> tuple[list[Any], list[list[Group]]]:
@@ -264,24 +327,23 @@ class Schedule(Inventory):
 
         No claim stands afterwards.
         """
-        slots = [chunk.slots for chunk in self._spilled]
-        dropped = [self.incoming, *self._shelves]
-        shelves = [Shelf()]
+        slots = [chunk.slots for chunk in self.spilled]
+        dropped = [self.shelves.incoming, *self.shelves.all]
+        shelves = Shelves()
+        shelves.sought = self.shelves.sought
         # No call from here on.
-        self.incoming = []
-        self._shelves = shelves
-        self._lows = [()]
-        self._spilled = []
+        self.shelves = shelves
+        self.spilled = []
         self._youngest = None
-        self._claims = {}
-        self._messages = self._bytes = self._overhead = self._spilled_messages = self._spilled_bytes = 0
+        self.claims = {}
+        self.spilled_messages = self.spilled_bytes = 0
         return slots, dropped
 
     # One message ------------------------------------------------------------------------------------------------------
 
     def take_back_with(self, sequence: int) -> Key | None:
         """Take back the moving chunk that holds a message; return its (due time, sequence), None if none does."""
-        for chunk in self._moving():
+        for chunk in self.moving():
             if any(holds(group, sequence) for group in chunk.groups):
                 bound = chunk.bound
                 self._take_back(chunk)
@@ -290,8 +352,8 @@ class Schedule(Inventory):
 
     def has_spilled(self, chunk: Chunk) -> bool:
         """Tell whether a spilled chunk is there, and was not purged."""
-        place = bisect_left(self._spilled, chunk.bound, key=_bound)
-        return self._spilled[place : place + 1] == [chunk]
+        place = bisect_left(self.spilled, chunk.bound, key=_bound)
+        return self.spilled[place : place + 1] == [chunk]
 
     def cut_off(self, chunk: Chunk, index: int, due_ms: int) -> Chunk:
         """Make what lies from `index` on in a spilled chunk that nobody has claimed a chunk of its own; return it.
@@ -304,27 +366,46 @@ class Schedule(Inventory):
         if not 0 < index < chunk.count:
             return chunk
         right, sequences, slots = chunk.divided(index, due_ms)
-        place = bisect(self._spilled, right.bound, key=_bound)
+        place = bisect(self.spilled, right.bound, key=_bound)
         # No call from here on.
-        self._spilled[place:place] = (right,)
+        self.spilled[place:place] = (right,)
         if self._youngest is chunk:
             self._youngest = right
         chunk.weight.chunks += 1
         chunk.count = index
         chunk.sequences = sequences
         chunk.slots = slots
-        self._overhead += CHUNK_BYTES
         return right
 
     # Inside ------------------------------------------------------------------------------------------------------
 
+    def _due_bound(self, now_ms: int) -> Key:
+        """Return what a message must come before to be due and preceded by no spilled one."""
+        due: Key = (now_ms + 1,)
+        return min(due, self.spilled[0].bound) if self.spilled else due
+
+    def _resident_before(self, bound: Key) -> bool:
+        shelves = self.shelves
+        if shelves.incoming:
+            shelves.settle()
+        return any(group < bound for group in shelves.head()) or self._moving_before(bound) is not None
+
+    def _moving_before(self, bound: Key | None) -> Chunk | None:
+        """Return the moving chunk that comes first, if it comes before `bound`."""
+        first = min(self.moving(), key=_bound, default=None)
+        return first if first is None or bound is None or first.bound < bound else None
+
+    def moving(self) -> list[Chunk]:
+        """Return the chunks that are on their way to the spill store."""
+        return [chunk for chunk in self.claims.values() if chunk.slots is None]
+
     def _take_back(self, moving: Chunk) -> None:
         """Put the groups of a moving chunk in their place again; its claim is void."""
-        groups = moving.groups
-        if self.sought:
-            note_arrival(self.sought, groups)
-        shelf = self._shelves[bisect(self._lows, groups[0]) - 1]
-        self._put_in_order(shelf)
+        groups, shelves = moving.groups, self.shelves
+        if shelves.sought:
+            note_arrival(shelves.sought, groups)
+        shelf = shelves.all[bisect(shelves.lows, groups[0]) - 1]
+        shelf.put_in_order()
         index = bisect(shelf, groups[0]) - 1
         whole = joined(shelf[index], groups[0]) if moving.cut and index >= 0 else None
         if whole is not None:
@@ -337,10 +418,10 @@ class Schedule(Inventory):
             shelf[index] = whole
             shelf.looked = looked
             shelf.seen = None
-        self.incoming += groups
-        del self._claims[moving.claim]
+        shelves.incoming += groups
+        del self.claims[moving.claim]
         moving.claim = None
-        self._messages -= count
-        self._bytes -= size
-        self._overhead -= charged
-        self.settle()
+        shelves.messages -= count
+        shelves.bytes -= size
+        shelves.overhead -= charged
+        shelves.settle()

@@ -28,36 +28,36 @@ class Found(NamedTuple):
     """By how much it is due after the first one, at least."""
 
 
-class Seeking(Sought):
+class Seeking:
     """See the module. Under the lock of the queue."""
 
-    __slots__ = ("_start", "schedule")
+    __slots__ = ("_start", "schedule", "sought")
 
     def __init__(self, schedule: Schedule, sequence: int) -> None:
-        super().__init__(sequence)
         self.schedule = schedule
+        self.sought = Sought(sequence)
         self._start: Key | None = ()
-        schedule.sought.add(self)
+        schedule.shelves.sought.add(self.sought)
 
     def end(self) -> None:
         """Look no more; twice is fine."""
-        self.schedule.sought.discard(self)
+        self.schedule.shelves.sought.discard(self.sought)
 
     @property
     def is_over(self) -> bool:
         """Everything in memory was looked at, and the message was nowhere."""
-        self.schedule.settle()  # what is incoming may be what is sought
-        return self._start is None and not self.arrived
+        self.schedule.shelves.settle()  # what is incoming may be what is sought
+        return self._start is None and not self.sought.arrived
 
     def look(self, most: int) -> Group | None:
         """Look at about `most` groups more; return that with the message, on its shelf."""
-        if self.arrived:
+        if self.sought.arrived:
             self.begin_at(())
         while self._start is not None:
-            group, self._start = self.schedule.look_for(self.sequence, self._start, most)
+            group, self._start = self.schedule.shelves.look_for(self.sought.sequence, self._start, most)
             if group is not None or self._start is not None:
                 return group
-            bound = self.schedule.take_back_with(self.sequence)
+            bound = self.schedule.take_back_with(self.sought.sequence)
             if bound is not None:
                 self.begin_at(bound)
         return None
@@ -65,7 +65,7 @@ class Seeking(Sought):
     def begin_at(self, start: Key) -> None:
         """Look from this (due time, sequence) on: it does not come before."""
         self._start = start
-        self.arrived = False
+        self.sought.arrived = False
 
 
 def find_spilled(chunks: list[tuple[Chunk, array[int]]], sequence: int) -> Found | None:

@@ -13,13 +13,12 @@ from __future__ import annotations
 import sys
 from bisect import bisect, bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import islice, pairwise
+from itertools import islice
 
 from qflow.delivery import Segment
 from qflow.memory.group import (
     AHEAD,
     GROUP_BYTES,
-    GROUP_MESSAGES,
     Group,
     Key,
     by_lateness,
@@ -31,13 +30,11 @@ from qflow.memory.group import (
     tag_of,
     weight,
 )
-from qflow.message import Record, lowest_by_lane
+from qflow.message import Record
 from qflow.named_tuples import NamedTuple
 
 SHELF = 256
 """A shelf has at most twice as many groups."""
-GROUP_WORTH = 16
-"""Messages that it takes as long to look at as at the group they are in."""
 LATE_WORTH = 3
 """Messages of which it takes as long to see that they have not expired as to take a group out that has."""
 NEVER_MS = sys.maxsize
@@ -79,6 +76,14 @@ class Shelf(list[Group]):
         self.soonest_ms = NEVER_MS
         """So many groups at its beginning `take_expired` has looked at, and nothing in them expires before."""
 
+    def put_in_order(self) -> None:
+        """Sort it, unless it is in order."""
+        if not self.in_order:
+            if self.looked < len(self):
+                self.looked = 0
+            self.sort()
+            self.in_order = True
+
 
 class Sought:
     """A message that somebody looks for, some shelves at a time."""
@@ -94,17 +99,17 @@ class Sought:
 class Shelves:
     """See the module. Cost: O(log groups) a group added, O(1) a group taken; sorting included."""
 
-    __slots__ = ("_bytes", "_looked_to", "_lows", "_messages", "_overhead", "_shelves", "incoming", "sought")
+    __slots__ = ("_looked_to", "all", "bytes", "incoming", "lows", "messages", "overhead", "sought")
 
     def __init__(self) -> None:
         self.incoming: list[Group] = []
         """Groups on the way to their shelf. What is added to it (by `+= groups_of(...)`) belongs to the schedule; the
         next call puts it in its place."""
-        self._shelves = [Shelf()]  # at least one; none is empty, but a lone one
-        self._lows: list[Key] = [()]  # for each shelf the least that belongs there
-        self._messages = 0
-        self._bytes = 0
-        self._overhead = 0
+        self.all = [Shelf()]  # at least one; none is empty, but a lone one
+        self.lows: list[Key] = [()]  # for each shelf the least that belongs there
+        self.messages = 0
+        self.bytes = 0
+        self.overhead = 0
         self._looked_to: Key = ()  # `take_expired` goes on there
         self.sought: set[Sought] = set()
 
@@ -117,32 +122,32 @@ class Shelves:
             record = records[0]
             plain = type(record) is bytes
             group = (due_ms, first, tag_of(marks, messages=not plain), record if plain else record[:])
-            shelf = self._shelves[bisect(self._lows, group) - 1]
+            shelf = self.all[bisect(self.lows, group) - 1]
             size = len(record)
             if not shelf.in_order and len(shelf) < 2 * SHELF:
                 # No call from here on, so that an interrupt finds all of it done or nothing.
                 shelf += (group,)
                 shelf.seen = None
-                self._messages += 1
-                self._bytes += size
-                self._overhead += GROUP_BYTES
+                self.messages += 1
+                self.bytes += size
+                self.overhead += GROUP_BYTES
                 return
         self.incoming += groups_of(due_ms, first, records, marks)
         self.settle()
 
-    def _hand_over(self, most: int, bound: Key, segments: list[Segment]) -> int:
+    def hand_over(self, most: int, bound: Key, segments: list[Segment]) -> int:
         """Move up to `most` messages that come before `bound` to `segments`; return how many.
 
         What follows on the last segment there, with the same marks, goes into that one.
         """
         if most <= 0:
             return 0
-        shelves = self._shelves
+        shelves = self.all
         groups: list[Group] = []
         count = whole = 0  # messages; shelves that are used up
         while True:
             shelf = shelves[whole]
-            self._put_in_order(shelf)
+            shelf.put_in_order()
             part = 0  # groups of this one
             for group in islice(shelf, bisect_left(shelf, bound)):
                 part += 1
@@ -180,23 +185,23 @@ class Shelves:
             shelf.looked = looked
             shelf.seen = None
         del shelves[:whole]
-        self._lows[: whole + 1] = ((),)
-        self._messages -= count
-        self._bytes -= size
-        self._overhead -= charged
+        self.lows[: whole + 1] = ((),)
+        self.messages -= count
+        self.bytes -= size
+        self.overhead -= charged
         return count
 
     def settle(self) -> None:
         """Put what is incoming on its shelves."""
         incoming = self.incoming
-        lows = self._lows
+        lows = self.lows
         if self.sought:
             note_arrival(self.sought, incoming)
         if len(incoming) > 1:
             incoming.sort()
         while incoming:
             at = bisect(lows, incoming[-1]) - 1
-            shelf = self._shelves[at]
+            shelf = self.all[at]
             start = bisect_left(incoming, lows[at])
             groups = incoming[start:]
             count, size = weight(groups)
@@ -213,40 +218,51 @@ class Shelves:
             shelf.in_order = in_order
             shelf.seen = None
             del incoming[start:]
-            self._messages += count
-            self._bytes += size
-            self._overhead += charged
+            self.messages += count
+            self.bytes += size
+            self.overhead += charged
             if len(shelf) > 2 * SHELF:
                 self._split(at)
 
     def _split(self, at: int) -> None:
-        shelf = self._shelves[at]
+        shelf = self.all[at]
         shelf.looked = 0
         shelf.sort()
         size = -(-len(shelf) // (len(shelf) // SHELF))
         parts = [Shelf(shelf[start : start + size]) for start in range(0, len(shelf), size)]
         lows = [part[0][:2] for part in parts[1:]]
         # No call from here on.
-        self._shelves[at : at + 1] = parts
-        self._lows[at + 1 : at + 1] = lows
+        self.all[at : at + 1] = parts
+        self.lows[at + 1 : at + 1] = lows
 
-    def _head(self) -> list[Group]:
-        shelf = self._shelves[0]
-        self._put_in_order(shelf)
+    def head(self) -> list[Group]:
+        """Return the first group, alone; nothing, where there is none."""
+        shelf = self.all[0]
+        shelf.put_in_order()
         return shelf[:1]
 
-    @staticmethod
-    def _put_in_order(shelf: Shelf) -> None:
-        if not shelf.in_order:
-            if shelf.looked < len(shelf):
-                shelf.looked = 0
-            shelf.sort()
-            shelf.in_order = True
-
-    def _shelved(self) -> Iterator[Group]:
-        for shelf in self._shelves:
-            self._put_in_order(shelf)
+    def groups(self) -> Iterator[Group]:
+        """Yield all groups, in order."""
+        for shelf in self.all:
+            shelf.put_in_order()
             yield from shelf
+
+    def groups_from(self, start: Key, most: int) -> tuple[list[Group], Key | None]:
+        """Return groups on shelves, in order, from this (due time, sequence) on: `most`, and the rest of a shelf.
+
+        Beside them where to go on, None at the end. Cost: 0.01 µs a group; 0.1 where they are put in order.
+        """
+        if self.incoming:
+            self.settle()
+        groups: list[Group] = []
+        at = max(0, bisect(self.lows, start) - 1)
+        for shelf in self.all[at:]:
+            if len(groups) >= most:
+                return groups, self.lows[at]
+            shelf.put_in_order()
+            groups += shelf[bisect_left(shelf, start) :]
+            at += 1
+        return groups, None
 
     # One message -----------------------------------------------------------------------------------------------------
 
@@ -260,10 +276,10 @@ class Shelves:
         """
         if self.incoming:
             self.settle()
-        at = max(0, bisect(self._lows, start) - 1)
-        for shelf in self._shelves[at:]:
+        at = max(0, bisect(self.lows, start) - 1)
+        for shelf in self.all[at:]:
             if most <= 0:
-                return None, self._lows[at]
+                return None, self.lows[at]
             for group in shelf:
                 if group[1] <= sequence < group[1] + len(group) - AHEAD:  # as `holds`, in half the time
                     return group, None
@@ -273,8 +289,8 @@ class Shelves:
 
     def take_out(self, group: Group, sequence: int) -> Segment:
         """Take one message out of a group that `look_for` has found; return it."""
-        at = bisect(self._lows, group) - 1
-        shelf = self._shelves[at]
+        at = bisect(self.lows, group) - 1
+        shelf = self.all[at]
         index = shelf.index(group)
         due_ms, first, tag, *records = group
         place = sequence - first
@@ -284,22 +300,22 @@ class Shelves:
             parts.append((due_ms, sequence + 1, tag, *records[place + 1 :]))
         one = segments_of([(due_ms, sequence, tag, record)])[0][0]
         size, charged = len(record), GROUP_BYTES * (1 - len(parts))
-        is_empty = len(shelf) == 1 < len(self._shelves) and not parts
+        is_empty = len(shelf) == 1 < len(self.all) and not parts
         looked = shelf.looked + (len(parts) - 1 if index < shelf.looked else 0)
         # No call from here on.
         if is_empty:
-            del self._shelves[at]
+            del self.all[at]
             if at:
-                del self._lows[at]
+                del self.lows[at]
             else:
-                self._lows[:2] = ((),)
+                self.lows[:2] = ((),)
         else:
             shelf[index : index + 1] = parts
             shelf.looked = looked
             shelf.seen = None
-        self._messages -= 1
-        self._bytes -= size
-        self._overhead -= charged
+        self.messages -= 1
+        self.bytes -= size
+        self.overhead -= charged
         return one
 
     # Expiry ----------------------------------------------------------------------------------------------------------
@@ -312,12 +328,12 @@ class Shelves:
         """
         if self.incoming:
             self.settle()
-        at = max(0, bisect(self._lows, self._looked_to) - 1)
-        while at < len(self._shelves):
+        at = max(0, bisect(self.lows, self._looked_to) - 1)
+        while at < len(self.all):
             if most <= 0:
-                self._looked_to = self._lows[at]
+                self._looked_to = self.lows[at]
                 return True
-            shelf = self._shelves[at]
+            shelf = self.all[at]
             if shelf.looked == len(shelf) and shelf.soonest_ms > now_ms:
                 at += 1
                 most -= 1
@@ -328,7 +344,7 @@ class Shelves:
 
     def _take_expired_of(self, at: int, most: int, now_ms: int, segments: list[Segment]) -> int:
         """Do so with one shelf, or a part of it; return how many messages that was, in the same measure."""
-        shelf = self._shelves[at]
+        shelf = self.all[at]
         start = shelf.looked if shelf.looked < len(shelf) else 0
         soonest_ms = shelf.soonest_ms if start else NEVER_MS
         kept: list[Group] = []
@@ -356,65 +372,28 @@ class Shelves:
         handed = segments_of(sorted(gone))[0]
         count, size = weight(changed)
         charged = GROUP_BYTES * len(changed)
-        is_empty = not looked and stop == len(shelf) and len(self._shelves) > 1
+        is_empty = not looked and stop == len(shelf) and len(self.all) > 1
         # No call from here on.
         shelf.looked = looked
         shelf.soonest_ms = soonest_ms
         if changed:
             segments += handed
             if is_empty:
-                del self._shelves[at]
+                del self.all[at]
                 if at:
-                    del self._lows[at]
+                    del self.lows[at]
                 else:
-                    self._lows[:2] = ((),)
+                    self.lows[:2] = ((),)
             else:
                 shelf[start:stop] = kept
                 shelf.seen = None
             self.incoming += left
-            self._messages -= count
-            self._bytes -= size
-            self._overhead -= charged
+            self.messages -= count
+            self.bytes -= size
+            self.overhead -= charged
             if left:
                 self.settle()
         return worth
-
-    # Checks ----------------------------------------------------------------------------------------------------------
-
-    def begin_check(self) -> None:
-        """Forget what an earlier check has found."""
-        for shelf in self._shelves:
-            shelf.seen = None
-
-    def look(self, most: int) -> int:
-        """Look at shelves that nobody has looked at since they changed, at about so many messages; return how many.
-
-        A group counts as `GROUP_WORTH` messages more.
-        """
-        if self.incoming:
-            self.settle()
-        looked = 0
-        for low, shelf, end in zip(self._lows, self._shelves, [*self._lows[1:], None], strict=True):
-            if looked >= most:
-                break
-            if shelf and shelf.seen is None:
-                shelf.seen = _look(shelf, low, end)
-                looked += shelf.seen.messages + GROUP_WORTH * len(shelf)
-        return looked
-
-    def _seen(self) -> list[Seen]:
-        """Return what was found on all shelves, once `look` finds nothing to look at."""
-        return [shelf.seen for shelf in self._shelves if shelf.seen is not None]
-
-    def _shelf_problems(self) -> Iterator[str]:
-        """Check the rules, once `look` finds nothing to look at; say in words what is wrong. Cost: O(shelves)."""
-        if not all(self._shelves) and len(self._shelves) > 1:
-            yield "a shelf is empty"
-        seen = self._seen()
-        for one in seen:
-            yield from one.problems
-        for before, after in pairwise(seen):
-            yield from _overlap(before.last, after.first)
 
 
 def note_arrival(sought: Iterable[Sought], groups: list[Group]) -> None:
@@ -422,26 +401,3 @@ def note_arrival(sought: Iterable[Sought], groups: list[Group]) -> None:
     for one in sought:
         if any(holds(group, one.sequence) for group in groups):
             one.arrived = True
-
-
-def _look(shelf: Shelf, low: Key, end: Key | None) -> Seen:
-    """Check the rules of a shelf for what belongs between these keys, and count what is on it."""
-    ordered = sorted(shelf)
-    problems: list[str] = []
-    if ordered[0] < low or (end is not None and ordered[-1] >= end):
-        problems.append(f"the shelf from {low} to {end} holds what belongs on another")
-    if max(map(len, shelf)) - AHEAD > GROUP_MESSAGES:
-        problems.append(f"the shelf from {low} has a group that is too big")
-    if shelf.in_order and ordered != shelf:
-        problems.append(f"the shelf from {low} is not in order")
-    for one, two in pairwise(ordered):
-        problems += _overlap(one, two)
-    messages, size = weight(ordered)
-    return Seen(problems, messages, size, lowest_by_lane([group[1] for group in ordered]), ordered[0], ordered[-1])
-
-
-def _overlap(one: Group, two: Group) -> list[str]:
-    """Tell if a group has messages that the next one has, too."""
-    if one[0] == two[0] and one[1] + len(one) - AHEAD > two[1]:
-        return [f"the group of {one[:2]} overlaps that of {two[:2]}"]
-    return []

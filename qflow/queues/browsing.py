@@ -172,7 +172,7 @@ class Browsing:
     def _look_at_shelves(self, number: int, key: Key) -> tuple[list[Group], Key | None]:
         with self._context.lock:
             self._context.check_open()
-            return self._lanes.schedules[number].groups_from(key, GROUPS_AT_ONCE)
+            return self._lanes.schedules[number].shelves.groups_from(key, GROUPS_AT_ONCE)
 
     def _away(self, number: int, ahead_ms: int | None) -> list[Entries]:
         """Return what else a schedule has, by chunk."""
@@ -183,7 +183,8 @@ class Browsing:
         with self._context.lock:
             self._context.check_open()
             schedule = self._lanes.schedules[number]
-            return schedule.moving_groups(), [chunk.sequences for chunk in schedule.spilled]
+            moving = [[*chunk.groups] for chunk in schedule.moving()]
+            return moving, [chunk.sequences for chunk in schedule.spilled]
 
     def _of_groups(self, groups: Iterable[Group], ahead_ms: int | None) -> Entries:
         for due_ms, first, _, *records in groups:

@@ -16,6 +16,7 @@ from time import perf_counter, sleep
 
 from qflow.delivery import Delivery, Segment
 from qflow.held_batch import HeldBatch
+from qflow.memory import inventory
 from qflow.memory.line import PAUSE_S
 from qflow.memory.run import Place, Run
 from qflow.memory.waiting import sheltered
@@ -130,7 +131,7 @@ class _Moment:
         self.borrowed, self.capacity = account.borrowed, account.capacity
         self.least = min(admission.pending, admission.pending_messages, gate.incoming, gate.restoring, gate.dropped)
         self.problems = [text for runs in lanes.lists.values() for text in runs.problems()]
-        self.problems += [text for schedule in schedules for text in schedule.problems_seen()]
+        self.problems += [text for schedule in schedules for text in inventory.problems_seen(schedule)]
         self.held_bytes = queue.held.overhead_bytes
         limited = queue.context.settings.limit_bytes is not None
         self.bytes = (lanes.message_bytes, lanes.count_bytes(self.held_bytes)) if limited else (0, 0)
@@ -150,7 +151,7 @@ class _Moment:
         """Note what the log's rows say, while nothing is on its way there."""
         lanes = queue.lanes
         delayed: dict[int, int] = lowest_by_lane(
-            [low for schedule in lanes.schedules.values() for low in schedule.lowest().values()]
+            [low for schedule in lanes.schedules.values() for low in inventory.lowest(schedule).values()]
         )
         for number, lane in lanes.logged.items():
             runs = lanes.lists[number]
@@ -173,7 +174,7 @@ class _Counting:
         self._parts: dict[int, _Part] = {}
         with queue.context.lock:
             for schedule in queue.lanes.schedules.values():
-                schedule.begin_check()
+                inventory.begin_check(schedule)
 
     def step(self) -> _Moment | None:
         """Count some; return what is to be compared once everything there is has been counted."""
@@ -198,7 +199,7 @@ class _Counting:
                         logged += part.logged
                         place = part.stop
             for schedule in lanes.schedules.values():
-                left -= schedule.look(max(1, left))
+                left -= inventory.look(schedule, max(1, left))
                 if left <= 0:
                     return None
             return _Moment(self._queue, charged, logged)

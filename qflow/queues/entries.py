@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from qflow.delivery import Entry
 from qflow.errors import NotFound, QueueFull
+from qflow.memory import inventory
 from qflow.memory.run import Place, Run
 from qflow.memory.waiting import sheltered
 from qflow.message import OVERHEAD_BYTES, lane_of
@@ -91,7 +92,7 @@ class Entries:
         runs = self._lanes.lists.get(lane_of(sequence))
         run = runs.find(sequence) if runs is not None else None
         if run is None and not any(
-            entry[0] == sequence for schedule in self._lanes.schedules.values() for entry in schedule.entries()
+            entry[0] == sequence for schedule in self._lanes.schedules.values() for entry in inventory.entries(schedule)
         ):
             raise NotFound(f"message {sequence} does not wait in queue {self._context.name!r} any more")
         return run
@@ -104,5 +105,5 @@ class Entries:
         if run is not None:
             return run.place.value
         scattered = self._lanes.schedules.get(lane_of(sequence))
-        entries = iter(()) if scattered is None else scattered.entries()
+        entries = iter(()) if scattered is None else inventory.entries(scattered)
         return next((state for number, _, state, _ in entries if number == sequence), "delayed")

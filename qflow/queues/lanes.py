@@ -271,7 +271,7 @@ class Lanes:
         if due_ms or lane_of(first) >= DELAYED:
             self._add_delayed(first, records, marks, due_ms, was_due=was_due)
         elif self.list_of(first).scatters(len(records)):
-            self._schedule(lane_of(first)).add(0, first, records, marks)
+            self._schedule(lane_of(first)).shelves.add(0, first, records, marks)
         else:
             return False
         return True
@@ -283,14 +283,14 @@ class Lanes:
             number = number % DELAYED + RETURNED
         schedule = self._schedule(number)
         if due_ms:
-            schedule.add(due_ms, first, records, marks)
+            schedule.shelves.add(due_ms, first, records, marks)
         else:
             now_ms = self.now_ms(number)
             by_wall_ms = self.context.now_ms() - now_ms
             for due, start, stop in by_due(records):
                 # In the order of before.
                 moment = max(1, min(due - by_wall_ms, now_ms)) if was_due else due
-                schedule.add(moment, first + start, records[start:stop], marks)
+                schedule.shelves.add(moment, first + start, records[start:stop], marks)
 
     def _schedule(self, number: int) -> Schedule:
         """Return a schedule, which is made where there is none."""

@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from qflow.delivery import ONE_ATTEMPT, Delivery
+from qflow.memory import inventory
 from qflow.memory.run import Place, Tally
 from qflow.memory.run_list import RunList
 from qflow.memory.schedule import Schedule
@@ -287,7 +288,7 @@ def _lane_attempts(queue: Parts, number: int) -> tuple[int, list[tuple[int, int,
     for first, records, marks in queue.held.segments():
         known.append((first, first + len(records), marks // ONE_ATTEMPT + 1))
     for schedule in queue.lanes.schedules.values():
-        known += ((first, end, marks // ONE_ATTEMPT) for first, end, marks in schedule.marked())
+        known += ((first, end, marks // ONE_ATTEMPT) for first, end, marks in inventory.marked(schedule))
     below = next((run.first for run in runs if run.place is Place.LOGGED), runs.next)
     known = sorted(entry for entry in known if entry[2] and lane_of(entry[0]) == number)
     joined: list[tuple[int, int, int]] = []

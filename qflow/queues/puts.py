@@ -399,7 +399,7 @@ class Puts:
             gate.used -= charged
             lanes.gone += count
         elif schedule is not None:
-            schedule.incoming += groups
+            schedule.shelves.incoming += groups
         else:
             tail += records
         if number:

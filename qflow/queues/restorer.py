@@ -386,4 +386,4 @@ class Restorer:
             return
         self.repaired += 1
         due_ms = due_of(record) if number < RETURNED else 0  # that is known no more: at once
-        self._lanes.schedules[number].add(due_ms, sequence, [record], 0)
+        self._lanes.schedules[number].shelves.add(due_ms, sequence, [record], 0)

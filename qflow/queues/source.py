@@ -101,7 +101,7 @@ class Source:
     def take_expired(self, schedule: Schedule, now_ms: int, most: int, segments: list[Segment]) -> bool:
         """Move what has expired of a schedule, and is in memory, to `segments`; as `Shelves.take_expired`."""
         overhead = schedule.overhead_bytes
-        more = schedule.take_expired(now_ms, most, segments)
+        more = schedule.shelves.take_expired(now_ms, most, segments)
         if segments:
             self._lanes.cover(schedule.overhead_bytes - overhead)
             self._admission.rebalance(gained=False)
@@ -110,7 +110,7 @@ class Source:
     def take_scheduled(self, schedule: Schedule, group: Group, sequence: int) -> Segment:
         """Take one message of a schedule, in memory, out of its group."""
         overhead = schedule.overhead_bytes
-        one = schedule.take_out(group, sequence)
+        one = schedule.shelves.take_out(group, sequence)
         self._lanes.cover(schedule.overhead_bytes - overhead)
         self._admission.rebalance(gained=False)
         return one

@@ -89,7 +89,7 @@ def test_what_is_taken_back_from_its_spill_is_charged_as_it_lies(spool: Path, fa
         sequences = queue.put_many(BODIES[:9], delay_s=0.001)
         until(lambda: inside.due_resident(parts_of(queue).lanes.schedules[DELAYED], parts_of(queue).context.now_ms()))
         with held_up(faults, "pwrite", lambda: parts_of(queue).spiller.spill_tail(500)):
-            (moving,) = parts_of(queue).lanes.schedules[DELAYED]._claims.values()
+            (moving,) = parts_of(queue).lanes.schedules[DELAYED].claims.values()
             assert moving.cut
             left = moving.count
             queue.get_many(9 - left, timeout_s=0).ack()
@@ -139,7 +139,7 @@ def moved(queue: qflow.Queue) -> list[int]:
     """Return the sequences of what is being spilled or restored."""
     lanes = parts_of(queue).lanes
     runs = [range(run.first, run.stop) for run in lanes.runs if run.claim is not None]
-    chunks = [chunk for one in lanes.schedules.values() for chunk in one._claims.values()]
+    chunks = [chunk for one in lanes.schedules.values() for chunk in one.claims.values()]
     return [one for part in [*runs, *(chunk.sequences or [chunk.bound[1]] for chunk in chunks)] for one in part]
 
 

@@ -406,7 +406,7 @@ def test_what_comes_back_of_a_spill_that_failed_is_charged_as_a_group_of_its_own
         spiller = threading.Thread(target=lambda: parts_of(queue).spiller.spill_tail(500), name="spiller")
         spiller.start()
         assert begun.wait(PATIENCE_S)
-        (moving,) = parts_of(queue).lanes.schedules[DELAYED]._claims.values()
+        (moving,) = parts_of(queue).lanes.schedules[DELAYED].claims.values()
         assert moving.cut
         queue.get_many(9 - moving.count, timeout_s=0).ack()
         faults.fail("pwrite", errno.ENOSPC)

@@ -74,7 +74,7 @@ def test_delayed_messages_are_looked_at_in_steps(
     seen: list[int] = []
 
     def look() -> None:
-        shelves = parts_of(queue).lanes.schedules[16]._shelves
+        shelves = parts_of(queue).lanes.schedules[16].shelves.all
         seen.append(sum(1 for shelf in shelves if shelf.seen is not None))
 
     between_steps(monkeypatch, look)
@@ -128,7 +128,7 @@ def one_too_few(queue: qflow.Queue) -> None:
 
 
 def shelf_upside_down(queue: qflow.Queue) -> None:
-    shelf: Shelf = parts_of(queue).lanes.schedules[16]._shelves[0]
+    shelf: Shelf = parts_of(queue).lanes.schedules[16].shelves.all[0]
     shelf.in_order = True
     shelf.sort(reverse=True)
 

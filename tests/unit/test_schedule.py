@@ -20,7 +20,7 @@ import inside
 from qflow.delivery import Segment
 from qflow.memory import chunk as chunk_module
 from qflow.memory import group as group_module
-from qflow.memory import inventory as inventory_module
+from qflow.memory import inventory
 from qflow.memory import schedule as schedule_module
 from qflow.memory import shelves as shelves_module
 from qflow.memory.chunk import CHUNK_BYTES, WRAPPING_BYTES, Chunk, rises
@@ -128,7 +128,7 @@ def schedule() -> Iterator[Schedule]:
     """An empty schedule; at the end of the test it must pass its own check."""
     made = Schedule()
     yield made
-    assert made.problems() == []
+    assert inventory.problems(made) == []
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def store() -> Store:
 def test_messages_come_by_due_time_then_sequence_and_not_before(schedule: Schedule) -> None:
     """The order of arrival plays no part, and what is due a millisecond later stays."""
     for due, sequence in ((50, 1), (30, 2), (40, 3), (30, 4), (41, 5)):
-        schedule.add(due, sequence, [b"x"], 0)
+        schedule.shelves.add(due, sequence, [b"x"], 0)
     segments: list[Segment] = []
     assert schedule.take(ALL, 29, segments) == 0
     assert schedule.take(ALL, 40, segments) == 3
@@ -156,10 +156,10 @@ def test_messages_come_by_due_time_then_sequence_and_not_before(schedule: Schedu
 def test_a_batch_is_one_segment_whatever_its_size(schedule: Schedule) -> None:
     """Its groups are joined, and a message more is one segment more only if its sequence does not follow."""
     records = bodies(2 * GROUP_MESSAGES + 5)
-    schedule.add(7, 100, list(records), 4)
-    schedule.add(8, 100 + len(records), [b"follows"], 4)
-    schedule.add(9, 100 + len(records) + 1, [b"other marks"], 6)
-    schedule.add(10, 5, [b"does not follow"], 6)
+    schedule.shelves.add(7, 100, list(records), 4)
+    schedule.shelves.add(8, 100 + len(records), [b"follows"], 4)
+    schedule.shelves.add(9, 100 + len(records) + 1, [b"other marks"], 6)
+    schedule.shelves.add(10, 5, [b"does not follow"], 6)
     segments: list[Segment] = []
     assert schedule.take(ALL, 10, segments) == len(records) + 3
     assert [(first, len(records), marks) for first, records, marks in segments] == [
@@ -173,23 +173,23 @@ def test_a_batch_is_one_segment_whatever_its_size(schedule: Schedule) -> None:
 def test_a_batch_is_taken_in_parts_of_any_size(schedule: Schedule) -> None:
     """What is left of it keeps its place before what comes later."""
     records = bodies(GROUP_MESSAGES + 44)
-    schedule.add(7, 0, list(records), 0)
-    schedule.add(8, 1000, [b"last"], 0)
+    schedule.shelves.add(7, 0, list(records), 0)
+    schedule.shelves.add(8, 1000, [b"last"], 0)
     segments: list[Segment] = []
     for most in (1, 0, 99, GROUP_MESSAGES - 100, 1, 43, 5):
         before = schedule.overhead_bytes
         taken = schedule.take(most, 8, segments)
         assert taken == (most if most != 5 else 1)
         assert schedule.overhead_bytes <= before
-        assert schedule.problems() == []
+        assert inventory.problems(schedule) == []
     assert segments == [Segment(0, records, 0), Segment(1000, [b"last"], 0)]
     assert schedule.overhead_bytes == schedule.messages == 0
 
 
 def test_a_message_that_is_returned_with_a_delay_has_its_place_among_later_ones(schedule: Schedule) -> None:
     """Its sequence is lower than that of others that are due at the same time."""
-    schedule.add(20, 10, [b"later"], 0)
-    schedule.add(20, 3, [b"returned"], 2)
+    schedule.shelves.add(20, 10, [b"later"], 0)
+    schedule.shelves.add(20, 3, [b"returned"], 2)
     segments: list[Segment] = []
     schedule.take(ALL, 20, segments)
     assert segments == [Segment(3, [b"returned"], 2), Segment(10, [b"later"], 0)]
@@ -199,7 +199,7 @@ def test_what_is_charged_on_top_of_messages_grows_with_their_groups(schedule: Sc
     """Those that are added at once are in as few as there can be."""
     for count in (0, 1, GROUP_MESSAGES, GROUP_MESSAGES + 1, 5 * GROUP_MESSAGES):
         before = schedule.overhead_bytes
-        schedule.add(count, 10_000 * count, bodies(count), 0)
+        schedule.shelves.add(count, 10_000 * count, bodies(count), 0)
         assert schedule.overhead_bytes - before == GROUP_BYTES * math.ceil(count / GROUP_MESSAGES)
 
 
@@ -211,13 +211,13 @@ def test_what_is_added_to_incoming_is_in_the_schedule(schedule: Schedule) -> Non
         lambda: schedule.tally().resident_messages,
         lambda: schedule.next_due_ms(),
         lambda: inside.due_resident(schedule, 1),
-        lambda: len(list(schedule.entries())),
+        lambda: len(list(inventory.entries(schedule))),
         lambda: schedule.take(1, 1, []),
         lambda: schedule.claim_far(object(), 1).count,
     ]
     for question in questions:
         schedule.drop_all()
-        schedule.incoming += groups_of(1, 0, [b"x"], 0)
+        schedule.shelves.incoming += groups_of(1, 0, [b"x"], 0)
         assert question() == 1
 
 
@@ -233,12 +233,12 @@ def test_shelves_stay_short_in_every_pattern_of_due_times(schedule: Schedule) ->
     sequence = 0
     for pattern in patterns:
         for index in range(4000):
-            schedule.add(pattern(index), sequence, [b"x"], 0)
+            schedule.shelves.add(pattern(index), sequence, [b"x"], 0)
             sequence += 1
-        schedule.add(pattern(0), sequence, bodies(GROUP_MESSAGES * 1000), 0)
+        schedule.shelves.add(pattern(0), sequence, bodies(GROUP_MESSAGES * 1000), 0)
         sequence += GROUP_MESSAGES * 1000
-        assert max(map(len, schedule._shelves)) <= 2 * shelves_module.SHELF
-        assert len(schedule._shelves) <= 5 + sum(map(len, schedule._shelves)) // shelves_module.SHELF
+        assert max(map(len, schedule.shelves.all)) <= 2 * shelves_module.SHELF
+        assert len(schedule.shelves.all) <= 5 + sum(map(len, schedule.shelves.all)) // shelves_module.SHELF
 
 
 # Expiry --------------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def expire(schedule: Schedule, now_ms: int, most: int = 100) -> tuple[list[Segme
     """Take all that has expired; return it, and how many steps there were."""
     segments: list[Segment] = []
     steps = 1
-    while schedule.take_expired(now_ms, most, segments):
+    while schedule.shelves.take_expired(now_ms, most, segments):
         steps += 1
         assert steps < 10_000, "it does not end"
     return segments, steps
@@ -273,19 +273,19 @@ def test_each_group_is_looked_at_once_until_one_of_its_shelf_expires(schedule: S
     chance = random.Random(4)
     dues = [chance.randrange(10**6) for _ in range(20_000)]
     for sequence, due in enumerate(dues):
-        schedule.add(due, sequence, expiring([1_000 if due // 1_000 == 500 else 5_000]), 0)
-    assert schedule.take_expired(10, 100, [])
+        schedule.shelves.add(due, sequence, expiring([1_000 if due // 1_000 == 500 else 5_000]), 0)
+    assert schedule.shelves.take_expired(10, 100, [])
     assert 0 < len(looks) <= 100
     expire(schedule, 10)
     assert len(looks) == 20_000
     looks.clear()
-    assert expire(schedule, 999) == ([], 1 + len(schedule._shelves) // 100)
+    assert expire(schedule, 999) == ([], 1 + len(schedule.shelves.all) // 100)
     assert not looks
     schedule.take(500, 10**6, [])  # what is left of its shelf is as it was
     expire(schedule, 999)
     assert not looks
     for sequence in range(20_000, 20_050):
-        schedule.add(chance.randrange(10**6), sequence, expiring([0]), 0)
+        schedule.shelves.add(chance.randrange(10**6), sequence, expiring([0]), 0)
     expire(schedule, 999)
     assert 50 <= len(looks) <= 50 + 4 * shelves_module.SHELF  # a few may be split, or are in order
     looks.clear()
@@ -301,14 +301,14 @@ def test_what_changes_all_the_time_holds_up_the_look_at_nothing(schedule: Schedu
     """However much comes in front of it in each step: it goes on where it was."""
     sequence = 0
     for due in range(5_000):
-        schedule.add(10_000 + due, sequence, expiring([1 if due == 4_900 else 0]), 0)
+        schedule.shelves.add(10_000 + due, sequence, expiring([1 if due == 4_900 else 0]), 0)
         sequence += 1
     segments: list[Segment] = []
     for _ in range(300):
         for due in range(100):
-            schedule.add(due, sequence, expiring([0]), 0)
+            schedule.shelves.add(due, sequence, expiring([0]), 0)
             sequence += 1
-        schedule.take_expired(5, 100, segments)
+        schedule.shelves.take_expired(5, 100, segments)
     assert sequences(segments) == [4_900]
 
 
@@ -325,7 +325,7 @@ def test_all_that_has_expired_in_memory_leaves_from_wherever_it_is(store: Store,
             moments = [chance.choice([0, now_ms + chance.randrange(1, 40)]) for _ in range(count)]
             records = expiring(moments) if chance.random() < 0.8 else bodies(count)
             due = chance.randrange(1, 1_000)
-            schedule.add(due, sequence, list(records), 0)
+            schedule.shelves.add(due, sequence, list(records), 0)
             held.update((sequence + index, (due, record)) for index, record in enumerate(records))
             sequence += count
         now_ms += chance.randrange(5)
@@ -346,11 +346,11 @@ def test_all_that_has_expired_in_memory_leaves_from_wherever_it_is(store: Store,
             if isinstance(record, Message) and 0 < record.expires_ms <= now_ms and one not in spilled
         ]
         assert not late
-        assert schedule.problems() == []
+        assert inventory.problems(schedule) == []
         assert schedule.messages == len(held)
     order = sorted(held, key=lambda one: (held[one][0], one))
     assert sequences(deliver(schedule, store, piece=50, most=50)) == order
-    schedule.add(5, sequence, expiring([1]), 0)
+    schedule.shelves.add(5, sequence, expiring([1]), 0)
     assert sequences(expire(schedule, 1)[0]) == [sequence]
     assert schedule.overhead_bytes == schedule.messages == 0
 
@@ -363,9 +363,9 @@ def test_records_come_back_byte_for_byte_and_of_their_type(schedule: Schedule, s
     message = Message(b"body", b'{"a":1}', expires_ms=5, due_ms=6, topic="a/b")
     records: list[Record] = [b"", bytes(message), message, Message(b"", logged=False), b"\x00" * 20]
     mixed = [*records, *reversed(records)]
-    schedule.add(10, 0, list(mixed), 0)
-    schedule.add(2**48, 50, [records[2]], 2**32 - 1)
-    schedule.add(0, 60, [records[1]], 1)
+    schedule.shelves.add(10, 0, list(mixed), 0)
+    schedule.shelves.add(2**48, 50, [records[2]], 2**32 - 1)
+    schedule.shelves.add(0, 60, [records[1]], 1)
     spill_all(schedule, store, 200)
     segments = deliver(schedule, store, now=2**48)
     assert sequences(segments) == [60, *range(10), 50]
@@ -382,7 +382,7 @@ def test_the_collector_does_not_follow_messages_of_a_schedule(schedule: Schedule
     before = len(gc.get_objects())
     for first in range(0, 6_000, batch):
         messages: list[Record] = [Message(b"%d" % first, due_ms=first + 1) for _ in range(batch)]
-        schedule.add(first + 1, first, messages, 0)
+        schedule.shelves.add(first + 1, first, messages, 0)
     del messages
     gc.collect()
     assert len(gc.get_objects()) - before < 100
@@ -398,7 +398,7 @@ def test_the_far_end_is_spilled_and_the_near_end_stays(schedule: Schedule, store
     order = list(range(100))
     random.Random(3).shuffle(order)
     for due in order:
-        schedule.add(due, due, [bytes(100)], 0)
+        schedule.shelves.add(due, due, [bytes(100)], 0)
     before = schedule.tally().resident_bytes + 100 * OVERHEAD_BYTES + schedule.overhead_bytes
     claim = object()
     chunk = schedule.claim_far(claim, 5_000)
@@ -414,7 +414,7 @@ def test_the_far_end_is_spilled_and_the_near_end_stays(schedule: Schedule, store
 
 def test_a_big_group_is_cut_and_whole_again_when_the_write_fails(schedule: Schedule, store: Store) -> None:
     """Failing again and again costs no byte of charge."""
-    schedule.add(5, 0, bodies(200), 0)
+    schedule.shelves.add(5, 0, bodies(200), 0)
     for wanted in range(1, 10_000, 500):
         claim = object()
         before = schedule.overhead_bytes
@@ -424,14 +424,14 @@ def test_a_big_group_is_cut_and_whole_again_when_the_write_fails(schedule: Sched
         assert schedule.overhead_bytes == before == GROUP_BYTES
         schedule.unclaim(claim)
         assert schedule.overhead_bytes == before
-        assert schedule.problems() == []
+        assert inventory.problems(schedule) == []
     spill(schedule, store, 10_000)
     assert sequences(deliver(schedule, store)) == list(range(200))
 
 
 def test_a_message_that_frees_nothing_is_spilled_when_it_is_the_last(schedule: Schedule, store: Store) -> None:
     """A chunk of one small message costs more than it; the caller is told so."""
-    schedule.add(5, 0, [b"x"], 0)
+    schedule.shelves.add(5, 0, [b"x"], 0)
     claim = object()
     chunk = schedule.claim_far(claim, 1)
     assert chunk is not None
@@ -443,10 +443,10 @@ def test_a_message_that_frees_nothing_is_spilled_when_it_is_the_last(schedule: S
 
 def test_take_never_passes_what_a_spilled_chunk_may_hold(schedule: Schedule, store: Store) -> None:
     """It stops there, says so through claim_next, and goes on when that is restored."""
-    schedule.add(10, 0, [bytes(2000)], 0)
+    schedule.shelves.add(10, 0, [bytes(2000)], 0)
     spill(schedule, store)
-    schedule.add(5, 1, [b"before"], 0)
-    schedule.add(10, 2, [b"after"], 0)
+    schedule.shelves.add(5, 1, [b"before"], 0)
+    schedule.shelves.add(10, 2, [b"after"], 0)
     segments: list[Segment] = []
     assert schedule.claim_next(object(), 20) is None, "something in memory comes first"
     assert inside.due_resident(schedule, 20)
@@ -466,11 +466,11 @@ def test_many_chunks_that_are_due_at_once_are_merged(schedule: Schedule, store: 
     expected = []
     for sequence in range(600):
         due = number.randrange(50)
-        schedule.add(due, sequence, [b"%d" % sequence], 0)
+        schedule.shelves.add(due, sequence, [b"%d" % sequence], 0)
         expected.append((due, sequence))
         if sequence % 60 == 59:
             spill_all(schedule, store, 60 * (OVERHEAD_BYTES + GROUP_BYTES))
-    assert len(schedule._spilled) == 10
+    assert len(schedule.spilled) == 10
     assert sequences(deliver(schedule, store, piece=7, most=13)) == [sequence for _, sequence in sorted(expected)]
 
 
@@ -478,9 +478,9 @@ def test_one_restored_message_can_be_delivered_though_the_next_has_a_lower_seque
     schedule: Schedule, store: Store
 ) -> None:
     """What is left of a chunk is known to be due later than what was restored of it, or to have a higher sequence."""
-    schedule.add(10, 9, [bytes(100)], 0)
-    schedule.add(20, 1, [bytes(100)], 0)
-    schedule.add(20, 2, [bytes(100)], 0)
+    schedule.shelves.add(10, 9, [bytes(100)], 0)
+    schedule.shelves.add(20, 1, [bytes(100)], 0)
+    schedule.shelves.add(20, 2, [bytes(100)], 0)
     spill(schedule, store, 500)
     assert schedule.tally().spilled_messages == 3
     for sequence in (9, 1, 2):
@@ -494,25 +494,25 @@ def test_a_chunk_goes_on_where_the_one_before_it_ends(schedule: Schedule, store:
     """With one delay for all, the whole spilled backlog is one chunk and costs 8 bytes a message."""
     weight = 100 + OVERHEAD_BYTES - 8 + GROUP_BYTES
     for sequence in range(300):
-        schedule.add(1000 + sequence, sequence, [bytes(100)], 0)
+        schedule.shelves.add(1000 + sequence, sequence, [bytes(100)], 0)
         if sequence >= 100 and sequence % 20 == 19:
             spill(schedule, store, 20 * weight - CHUNK_BYTES)
     assert schedule.overhead_bytes == 100 * GROUP_BYTES + CHUNK_BYTES + 8 * 200
-    assert list(schedule._spilled[0].sequences) == list(range(100, 300))
+    assert list(schedule.spilled[0].sequences) == list(range(100, 300))
     assert sequences(deliver(schedule, store)) == list(range(300))
 
 
 def test_a_chunk_does_not_go_on_under_the_hands_of_who_restores_it(schedule: Schedule, store: Store) -> None:
     """What is spilled meanwhile is a chunk of its own."""
     for sequence in range(20):
-        schedule.add(1000, sequence, [bytes(100)], 0)
+        schedule.shelves.add(1000, sequence, [bytes(100)], 0)
     spill(schedule, store, 10_000)
     claim = object()
     chunk = schedule.claim_next(claim, 1000)
     assert chunk is not None
-    schedule.add(1000, 20, [bytes(100)], 0)
+    schedule.shelves.add(1000, 20, [bytes(100)], 0)
     spill(schedule, store)
-    assert len(schedule._spilled) == 2
+    assert len(schedule.spilled) == 2
     store.free(schedule.restored(claim, chunk.unpacked(store.read(chunk.slots, 20))))
     assert sequences(deliver(schedule, store)) == list(range(21))
 
@@ -523,14 +523,14 @@ def test_a_chunk_is_not_joined_beyond_a_bound(
     """So restoring a piece of it copies no more than that many sequences."""
     monkeypatch.setattr(chunk_module, "CHUNK_MESSAGES", 5)
     for sequence in range(20):
-        schedule.add(sequence, 2 * sequence, [bytes(2000), bytes(2000)], 0)
+        schedule.shelves.add(sequence, 2 * sequence, [bytes(2000), bytes(2000)], 0)
         spill(schedule, store, 3_000)
-    assert [chunk.count for chunk in schedule._spilled] == [4] * 10
+    assert [chunk.count for chunk in schedule.spilled] == [4] * 10
 
 
 def test_two_cannot_restore_one_chunk(schedule: Schedule, store: Store) -> None:
     """The second gets it when the first gave up."""
-    schedule.add(1, 0, [bytes(2000)], 0)
+    schedule.shelves.add(1, 0, [bytes(2000)], 0)
     spill(schedule, store)
     claim = object()
     assert schedule.claim_next(claim, 1) is not None
@@ -545,7 +545,7 @@ def test_lost_messages_are_told_and_the_others_come(schedule: Schedule, store: S
     """What the chunk still weighs before its last message comes is theirs, too."""
     records: list[Record] = [bytes([65 + index]) * (10 + index) for index in range(8)]
     records[3] = Message(b"transient", logged=False)
-    schedule.add(5, 10, list(records), 0)
+    schedule.shelves.add(5, 10, list(records), 0)
     claim = object()
     spill(schedule, store, 600)
     chunk = schedule.claim_next(claim, 5)
@@ -565,7 +565,7 @@ def test_lost_messages_are_told_and_the_others_come(schedule: Schedule, store: S
     assert second.lost == [16]
     schedule.restored(claim, second)
     assert (chunk.count, chunk.weight.message_bytes) == (0, 0)
-    schedule.add(5, 10, [records[0]], 0)  # found in the log
+    schedule.shelves.add(5, 10, [records[0]], 0)  # found in the log
     assert schedule.take(ALL, 5, segments) == 4
     assert sequences(segments) == [11, 12, 10, 14, 15, 17]
     assert schedule.tally() == (0, 0, 0, 0)
@@ -579,7 +579,7 @@ def test_lost_messages_do_not_set_a_chunk_back(
 ) -> None:
     """What follows them is due no earlier than what was known before, and later where its sequence is lower."""
     for due, sequence in ((10, 9), (20, 3), (20, 5), (30, 1)):
-        schedule.add(due, sequence, [bytes(100)], 0)
+        schedule.shelves.add(due, sequence, [bytes(100)], 0)
     spill(schedule, store, 1000)
     claim = object()
     chunk = schedule.claim_next(claim, LATE)
@@ -591,7 +591,7 @@ def test_lost_messages_do_not_set_a_chunk_back(
 
 def test_a_chunk_that_is_lost_as_a_whole_is_gone(schedule: Schedule, store: Store) -> None:
     """Nothing is held up by it."""
-    schedule.add(5, 0, bodies(10), 0)
+    schedule.shelves.add(5, 0, bodies(10), 0)
     spill_all(schedule, store)
     claim = object()
     while chunk := schedule.claim_next(claim, 5):
@@ -604,7 +604,7 @@ def test_a_chunk_that_is_lost_as_a_whole_is_gone(schedule: Schedule, store: Stor
 def test_what_is_restored_fits_into_the_room_it_was_read_for(schedule: Schedule, store: Store, size: int) -> None:
     """The budget of a read is smaller than the room, for each message comes back with a group of its own."""
     for sequence in range(300):
-        schedule.add(sequence, 1000 - sequence, [bytes(size + sequence % 3)], 0)
+        schedule.shelves.add(sequence, 1000 - sequence, [bytes(size + sequence % 3)], 0)
     spill(schedule, store, 30_000)
     claim = object()
     room = 10_000
@@ -635,8 +635,8 @@ def test_what_is_restored_fits_into_the_room_it_was_read_for(schedule: Schedule,
 
 def test_a_moving_chunk_that_is_due_is_taken_back_when_its_turn_comes(schedule: Schedule, store: Store) -> None:
     """Not before; and what was written of it is refused."""
-    schedule.add(5, 0, [bytes(2000)], 0)
-    schedule.add(6, 1, [bytes(2000)], 0)
+    schedule.shelves.add(5, 0, [bytes(2000)], 0)
+    schedule.shelves.add(6, 1, [bytes(2000)], 0)
     claim = object()
     chunk = schedule.claim_far(claim, 1)
     assert chunk is not None
@@ -644,7 +644,7 @@ def test_a_moving_chunk_that_is_due_is_taken_back_when_its_turn_comes(schedule: 
     wrapped = chunk.packed()
     segments: list[Segment] = []
     assert schedule.take(1, 10, segments) == 1
-    assert claim in schedule._claims, "one message was enough"
+    assert claim in schedule.claims, "one message was enough"
     assert inside.due_resident(schedule, 10)
     assert schedule.next_due_ms() == 6
     assert schedule.take(1, 10, segments) == 1
@@ -656,7 +656,7 @@ def test_a_moving_chunk_that_is_due_is_taken_back_when_its_turn_comes(schedule: 
 def test_a_part_taken_back_finds_the_group_it_was_cut_off(schedule: Schedule) -> None:
     """Also when the front of that is gone meanwhile, or all of it."""
     for taken in (0, 30, 40):
-        schedule.add(5, 0, bodies(60), 0)
+        schedule.shelves.add(5, 0, bodies(60), 0)
         claim = object()
         chunk = schedule.claim_far(claim, 20 * (10 + OVERHEAD_BYTES - 8) - CHUNK_BYTES)
         assert chunk is not None
@@ -672,13 +672,13 @@ def test_a_part_taken_back_finds_the_group_it_was_cut_off(schedule: Schedule) ->
 
 def test_a_purge_leaves_nothing_and_no_claim(schedule: Schedule, store: Store) -> None:
     """Who moves something at that moment learns that it came too late."""
-    schedule.add(1, 0, bodies(40, 100), 0)
+    schedule.shelves.add(1, 0, bodies(40, 100), 0)
     spill(schedule, store, 1_000)
     spill(schedule, store, 1_000)
     restoring, moving = object(), object()
     segments: list[Segment] = []
     schedule.take(schedule.tally().resident_messages - 5, 1, segments)
-    schedule.add(9, 100, bodies(10, 1000), 0)
+    schedule.shelves.add(9, 100, bodies(10, 1000), 0)
     moved = schedule.claim_far(moving, 1)
     schedule.take(5, 1, segments)
     restored = schedule.claim_next(restoring, 1)
@@ -692,13 +692,13 @@ def test_a_purge_leaves_nothing_and_no_claim(schedule: Schedule, store: Store) -
     assert schedule.chunk_spilled(moving, store.write(moved.first, moved.packed())) is None
     schedule.unclaim(moving)
     assert schedule.messages == schedule.overhead_bytes == 0
-    schedule.add(3, 200, [b"new"], 0)
+    schedule.shelves.add(3, 200, [b"new"], 0)
     assert sequences(deliver(schedule, Store())) == [200]
 
 
 def test_positions_are_never_used_twice(schedule: Schedule, store: Store) -> None:
     """A write that is still on its way for a void claim must not meet another's."""
-    schedule.add(1, 0, bodies(30, 1000), 0)
+    schedule.shelves.add(1, 0, bodies(30, 1000), 0)
     seen: list[int] = []
     for fails in (True, False, True, False, False):
         claim = object()
@@ -714,13 +714,13 @@ def test_positions_are_never_used_twice(schedule: Schedule, store: Store) -> Non
 
 def test_entries_show_every_message_once(schedule: Schedule, store: Store) -> None:
     """In memory with size and due time, moving ones too; spilled ones with neither."""
-    schedule.add(3, 0, [b"abc", b"de"], 0)
-    schedule.add(1, 9, [b"first"], 0)
-    schedule.add(7, 5, [bytes(2000)], 0)
-    schedule.add(8, 6, [bytes(3000)], 0)
+    schedule.shelves.add(3, 0, [b"abc", b"de"], 0)
+    schedule.shelves.add(1, 9, [b"first"], 0)
+    schedule.shelves.add(7, 5, [bytes(2000)], 0)
+    schedule.shelves.add(8, 6, [bytes(3000)], 0)
     spill(schedule, store)
     schedule.claim_far(object(), 1)
-    assert list(schedule.entries()) == [
+    assert list(inventory.entries(schedule)) == [
         (9, 5, "resident", 1),
         (0, 3, "resident", 3),
         (1, 2, "resident", 3),
@@ -734,47 +734,47 @@ def test_groups_are_gone_through_a_shelf_at_a_time(schedule: Schedule, monkeypat
     monkeypatch.setattr(shelves_module, "SHELF", 4)
     added = [(random.Random(number).randrange(90), number) for number in range(100)]
     for due, number in added:
-        schedule.add(due, number, [b"x"], 0)
+        schedule.shelves.add(due, number, [b"x"], 0)
     added.sort()
-    some, key = schedule.groups_from((), 3)
+    some, key = schedule.shelves.groups_from((), 3)
     assert 3 <= len(some) <= 8
     assert key is not None
     deliver(schedule, Store(), now=40, most=100)
-    schedule.add(5, 200, [b"x"], 0)
-    others, end = schedule.groups_from((60, 0), 1000)
+    schedule.shelves.add(5, 200, [b"x"], 0)
+    others, end = schedule.shelves.groups_from((60, 0), 1000)
     assert end is None
     assert [group[:2] for group in others] == [one for one in added if one >= (60, 0)]
-    rest, _ = schedule.groups_from(key, 1000)
+    rest, _ = schedule.shelves.groups_from(key, 1000)
     assert [group[:2] for group in rest] == [one for one in added if one >= key and one[0] > 40]
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda schedule: schedule.__setattr__("_messages", 7),
-        lambda schedule: schedule.__setattr__("_overhead", 7),
-        lambda schedule: schedule.__setattr__("_spilled_bytes", 7),
-        lambda schedule: schedule._shelves[0].reverse(),
-        lambda schedule: schedule._shelves.append(shelves_module.Shelf()) or schedule._lows.append((10,)),
-        lambda schedule: schedule._shelves[0].append((1, 0, 0, b"x")),
-        lambda schedule: schedule._shelves[0].append((50, 0, 0, *bodies(GROUP_MESSAGES + 1))),
-        lambda schedule: schedule._spilled.reverse(),
-        lambda schedule: schedule._spilled[0].sequences.pop(),
-        lambda schedule: schedule._spilled[0].__setattr__("claim", 7),
-        lambda schedule: schedule._spilled[0].weight.__setattr__("chunks", 2),
+        lambda schedule: schedule.shelves.__setattr__("messages", 7),
+        lambda schedule: schedule.shelves.__setattr__("overhead", 7),
+        lambda schedule: schedule.__setattr__("spilled_bytes", 7),
+        lambda schedule: schedule.shelves.all[0].reverse(),
+        lambda schedule: schedule.shelves.all.append(shelves_module.Shelf()) or schedule.shelves.lows.append((10,)),
+        lambda schedule: schedule.shelves.all[0].append((1, 0, 0, b"x")),
+        lambda schedule: schedule.shelves.all[0].append((50, 0, 0, *bodies(GROUP_MESSAGES + 1))),
+        lambda schedule: schedule.spilled.reverse(),
+        lambda schedule: schedule.spilled[0].sequences.pop(),
+        lambda schedule: schedule.spilled[0].__setattr__("claim", 7),
+        lambda schedule: schedule.spilled[0].weight.__setattr__("chunks", 2),
     ],
 )
 def test_the_check_finds_what_is_wrong(damage: Callable[[Schedule], None]) -> None:
     """Each kind of damage is told in words."""
     schedule, store = Schedule(), Store()
     for due in (4, 3, 2, 1):
-        schedule.add(due, due, [bytes(2000)], 0)
+        schedule.shelves.add(due, due, [bytes(2000)], 0)
     spill(schedule, store)
     spill(schedule, store)
     inside.due_resident(schedule, 0)
-    assert schedule.problems() == []
+    assert inventory.problems(schedule) == []
     damage(schedule)
-    assert schedule.problems()
+    assert inventory.problems(schedule)
 
 
 # One message ---------------------------------------------------------------------------------------------------------
@@ -787,8 +787,8 @@ def test_what_is_moved_behind_a_look_is_found(
     """From the disk, or from the way there, to a shelf that was looked at before: it is looked at again."""
     monkeypatch.setattr(shelves_module, "SHELF", 2)
     for sequence in range(30):
-        schedule.add(sequence, sequence, [bytes(100)], 0)
-    schedule.add(30, 30, [bytes(100)] * 10, 0)
+        schedule.shelves.add(sequence, sequence, [bytes(100)], 0)
+    schedule.shelves.add(30, 30, [bytes(100)] * 10, 0)
     claim = object()
     chunk = schedule.claim_far(claim, 1)
     assert chunk is not None
@@ -796,7 +796,7 @@ def test_what_is_moved_behind_a_look_is_found(
     if comes == "restored":
         assert schedule.chunk_spilled(claim, store.write(chunk.first, chunk.packed())) is not None
     for sequence in range(40, 80):
-        schedule.add(sequence, sequence, [bytes(100)], 0)
+        schedule.shelves.add(sequence, sequence, [bytes(100)], 0)
     seeking = Seeking(schedule, 39)
     while seeking._start is not None and seeking._start < (45,):
         assert seeking.look(1) is None
@@ -809,17 +809,17 @@ def test_what_is_moved_behind_a_look_is_found(
     while group is None:
         assert not seeking.is_over
         group = seeking.look(1)
-    assert schedule.take_out(group, 39).first == 39
+    assert schedule.shelves.take_out(group, 39).first == 39
     seeking.end()
-    assert not schedule.sought
+    assert not schedule.shelves.sought
     assert sequences(deliver(schedule, store)) == [one for one in range(80) if one != 39]
-    assert schedule.problems() == []
+    assert inventory.problems(schedule) == []
 
 
 def test_a_chunk_is_cut_where_a_message_is(schedule: Schedule, store: Store) -> None:
     """The parts are due in their order, and weigh together what the whole did, until the last of them is gone."""
     for sequence, due in enumerate((5, 9, 5, 7, 7, 8, 6)):
-        schedule.add(due, sequence, [bytes(100 + sequence)], 0)
+        schedule.shelves.add(due, sequence, [bytes(100 + sequence)], 0)
     spill(schedule, store, 10_000)
     (chunk,) = schedule.spilled
     assert list(chunk.sequences) == [0, 2, 6, 3, 4, 5, 1]
@@ -831,8 +831,8 @@ def test_a_chunk_is_cut_where_a_message_is(schedule: Schedule, store: Store) -> 
     assert [one.bound for one in schedule.spilled] == [(5, 0), (6, 3), (6, 4)]
     assert schedule.cut_off(rest, 0, 6) is schedule.cut_off(rest, 3, 6) is rest
     assert schedule.overhead_bytes == 3 * CHUNK_BYTES + 7 * 8
-    assert schedule.problems() == []
-    schedule.add(10, 7, [bytes(100)], 0)
+    assert inventory.problems(schedule) == []
+    schedule.shelves.add(10, 7, [bytes(100)], 0)
     spill(schedule, store)
     assert [list(one.sequences) for one in schedule.spilled] == [[0, 2, 6], [3], [4, 5, 1, 7]]
     assert sequences(deliver(schedule, store)) == [0, 2, 6, 3, 4, 5, 1, 7]
@@ -882,7 +882,7 @@ class Struck:
         self.due: dict[int, int] = {}
         for sequence in range(0, 90, 3):
             self.due |= dict.fromkeys(range(sequence, sequence + 3), number.randrange(20))
-            self.schedule.add(self.due[sequence], sequence, bodies(3, 100), 0)
+            self.schedule.shelves.add(self.due[sequence], sequence, bodies(3, 100), 0)
         self.early = sum(due <= 8 for due in self.due.values())
         self.chunk: Chunk | None = None
         self.wrapped: list[bytes] = []
@@ -899,16 +899,16 @@ class Struck:
 
     def add(self) -> None:
         self.added.append(1000)
-        self.schedule.add(5, 1000, [b"x"], 0)
+        self.schedule.shelves.add(5, 1000, [b"x"], 0)
 
     def add_many(self) -> None:
         self.added += range(1000, 1010)
-        self.schedule.add(5, 1000, bodies(10), 0)
+        self.schedule.shelves.add(5, 1000, bodies(10), 0)
 
     def incoming(self) -> None:
         groups = groups_of(5, 1000, bodies(10), 0)
         self.added += range(1000, 1010)
-        self.schedule.incoming += groups
+        self.schedule.shelves.incoming += groups
         assert self.schedule.messages == len(self.due) + 10
 
     def take(self) -> None:
@@ -937,15 +937,15 @@ class Struck:
         self.schedule.cut_off(self.chunk, 3, self.chunk.bound[0] + rises(self.chunk.sequences[:4]))
 
     def take_out(self) -> None:
-        group = self.schedule._head()[0]
-        self.segments += (self.schedule.take_out(group, group[1]),)
+        group = self.schedule.shelves.head()[0]
+        self.segments += (self.schedule.shelves.take_out(group, group[1]),)
 
     def everything(self) -> list[int]:
         """Settle what the step left, as its owner does, and deliver all there is."""
-        if self.wrapped and self.claim not in self.schedule._claims:
+        if self.wrapped and self.claim not in self.schedule.claims:
             self.store.write(self.chunk.first, self.wrapped)
         self.schedule.unclaim(self.claim)
-        assert self.schedule.problems() == []
+        assert inventory.problems(self.schedule) == []
         return sequences(self.segments + deliver(self.schedule, self.store, piece=5))
 
 
@@ -956,7 +956,7 @@ ACTIONS = [name for name in vars(Struck) if not name.startswith("_") and name !=
 def test_an_interrupt_anywhere_loses_and_doubles_nothing(action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C at any call of any step: it is done or not, and every message comes once, in order."""
     monkeypatch.setattr(shelves_module, "SHELF", 4)
-    for module in (group_module, chunk_module, shelves_module):
+    for module in (group_module, chunk_module, inventory):
         monkeypatch.setattr(module, "GROUP_MESSAGES", 3)
     at = 0
     while (step := Struck(action, at)).struck:
@@ -1015,9 +1015,9 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.patch.setattr(shelves_module, "SHELF", shelf)
         self.patch.setattr(group_module, "GROUP_MESSAGES", group)
         self.patch.setattr(chunk_module, "GROUP_MESSAGES", group)
-        self.patch.setattr(shelves_module, "GROUP_MESSAGES", group)
+        self.patch.setattr(inventory, "GROUP_MESSAGES", group)
         self.patch.setattr(chunk_module, "CHUNK_MESSAGES", chunk)
-        for module in (chunk_module, inventory_module, schedule_module):
+        for module in (chunk_module, schedule_module):
             self.patch.setattr(module, "CHUNK_BYTES", cost)
         self.cost = cost
 
@@ -1048,9 +1048,9 @@ class ScheduleMachine(RuleBasedStateMachine):
     def add(self, delay: int, batch: list[Record], marks: int, gap: bool, aside: bool) -> None:
         first, due = self.next + gap, self.now + delay
         if aside:
-            self.schedule.incoming += groups_of(due, first, list(batch), marks)
+            self.schedule.shelves.incoming += groups_of(due, first, list(batch), marks)
         else:
-            self.schedule.add(due, first, list(batch), marks)
+            self.schedule.shelves.add(due, first, list(batch), marks)
         self.next = first + len(batch)
         for sequence, record in enumerate(batch, first):
             self.note(due, sequence, record, marks)
@@ -1227,7 +1227,7 @@ class ScheduleMachine(RuleBasedStateMachine):
                 self.resident.add(sequence)
         if repair:
             for sequence in gone:
-                self.schedule.add(self.due[sequence], sequence, [self.record[sequence]], self.marks[sequence])
+                self.schedule.shelves.add(self.due[sequence], sequence, [self.record[sequence]], self.marks[sequence])
                 self.note(self.due[sequence], sequence, self.record[sequence], self.marks[sequence])
 
     @rule(data=st.data())
@@ -1240,7 +1240,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def seek(self, data: st.DataObject, most: int, steps: int, piece: int) -> None:
         """Whatever happens between two looks, a message that is there is found, and taken out from wherever it is."""
         seeking = data.draw(st.sampled_from(self.seekings))
-        sequence = seeking.sequence
+        sequence = seeking.sought.sequence
         is_there = sequence in [one for _, one in self.line]
         for _ in range(steps):
             group = seeking.look(most)
@@ -1267,7 +1267,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def take_out(self, group: Group, sequence: int) -> None:
         assert sequence in self.resident
         before = self.charged()
-        first, (record,), marks = self.schedule.take_out(group, sequence)
+        first, (record,), marks = self.schedule.shelves.take_out(group, sequence)
         assert (first, marks) == (sequence, self.marks[sequence])
         assert same(record, self.record[sequence])
         freed = before - self.charged() - charge([record])
@@ -1277,7 +1277,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def note_void(self) -> None:
         """What was sought may have been on its way to the disk."""
         for moving in list(self.moving):
-            if moving.claim not in self.schedule._claims:
+            if moving.claim not in self.schedule.claims:
                 self.moving.remove(moving)
                 self.void.append(moving)
 
@@ -1322,9 +1322,9 @@ class ScheduleMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         schedule = self.schedule
-        schedule.look(ALL)  # only at what has changed since the last check
-        assert list(schedule.problems_seen()) == []
-        assert schedule.problems() == []
+        inventory.look(schedule, ALL)  # only at what has changed since the last check
+        assert list(inventory.problems_seen(schedule)) == []
+        assert inventory.problems(schedule) == []
         spilled = {sequence for _, sequence in self.line} - self.resident
         tally = schedule.tally()
         assert tally.resident_messages == len(self.resident)
@@ -1333,12 +1333,12 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert tally.spilled_bytes >= sum(len(self.record[sequence]) for sequence in spilled)
         assert tally.spilled_bytes == 0 or spilled
         assert schedule.messages == len(self.line)
-        groups = [*schedule._shelved(), *(group for moving in self.moving for group in moving.chunk.groups)]
+        groups = [*schedule.shelves.groups(), *(group for moving in self.moving for group in moving.chunk.groups)]
         cuts = sum(moving.chunk.cut for moving in self.moving)
-        chunks = self.cost * len(schedule._spilled) + 8 * len(spilled)
+        chunks = self.cost * len(schedule.spilled) + 8 * len(spilled)
         assert schedule.overhead_bytes == GROUP_BYTES * (len(groups) - cuts) + chunks
-        assert {place for chunk in schedule._spilled for place in chunk.slots.places} == set(self.store.records)
-        for chunk in schedule._spilled:
+        assert {place for chunk in schedule.spilled for place in chunk.slots.places} == set(self.store.records)
+        for chunk in schedule.spilled:
             pieces = self.store.read(chunk.slots, chunk.count)
             assert chunk.slots.places == tuple(range(chunk.first, chunk.first + chunk.count))
             assert chunk.bound <= self.key(chunk.sequences[0])
@@ -1347,7 +1347,7 @@ class ScheduleMachine(RuleBasedStateMachine):
                 len(self.record[one]) for one in chunk.sequences
             ]
             assert sorted(chunk.sequences, key=self.key) == list(chunk.sequences)
-        entries = list(schedule.entries())
+        entries = list(inventory.entries(schedule))
         assert sorted(entry[0] for entry in entries) == sorted(sequence for _, sequence in self.line)
         for sequence, size, place, due in entries:
             if sequence in self.resident:
