@@ -106,7 +106,7 @@ class Shelves:
         """Groups on the way to their shelf. What is added to it (by `+= groups_of(...)`) belongs to the schedule; the
         next call puts it in its place."""
         self.all = [Shelf()]  # at least one; none is empty, but a lone one
-        self.lows: list[Key] = [()]  # for each shelf the least that belongs there
+        self.lows: list[Key] = [()]  # for each shelf the least that belongs there: () for the first
         self.messages = 0
         self.bytes = 0
         self.overhead = 0
@@ -305,10 +305,7 @@ class Shelves:
         # No call from here on.
         if is_empty:
             del self.all[at]
-            if at:
-                del self.lows[at]
-            else:
-                self.lows[:2] = ((),)
+            del self.lows[at or 1]
         else:
             shelf[index : index + 1] = parts
             shelf.looked = looked
@@ -380,10 +377,7 @@ class Shelves:
             segments += handed
             if is_empty:
                 del self.all[at]
-                if at:
-                    del self.lows[at]
-                else:
-                    self.lows[:2] = ((),)
+                del self.lows[at or 1]
             else:
                 shelf[start:stop] = kept
                 shelf.seen = None

@@ -270,10 +270,7 @@ class StreamStore:
         """How many messages it has."""
         return self.depth().messages
 
-    @property
-    def waiting(self) -> int:
-        """How many messages it has."""
-        return self.depth().messages
+    waiting = ready
 
     def takes(self, parcel: Parcel) -> bool:
         """Tell whether a message can be put."""
