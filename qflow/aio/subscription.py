@@ -19,7 +19,7 @@ from qflow.errors import BrokerClosed, QueueEmpty
 from qflow.memory.waiting import in_place
 from qflow.pickling import Unpicklable
 from qflow.stats import SubscriptionStats
-from qflow.streams.batches import StreamBatch
+from qflow.streams.batches import StreamBatch, shown_by_one
 from qflow.streams.cursor import Getting
 from qflow.streams.deliveries import stream_deliveries_of
 from qflow.streams.member import Member
@@ -118,7 +118,7 @@ class AsyncSubscription(Unpicklable):
         Cost: 2 µs a message in a replay.
         """
         claims, home = self._member.cursor.claims, self._homes.here()
-        returned = claims.held.returned
+        held = claims.held
         most = self._member.ahead_at_once
         for turn in count(1):
             if turn % TURNS == 0:
@@ -126,20 +126,14 @@ class AsyncSubscription(Unpicklable):
             batch = await self._collect(most, None, ahead=True)
             if batch is None:
                 return
-            give_up, came = partial(claims.release, batch), claims.held.ahead.get(batch)
+            give_up = partial(claims.release, batch)
             try:
                 home.unfinished.add(give_up)
-                for index, delivery in enumerate(iter(batch)):
-                    if batch.settled is None:
-                        break
-                    if (returned.later or returned.came != came) and returned.overtakes(came):
-                        break  # what came back comes before what is new
-                    if index in batch.settled:  # went back, or a seek took it back
-                        continue
-                    batch.shown = index + 1
+                for delivery in shown_by_one(batch, held.returned, held.ahead.get(batch)):
                     yield AsyncStreamDelivery(delivery, self._settling)
-                    if batch.settled is not None and index not in batch.settled:
-                        in_place(partial(claims.settle_batch, batch, index, False))
+                    settled = batch.settled
+                    if settled is not None and (last := batch.shown - 1) not in settled:  # type: ignore[operator]
+                        in_place(partial(claims.settle_batch, batch, last, False))
                         if claims.is_crowded:
                             await self._settling.hold_up()
             finally:

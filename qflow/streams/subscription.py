@@ -13,7 +13,7 @@ from qflow.durations import Duration
 from qflow.errors import ForkedProcess, InvalidArgument, QueueEmpty
 from qflow.memory.waiting import sheltered
 from qflow.pickling import Made
-from qflow.streams.batches import StreamBatch
+from qflow.streams.batches import StreamBatch, shown_by_one
 from qflow.streams.deliveries import StreamDeliveries, StreamDelivery
 from qflow.streams.member import Member
 from qflow.streams.stream import Stream
@@ -210,43 +210,20 @@ class Iteration(Iterator[StreamDelivery]):
         self._claims, self._held = member.cursor.claims, member.cursor.held
         self._taker = (threading.get_ident(), object())
         self._batch: StreamBatch | None = None
-        self._came: int | None = 0
-        """What had come back when it got the batch; see `Returned.came`."""
-        self._index = -1
-        """Index in the batch of the message that was returned last."""
-        self._share = self._passed = 0
-        """The share of the batch that holds it, and how many messages are in the shares before."""
+        self._left: Iterator[StreamDelivery] = iter(())
+        """Of the batch."""
         self._claims.abandon(self._taker[0])
 
     def __next__(self) -> StreamDelivery:
         while True:
             batch = self._batch
-            if batch is not None:
-                index = self._index
+            if batch is not None and (shown := batch.shown):
                 settled = batch.settled
-                if settled is not None and index >= 0 and index not in settled:
-                    self._claims.settle_batch(batch, index, False)
-                index += 1
-                share, passed = self._share, self._passed
-                returned, came = self._held.returned, self._came
-                if (returned.later or returned.came != came) and returned.overtakes(came):
-                    index = batch.total  # the next get gives back what is not shown, and begins with what came back
-                shares = batch.shares  # before a look at what is settled: nothing is kept of what is over
-                while index < batch.total and (settled := batch.settled) is not None:
-                    _, piece, marks = shares[share]
-                    if index - passed >= len(piece.records):
-                        share, passed = share + 1, passed + len(piece.records)
-                        continue
-                    delivery = StreamDelivery(batch, piece, index - passed, marks)
-                    if batch.settled is None:
-                        break  # it went back, or a seek took it back: what is next is not in this batch
-                    if index not in settled:  # went back, or a seek took it back
-                        self._index, self._share, self._passed = index, share, passed
-                        batch.shown = index + 1
-                        return delivery
-                    index += 1
-            batch = self._member.get_ahead(self._taker)
-            came = None if batch is None else self._held.ahead.get(batch)
-            self._batch, self._came, self._index, self._share, self._passed = batch, came, -1, 0, 0
+                if settled is not None and shown - 1 not in settled:
+                    self._claims.settle_batch(batch, shown - 1, False)
+            for delivery in self._left:
+                return delivery
+            self._batch = batch = self._member.get_ahead(self._taker)
             if batch is None:
                 raise StopIteration
+            self._left = shown_by_one(batch, self._held.returned, self._held.ahead.get(batch))

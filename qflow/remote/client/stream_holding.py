@@ -7,8 +7,10 @@ only fail: what a seek takes back, what a get settles without a name, what a loo
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 from qflow.errors import AlreadySettled, InvalidArgument
@@ -18,9 +20,13 @@ from qflow.remote.client.link import Request
 from qflow.remote.client.requests import Places
 from qflow.remote.client.stream_replies import Granted, Opened
 from qflow.remote.wire.values import ranges
-from qflow.streams.batches import StreamBatch
+from qflow.streams.batches import StreamBatch, shown_by_one
 from qflow.streams.deliveries import Share, StreamDelivery
+from qflow.streams.held import Returned
 from qflow.streams.room import HELD_BYTES
+
+_NOTHING = Returned(time.monotonic)
+"""What came back to a cursor: its owner tells of that."""
 
 
 class RemoteStreamBatch(StreamBatch):
@@ -188,33 +194,34 @@ class Loop:
         self.delivery: StreamDelivery | None = None
         """What is to be returned now, and forgotten by whoever does that; None: another batch is to be asked for."""
         self.batch: RemoteStreamBatch | None = None
-        """What it goes through, given by whoever asked for it."""
-        self._index = -1
-        """In the batch, of the message that was returned last; -1 = none."""
+        """What it goes through."""
+        self._left: Iterator[StreamDelivery] = iter(())
+        """Of the batch."""
+
+    def begin(self, batch: RemoteStreamBatch) -> None:
+        """Go through a batch that it has asked for."""
+        self.batch, self._left = batch, shown_by_one(batch, _NOTHING)
 
     def step(self) -> Request | None:
         """Go on to the next message of the batch; return what is to be told before it is returned."""
         batch, unseen, self.delivery = self.batch, self.delivery, None
         if batch is None:
             return None
-        previous = self._index
-        settled = batch.settled
-        if unseen is not None and settled is not None and previous not in settled:
+        last, settled = (batch.shown or 0) - 1, batch.settled
+        done = last if last >= 0 and settled is not None and last not in settled else None
+        if unseen is not None and done is not None:
             self.delivery = unseen  # whoever asked for it was interrupted
             return None
-        done = previous if settled is not None and previous >= 0 and previous not in settled else None
         if done is not None:
             batch.note_settled([done])
-        index = previous + 1
-        while index < batch.total and batch.settled is not None and index in batch.settled:
-            index += 1
-        if settled is None or index >= batch.total:
-            if settled is not None and not batch.unsettled:
+        self.delivery = next(self._left, None)
+        if self.delivery is None:
+            if batch.settled is not None and not batch.unsettled:
                 batch.end()
-            self.batch, self._index = None, -1
-            return None if done is None else stream_requests.shown(batch.grant, batch.shown or 0, done)
-        self._index, batch.shown, self.delivery = index, index + 1, batch.delivery_at(index)
-        return stream_requests.shown(batch.grant, index + 1, done)
+            self.batch = None
+            if done is None:
+                return None
+        return stream_requests.shown(batch.grant, batch.shown or 0, done)
 
     def get_begins(self) -> None:
         """It asks for another batch."""

@@ -227,4 +227,4 @@ class RemoteIteration(Iterator[StreamDelivery]):
             batch = connection.call(loop.request(), partial(self._take, loop.taker, True))
             if not batch.total:
                 raise StopIteration
-            loop.batch = batch
+            loop.begin(batch)

@@ -161,7 +161,7 @@ class AsyncRemoteSubscription(Subscribed):
                 batch = await self._connection.call(loop.request(), partial(self._take, loop.taker, True))
                 if not batch.total:
                     return
-                loop.batch = batch
+                loop.begin(batch)
         finally:
             left = loop.end()
             if left is not None and not self._connection.closed:
