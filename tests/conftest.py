@@ -39,7 +39,17 @@ FORKING = ("crash", "faults", "model")
 TESTS_A_FREEZE = 100
 """So many tests leave little for a collection to go through; see `freeze`."""
 ended = itertools.count(1)
-OWN_JAVA = {"test_cluster.py", "test_script.py"}
+NO_SESSION = {
+    "test_cluster.py",
+    "test_flight_away.py",
+    "test_flight_places.py",
+    "test_flight_tasks.py",
+    "test_parts.py",
+    "test_places.py",
+    "test_reader_steps.py",
+    "test_readers.py",
+    "test_script.py",
+}
 """Files of the tests of Spark that need no session here: they run beside those that share one, one after the other."""
 SHARING = {"test_layout.py", "test_streams_real_data.py"}
 """Files whose tests share what takes seconds to make: one process of several runs all tests of one."""
@@ -148,7 +158,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0].split("/")
             if "spark" in path:
-                return "java" if path[-1] in OWN_JAVA else "spark"
+                return "no session" if path[-1] in NO_SESSION else "spark"
             return path[-1] if path[-1] in SHARING else str(super()._split_scope(nodeid))
 
         def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
