@@ -51,6 +51,8 @@ NO_SESSION = {
     "test_script.py",
 }
 """Files of the tests of Spark that need no session here: they run beside those that share one, one after the other."""
+EARLY = {"test_types.py"}
+"""Long ones that would come last, and be waited for: large groups are begun first, and they are in that one."""
 SHARING = {"test_layout.py", "test_streams_real_data.py"}
 """Files whose tests share what takes seconds to make: one process of several runs all tests of one."""
 
@@ -157,8 +159,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class OneSpark(LoadGroupScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0].split("/")
+            if path[-1] in EARLY or ("spark" in path and path[-1] in NO_SESSION):
+                return "early"
             if "spark" in path:
-                return "no session" if path[-1] in NO_SESSION else "spark"
+                return "spark"
             return path[-1] if path[-1] in SHARING else str(super()._split_scope(nodeid))
 
         def _pending_of(self, workload: dict[str, dict[str, bool]]) -> int:
