@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doors.event_loop import run
 from qflow.amqp.errors import AmqpError
-from qflow.amqp.server.holding import Held, Holding
+from qflow.amqp.server.holding import SETTLED_AT_ONCE, Held, Holding
+from qflow.errors import BrokerClosed
 
 
 class Queue:
-    """A queue, as far as the tags know it; it counts how often it was asked."""
+    """A queue, as far as the tags know it; it counts how often it was asked, and is its own store."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, room: int = 10**9) -> None:
         self._timeout_s = timeout_s
         self.asked = 0
+        self.store = self
+        self.settled: list[Any] = []
+        self._room = room
+        """How many messages it settles before its broker is closed."""
+
+    def settle(self, deliveries: list[Any]) -> None:
+        if len(self.settled) >= self._room:
+            raise BrokerClosed("the broker is closed")
+        self.settled += deliveries
 
     @property
     def consumer_timeout_s(self) -> float:
@@ -85,3 +99,44 @@ def test_of_a_queue_only_what_is_held_for_longest_is_looked_at() -> None:
     assert holding.overdue(30.0) is None
     assert queue.asked == 1
     assert holding.overdue(60.0) == (1, 60.0)
+
+
+def holding_many(queue: Queue) -> tuple[Holding, dict[int, Held], list[Held]]:
+    """Return a holding of more than is settled at once, all of it taken, and a list of those that have left."""
+    holding = Holding()
+    for number in range(3 * SETTLED_AT_ONCE):
+        holding.add(Held(SimpleNamespace(delivery=number), queue, None, 0.0))  # type: ignore[arg-type]
+    return holding, holding.take(0, True), []
+
+
+def test_what_was_acked_is_settled_though_its_client_goes_meanwhile() -> None:
+    """None of it comes again."""
+
+    async def scenario() -> None:
+        queue = Queue(1.0)
+        holding, taken, left = holding_many(queue)
+        settling = asyncio.create_task(holding.settle(taken, left.append))
+        while not queue.settled:
+            await asyncio.sleep(0)
+        assert len(queue.settled) == SETTLED_AT_ONCE
+        settling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await settling
+        assert queue.settled == list(range(3 * SETTLED_AT_ONCE))
+        assert len(left) == 3 * SETTLED_AT_ONCE
+        assert len(holding) == 0
+
+    run(scenario())
+
+
+def test_what_an_ack_fails_for_is_held_again() -> None:
+    """So it goes back when the channel ends."""
+
+    async def scenario() -> None:
+        holding, taken, left = holding_many(Queue(1.0, room=SETTLED_AT_ONCE))
+        with pytest.raises(BrokerClosed):
+            await holding.settle(taken, left.append)
+        assert len(left) == SETTLED_AT_ONCE
+        assert list(holding.held) == list(range(SETTLED_AT_ONCE + 1, 3 * SETTLED_AT_ONCE + 1))
+
+    run(scenario())

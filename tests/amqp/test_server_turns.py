@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from pamqp import commands
-from pamqp.commands import Basic
+from pamqp.commands import Basic, Tx
 
 from amqp_loop import connected, serving, turns_noted
 from doors.event_loop import run
 from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.client import MOST_IN_A_TURN, Turns
 from qflow.amqp.server.consuming import AT_ONCE
+from qflow.amqp.server.holding import SETTLED_AT_ONCE
+from qflow.queues.gathering import Gathering
 
 
 def test_what_consumers_send_in_one_turn_of_the_loop_is_bounded(tmp_path: Path) -> None:
@@ -32,6 +35,35 @@ def test_what_consumers_send_in_one_turn_of_the_loop_is_bounded(tmp_path: Path) 
                 for _ in range(consumers * each):
                     await client.expect(Basic.Deliver)
             assert max(sent.count(turn) for turn in set(sent)) <= MOST_IN_A_TURN + AT_ONCE
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_what_one_ack_settles_in_one_turn_of_the_loop_is_bounded(tmp_path: Path, in_transaction: bool) -> None:
+    """A client that acked 220,000 messages at once held up all others for half a second, by `tx.commit` for three."""
+    count = 2 * SETTLED_AT_ONCE + 1
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            queue = await server.broker.declare_queue("q")
+            await queue.put_many(count * [b"x"])
+            client = await connected(server)
+            if in_transaction:
+                await client.ask(Tx.Select(), Tx.SelectOk)
+            await client.ask(Basic.Consume(0, "q"), Basic.ConsumeOk)
+            for _ in range(count):
+                await client.expect(Basic.Deliver)
+            async with turns_noted(Channel, "_left") as left, turns_noted(Gathering, "_checked") as gathered:
+                client.send(Basic.Ack(0, True))
+                if in_transaction:
+                    await client.ask(Tx.Commit(), Tx.CommitOk)
+                await client.ask(Basic.Qos(), Basic.QosOk)
+            assert len(left) == count
+            assert len(gathered) == (count if in_transaction else 0)
+            for turns in (left, gathered):
+                assert max(map(turns.count, set(turns)), default=0) <= SETTLED_AT_ONCE
+            assert len(queue) == 0
 
     run(scenario())
 

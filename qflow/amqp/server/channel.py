@@ -17,7 +17,7 @@ from qflow.amqp.model.vhost import declared_name
 from qflow.amqp.server.client import Client
 from qflow.amqp.server.confirms import Confirms
 from qflow.amqp.server.consuming import Consumer, give_back, limits_those_there, priority_of, settle
-from qflow.amqp.server.holding import Held, Holding, settle_all
+from qflow.amqp.server.holding import SETTLED_AT_ONCE, Held, Holding, lots, settle_all
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.publishing import Publishing
 from qflow.amqp.server.units import Unit
@@ -304,8 +304,11 @@ class Channel:
         if self.unit is not None:
             self.unit.ack(taken)
             return None
+        if len(taken) > SETTLED_AT_ONCE:
+            return self.holding.settle(taken, self._left)
         settle_all(taken.values())
-        self.settled(taken)
+        for held in taken.values():
+            self._left(held)
         return None
 
     def nack(self, method: Basic.Nack) -> Handled:
@@ -377,10 +380,11 @@ class Channel:
             consumer.wake()
             consumer.hosted.wake()
 
-    def settled(self, taken: dict[int, Held]) -> None:
+    async def settled(self, taken: dict[int, Held]) -> None:
         """Let consumers have others for messages that a transaction settled."""
-        for held in taken.values():
-            self._left(held)
+        async for _, tags in lots(taken, SETTLED_AT_ONCE):
+            for tag in tags:
+                self._left(taken[tag])
 
     def _wake_consumers(self) -> None:
         for consumer in self.consumers.values():

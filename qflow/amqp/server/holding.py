@@ -12,12 +12,14 @@ from qflow.amqp.server.consuming import Consumer
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.delivery import Delivery
 from qflow.named_tuples import NamedTuple
-from qflow.serving.tasks import attempt
+from qflow.serving.tasks import attempt, ending
 
 AT_ONCE = 100
 """Messages that go back together."""
 REJECTED_AT_ONCE = 1000
 """Messages that go to the dead letters together: they share a commit."""
+SETTLED_AT_ONCE = 1000
+"""Messages that are settled before other clients have their turn: 2 to 10 µs each."""
 
 
 class Held(NamedTuple):
@@ -88,7 +90,7 @@ class Holding:
     async def give_back(self, taken: dict[int, Held], requeue: bool, left: Callable[[Held], None]) -> None:
         """Have what was taken go back, or to the dead letters, and tell of each; what is left over is held again."""
         try:
-            async for hosted, tags in _lots(taken, AT_ONCE if requeue else REJECTED_AT_ONCE):
+            async for hosted, tags in lots(taken, AT_ONCE if requeue else REJECTED_AT_ONCE):
                 await hosted.store.give_back([taken[tag].delivery for tag in tags], requeue)
                 for tag in tags:
                     left(taken.pop(tag))
@@ -97,10 +99,25 @@ class Holding:
             if taken:  # it failed, or was cancelled
                 self.restore(taken)
 
+    @ending
+    async def settle(self, taken: dict[int, Held], left: Callable[[Held], None]) -> None:
+        """Settle what was taken, a thousand in one commit, and tell of each, also if the client goes meanwhile.
+
+        What it fails for is held again.
+        """
+        try:
+            async for hosted, tags in lots(taken, SETTLED_AT_ONCE):
+                hosted.store.settle([taken[tag].delivery.delivery for tag in tags])
+                for tag in tags:
+                    left(taken.pop(tag))
+        finally:
+            if taken:
+                self.restore(taken)
+
     async def end(self, warn: Callable[[str, object], None]) -> None:
         """Have all that is held go back; what cannot is warned of."""
         taken = self.take_all()
-        async for hosted, tags in _lots(taken, AT_ONCE):
+        async for hosted, tags in lots(taken, AT_ONCE):
             await attempt(hosted.store.give_back([taken[tag].delivery for tag in tags], True), warn)
             hosted.look_for_expired()
 
@@ -113,8 +130,8 @@ class Holding:
         return None
 
 
-async def _lots(taken: dict[int, Held], most: int) -> AsyncIterator[tuple[HostedQueue, list[int]]]:
-    """Yield what goes back together, as (queue, tags); others have their turn between one lot and the next."""
+async def lots(taken: dict[int, Held], most: int) -> AsyncIterator[tuple[HostedQueue, list[int]]]:
+    """Yield what is settled, or goes back, together, as (queue, tags); others have their turn between two lots."""
     of_queue: dict[HostedQueue, list[int]] = {}
     for tag, held in taken.items():
         of_queue.setdefault(held.hosted, []).append(tag)

@@ -8,7 +8,7 @@ from typing import Protocol
 from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
 from qflow.amqp.server.client import Client, until_done
 from qflow.amqp.server.content import Properties
-from qflow.amqp.server.holding import Held, Holding
+from qflow.amqp.server.holding import SETTLED_AT_ONCE, Held, Holding, lots
 from qflow.amqp.server.host import Host
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.parcels import Parcel
@@ -40,7 +40,7 @@ class UnitChannel(Protocol):
     def holding(self) -> Holding: ...
     @property
     def publishing(self) -> Returning: ...
-    def settled(self, taken: dict[int, Held]) -> None: ...
+    async def settled(self, taken: dict[int, Held]) -> None: ...
     async def give_back(self, taken: dict[int, Held], requeue: bool) -> None: ...
 
 
@@ -110,7 +110,6 @@ class Unit:
             self.rollback()
             raise AmqpError(as_amqp_error(error).code, f"not committed: {error}") from error
         self._clear()
-        channel.settled(acked)
         for hosted, parcel in puts:
             if not hosted.store.is_gone:
                 hosted.expects(parcel)
@@ -118,6 +117,7 @@ class Unit:
             if not hosted.store.is_gone:
                 channel.host.trim_soon(hosted)
         try:
+            await channel.settled(acked)
             while nacked:
                 await channel.give_back(*nacked.pop(0))
         finally:
@@ -153,9 +153,9 @@ class Unit:
                     for hosted, parcel in puts:
                         if hosted in there:
                             await hosted.put_in(transaction, parcel)
-                    for held in acked.values():
-                        if held.hosted in there:
-                            await transaction.ack(held.delivery)
+                    async for hosted, tags in lots(acked, SETTLED_AT_ONCE):
+                        if hosted in there:
+                            await transaction.ack_many([acked[tag].delivery for tag in tags])
                 return there
             except (QueueDeleted, StreamDeleted):
                 if not any(hosted.store.is_gone for hosted in there):
