@@ -62,6 +62,10 @@ Step = Callable[[Wake], float | None]
 """Try; return None when done, else how long to wait at most for the wake-up."""
 
 
+LOOK_S = 1.0
+"""The main thread tries again so often: one of its handlers may have forked, and nobody wakes it in the child."""
+
+
 class _Closed(Protocol):
     def close(self) -> object: ...
 
@@ -307,7 +311,7 @@ def attend(step: Step, give_up: Callable[[], object]) -> None:
             wait_s = shelter(partial(attempt, alarm))
             if wait_s is None:
                 return
-            alarm.wait(wait_s)
+            alarm.wait(min(wait_s, LOOK_S) if is_main() else wait_s)
     except BaseException:
         if not over:
             try:

@@ -860,6 +860,40 @@ def test_a_handler_forks_while_another_thread_works_for_it_and_the_child_is_told
     assert broker.queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d", b"e"]
 
 
+def test_a_handler_forks_while_its_thread_waits_for_the_writer_and_the_child_is_told(broker: qflow.Broker) -> None:
+    """There is no writer in the child, which hung for good."""
+    one = broker.engine.log._writer._confirming.journal
+    assert one is not None
+    sync, children, forked = one.sync, list[int](), threading.Event()
+
+    def fork(*_: object) -> None:
+        if children:
+            return
+        children.append(os.fork())
+        if not children[0]:
+            signal.alarm(30)
+        forked.set()
+
+    def held_up(*given: Any) -> Any:
+        while not forked.wait(0.1):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        return sync(*given)
+
+    batch, before = broker.queue("q").get_many(9), signal.signal(signal.SIGUSR1, fork)
+    status = 1
+    try:
+        one.sync = held_up  # type: ignore[method-assign]
+        batch.ack(wait=True)
+    except qflow.ForkedProcess:
+        status = 0
+    finally:
+        if children and not children[0]:
+            os._exit(status)
+        signal.signal(signal.SIGUSR1, before)
+    assert os.waitpid(children[0], 0)[1] == 0
+    assert len(broker.queue("q")) == 0
+
+
 def test_a_journal_without_notes_is_read_and_another_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,3 +210,68 @@ def test_a_lock_of_the_process_does_not_stay_taken_in_a_child() -> None:
     finally:
         done.set()
         holding.join()
+
+
+WAITING = """
+import os, signal, sys, threading
+import qflow
+from qflow.memory.line import Alarm
+
+children, status, parent, waits, wait = [], [], os.getpid(), threading.Event(), Alarm.wait
+
+
+def fork(*_):
+    children.append(os.fork())
+    if not children[0]:
+        signal.alarm(30)
+
+
+def waited(self, timeout_s):
+    if threading.current_thread() is threading.main_thread():
+        waits.set()
+    wait(self, timeout_s)
+
+
+def end_wait():
+    waits.wait()
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+    while not children:
+        waits.wait()
+    status.append(os.waitpid(children[0], 0)[1])
+    exec(sys.argv[3])
+
+
+signal.signal(signal.SIGUSR1, fork)
+with qflow.open(sys.argv[1]) as broker:
+    queue, full = broker.declare_queue("q"), broker.declare_queue("full", limit_messages=1)
+    full.put(b"x")
+    broker.declare_stream("s", topics=["s/#"])
+    told = broker.subscribe("s", "s/#")
+    Alarm.wait = waited
+    ending = threading.Thread(target=end_wait)
+    ending.start()
+    try:
+        exec(sys.argv[2])
+    except qflow.ForkedProcess:
+        os._exit(0)
+    finally:
+        if os.getpid() != parent:
+            os._exit(1)
+    ending.join()
+print(status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "end"),
+    [
+        ("queue.get()", "queue.put(b'x')"),
+        ("full.put(b'y')", "full.get().ack()"),
+        ("told.get()", "broker.publish('s/1', b'x')"),
+    ],
+)
+def test_a_child_of_a_handler_does_not_wait_for_what_only_its_parent_has(call: str, end: str, tmp_path: Path) -> None:
+    """It is refused, where it waited for good."""
+    command = [sys.executable, "-W", "ignore", "-c", WAITING, str(tmp_path / "spool"), call, end]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[0]\n", "")

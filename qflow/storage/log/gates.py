@@ -5,6 +5,9 @@ from __future__ import annotations
 from operator import methodcaller
 from threading import Lock
 
+LOOK_S = 1.0
+"""A caller looks so often whether it has been forked: nobody opens a gate in the child."""
+
 
 class Gate:
     """Closed when it is made, until somebody releases it; a thread that passes has taken it, and releases it.
@@ -13,8 +16,8 @@ class Gate:
     """
 
     __slots__ = ("acquire", "release")
-    taken = property(methodcaller("acquire"))
-    """Waits, and is True. No function of Python: those look for signals where they begin."""
+    taken = property(methodcaller("acquire", True, LOOK_S))
+    """Waits, and is True; False after `LOOK_S`. No function of Python: those look for signals where they begin."""
 
     def __init__(self) -> None:
         lock = Lock()

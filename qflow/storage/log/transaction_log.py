@@ -56,6 +56,8 @@ class TransactionLog:
         """What stands alone takes it in place of `requests`, under the lock of its queue, and is waited for then."""
         self.requests: Any = self._handing.requests
         """Where who may call nothing hands a request over: `check_usable` before, and it is `handed_over` after."""
+        self._refuse: Callable[[], NoReturn] | None = None
+        """In a forked child: raises ForkedProcess."""
 
     # Handing over ----------------------------------------------------------------------------------------------------
 
@@ -260,6 +262,8 @@ class TransactionLog:
                 gate = gate if batch is None else batch.gate
                 if gate.taken:
                     gate.release()
+                elif self._refuse is not None:
+                    self._refuse()
         except BaseException:
             turn.leave(request)
             raise
@@ -411,6 +415,7 @@ class TransactionLog:
 
     def disown(self, refuse: Callable[[], NoReturn]) -> None:
         """In a forked child: a signal handler may have forked in the middle of a put, which goes on in both."""
+        self._refuse = refuse
         self.turn.disown()
         self._handing.now = refuse  # type: ignore[method-assign]
 
