@@ -12,7 +12,7 @@ from qflow.aio.loops import Homes, Steps, Waiter, Worker, attend
 from qflow.aio.transaction import AsyncTogether
 from qflow.config import parse_timeout
 from qflow.durations import Duration
-from qflow.errors import QueueDeleted, StreamDeleted
+from qflow.errors import QflowError, QueueDeleted, StreamDeleted
 from qflow.memory.line import FOREVER
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
@@ -70,11 +70,8 @@ class AsyncPublishing:
     def submit_many(self, messages: list[tuple[str, bytes]]) -> asyncio.Future[Sequence[PublishResult]]:
         """`publish` without headers and producer that returns a future; without a task if there is room at once."""
         home = self._homes.here()
-        lots = self._publisher.lots_of(messages, None)
-        sent = None if lots is None else self._send_at_once(lots)
-        if lots is not None and sent is not None:
-            return home.confirmed(sent.request, partial(lots.results, sent))
-        return home.loop.create_task(self._publish(messages, None, None))
+        begun = self._begin(messages, None)
+        return home.loop.create_task(self._publish(messages, None, None)) if begun is None else _confirmed(home, *begun)
 
     def keep(self, rooms: Rooms) -> asyncio.Future[Any]:
         """Keep facts, all in one commit; the future is done when they are synced."""
@@ -130,18 +127,20 @@ class AsyncPublishing:
         return home.loop.create_task(self.publish_one(message, headers, producer, number, timeout))
 
     def _begin(self, messages: list[Any], headers: Headers | None, kept: Kept | None = None) -> Begun | None:
-        """Hand messages to the log if there is room at once; None if there is none, or something was just deleted."""
+        """Hand messages to the log if there is room at once; None if there is none, or what goes to queues is refused:
+        the task finds that, too, and tells it.
+        """
         lots = self._publisher.lots_of(messages, headers)
         if lots is not None:
             if kept is None and not lots.lots:
                 return None, partial(lots.results, None)
             sent = self._send_at_once(lots, kept)
             return None if sent is None else (sent.request, partial(lots.results, sent))
-        out = self._publisher.outgoing_of(messages, headers)
         riders: list[Any] = [] if kept is None else [kept]
         try:
+            out = self._publisher.outgoing_of(messages, headers)
             begun = self._together.begin(out.inserts(), riders, out.puts)
-        except (QueueDeleted, StreamDeleted):
+        except QflowError:
             return None
         return None if begun is None else (begun.unit, partial(out.results, begun.receipts))
 

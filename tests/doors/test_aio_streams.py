@@ -21,6 +21,7 @@ import qflow.aio
 from doors.event_loop import close_spool, leave_no_reader_behind, plain, run, told, turns, until
 from drivers import joining, opening_tasks, owner_of
 from qflow.aio.threads import THREADS
+from qflow.errors import MessageTooLarge
 from qflow.memory.line import FOREVER
 from qflow.queues.queue import parts_of
 
@@ -109,6 +110,20 @@ def test_what_is_submitted_keeps_its_order_where_some_of_it_goes_to_queues_too(o
         assert [result.offsets["s"] for result in results] == list(range(201))
         assert [result.sequences.get("logged") for result in results[:8]] == [None, 0, None, 1, None, 2, None, 3]
         assert [result.sequences.get("unlogged") for result in results[:8]] == [None, None, 0, 1, None, None, 2, 3]
+
+    on(scenario)
+
+
+def test_what_a_queue_refuses_the_future_tells(on: On) -> None:
+    """And not `submit_publish`: who gathers many futures is told of one of them."""
+
+    async def scenario(broker: Any) -> None:
+        await broker.declare_queue("small", max_message_bytes=1000)
+        await broker.bind("small", "t/1")
+        submitted = [broker.submit_publish("t/1", bytes(size)) for size in (10, 1001)]
+        kept, refused = await asyncio.gather(*submitted, return_exceptions=True)
+        assert kept.sequences == {"small": 0}
+        assert isinstance(refused, MessageTooLarge)
 
     on(scenario)
 
