@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from paho.mqtt.packettypes import PacketTypes
 
 from mqtt_loop import PUBACK, client, properties_of, serving
@@ -50,3 +51,25 @@ async def _refused(spool: Path) -> None:
             good.publish("a", b"y")
         assert {(await good.expect(PUBACK)).code for _ in range(20)} == {0}
         assert {(await bad.expect(PUBACK)).code for _ in range(20)} == {0x95}
+
+
+@pytest.mark.parametrize("of", ["queue", "stream"])
+def test_what_is_refused_is_told_in_order(spool: Path, of: str) -> None:
+    """Behind what was published before, as MQTT wants acknowledgements; and nothing is kept of it."""
+    run(_told_in_order(spool, of))
+
+
+async def _told_in_order(spool: Path, of: str) -> None:
+    async with serving(spool) as server:
+        if of == "queue":
+            queue = await server.broker.declare_queue("q", max_message_bytes=1000)
+            await server.broker.bind(queue, "q")
+        else:
+            await server.broker.alter_stream("mqtt", max_message_bytes=1000)
+        raw = await client(server)
+        for number in range(1, 7, 2):
+            raw.publish("a", b"y", packet_id=number)
+            raw.publish("q", b"x" * 20_000, packet_id=number + 1)
+        told = [await raw.expect(PUBACK) for _ in range(6)]
+        assert [(one.packet_id, one.code) for one in told] == [(1, 0), (2, 0x95), (3, 0), (4, 0x95), (5, 0), (6, 0x95)]
+        assert not server._hub.together._lanes

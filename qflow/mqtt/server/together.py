@@ -195,8 +195,16 @@ class Lane:
     # Handing over ----------------------------------------------------------------------------------------------------
 
     def _hand_over(self, submit: Submit) -> asyncio.Future[Any]:
-        """Give something to the log; what it does not take at once is under way."""
-        future = submit()
+        """Give something to the log; what it does not take at once is under way, and the future tells what it refuses.
+
+        So that is told in order: behind what was handed over before.
+        """
+        try:
+            future = submit()
+        except Exception as error:
+            future = asyncio.get_running_loop().create_future()
+            future.set_exception(error)
+            future.exception()  # as in `_resolve`
         if isinstance(future, asyncio.Task):
             self._under_way = future
             room_of(self._broker, future).add_done_callback(self._go_on)
@@ -215,12 +223,7 @@ class Lane:
             submit, told = self._waiting.popleft()
             if told.done():
                 continue  # it was withdrawn
-            try:
-                future = self._hand_over(submit)
-            except Exception as error:
-                told.set_exception(error)
-            else:
-                self._tell(future, told)
+            self._tell(self._hand_over(submit), told)
 
     def _tell(self, future: asyncio.Future[Any], told: asyncio.Future[Any]) -> None:
         """Have one future be done as another is, which is cancelled with it if it waits."""
