@@ -149,3 +149,6 @@ class QueueWork(InMemory):
             in_place(work)
             if self._claims.is_crowded and self._claims.returns.is_logged(how):
                 await self.hold_up()
+        spiller = parts_of(self.queue).spiller
+        if spiller.exceeds_capacity:
+            self._worker.spill(spiller)

@@ -304,7 +304,6 @@ class Claims:
             self.returns.take_back(wanted, how)
             for one in deliveries if problem is not None else ():
                 self.return_if_refused(one)
-        self._spiller.keep_within_capacity()
         if problem is not None:
             raise problem
 
@@ -314,6 +313,7 @@ class Claims:
         self._hold_up(how)
 
     def _hold_up(self, how: Return) -> None:
+        self._spiller.keep_within_capacity()
         if self.returns.is_logged(how):
             self.finish(None, False)
 
@@ -328,7 +328,6 @@ class Claims:
                 one = batch if self._holds(batch) else None
             rest = self.returns.begin(one, how) if one is not None else None
         self.returns.go_on(rest, how)
-        self._spiller.keep_within_capacity()
 
     @sheltered
     def give_up(self, one: HeldOne) -> None:
@@ -354,7 +353,6 @@ class Claims:
             self.return_if_refused(batch)
             rest = self.returns.begin(batch) if batch in self._held else None
         self.returns.go_on(rest)
-        self._spiller.keep_within_capacity()
 
     def return_if_refused(self, one: HeldOne) -> None:
         """Have what is leaving go back to the queue if its commit is refused: nobody holds it then. Under the lock."""

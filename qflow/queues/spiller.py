@@ -15,7 +15,7 @@ from qflow.events import EventKind
 from qflow.memory.chunk import Chunk
 from qflow.memory.group import marks_of
 from qflow.memory.run import Run
-from qflow.memory.waiting import shelter
+from qflow.memory.waiting import is_inside, shelter
 from qflow.message import DELAYED, LANE_SHIFT
 from qflow.queues.admission import Admission
 from qflow.queues.context import Unlocked
@@ -180,9 +180,17 @@ class Spiller:
             shelter(self.spill_excess)
 
     def keep_within_capacity(self) -> None:
-        """The same after messages went back, which may be on slack for a while."""
-        if self._gate.used > self._gate.account.capacity:
-            self.spill_excess()
+        """The same after messages went back, which may be on slack for a while; not where others wait for this thread.
+
+        Who lets them wait, as an event loop does, has another one do that.
+        """
+        if self.exceeds_capacity and not is_inside():
+            shelter(self.spill_excess)
+
+    @property
+    def exceeds_capacity(self) -> bool:
+        """More is charged than the queue may have."""
+        return self._gate.used > self._gate.account.capacity
 
     def spill_excess(self) -> None:
         """After messages passed on slack or came back: spill until the queue is within its bounds.

@@ -38,6 +38,8 @@ from qflow.aio.threads import THREADS
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.queues.queue import parts_of
+from qflow.queues.returns import Returns
+from qflow.queues.spiller import Spiller
 from unit import clocks
 
 pytestmark = pytest.mark.two_drivers
@@ -974,6 +976,31 @@ def test_what_memory_serves_neither_suspends_nor_starts_a_thread(on: On) -> None
         assert set(threading.enumerate()) <= threads
 
     on(scenario)
+
+
+def test_what_comes_back_is_spilled_by_no_loop(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where others have taken the memory meanwhile that there was when the loop looked."""
+    in_loops: list[bool] = []
+    spill = Spiller.spill_tail
+
+    def spill_tail(spiller: Spiller, wanted: int) -> bool:
+        in_loops.append(asyncio._get_running_loop() is not None)
+        return spill(spiller, wanted)
+
+    monkeypatch.setattr(Spiller, "spill_tail", spill_tail)
+    monkeypatch.setattr(Returns, "takes_disk", lambda *_: False)
+
+    async def scenario(broker: Any) -> None:
+        queue = await broker.declare_queue("q")
+        await queue.put_many([bytes(100)] * 400)
+        for _ in range(400):
+            await (await queue.get()).nack(delay_s=3600)
+        gate = parts_of(owner_of(broker).queue("q").queue).gate
+        await until(lambda: gate.used <= gate.account.capacity)
+
+    on(scenario, capacity_bytes=100_000)
+    assert in_loops
+    assert not any(in_loops)
 
 
 def test_what_spills_goes_through_memory_and_back_without_blocking_the_loop(on: On) -> None:
