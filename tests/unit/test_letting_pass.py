@@ -167,5 +167,5 @@ def test_what_an_interrupted_purge_has_dropped_is_freed_later(
     assert broker.check() == []
     assert exits.dropped
     inside.upkeep(broker)._take_steps()
-    assert not (exits.dropped or gate.dropped)
-    assert gate.used == 0
+    assert not exits.dropped
+    assert gate.dropped == gate.used == 0
