@@ -168,7 +168,7 @@ def _expired(setup: Setup, path: Path, size: int) -> list[float]:
 
 
 def acks(setup: Setup) -> Iterator[Row]:
-    sizes = (3_000, 30_000, 100_000) if not setup.quick else (100, 400)
+    sizes = (10_000, 100_000, 500_000) if not setup.quick else (100, 400)
     found = []
     for size in sizes:
         with setup.scratch() as path:
@@ -325,7 +325,7 @@ WORKLOADS = [
     Workload("scale-queues", "a put, a declaration and an idle second beside 10 to 100,000 queues", queues),
     *scale_waiters.WORKLOADS,
     Workload("scale-messages", "gets and statistics beside up to a million messages that are not for them", messages),
-    Workload("scale-acks", "acks in random order of half of up to 100,000 messages: time, file, puts beside", acks),
+    Workload("scale-acks", "acks in random order of half of up to 500,000 messages: time, file, puts beside", acks),
     Workload("scale-check", "`check()` over 10,000 to 400,000 messages: time, memory, and puts beside it", checks),
     Workload("scale-bodies", "memory in the put and the get of a durable body of 4 to 64 MiB", bodies),
     Workload("scale-publish", "a publish, for each of 10 to 1,000 durable queues", publishing),
