@@ -48,6 +48,8 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             "tests",
             master="local[2]",
             spark__sql__warehouse__dir=str(warehouse),
+            spark__sql__codegen__wholeStage=False,  # nor are rows so many that code is worth being made for them
+            spark__sql__codegen__factoryMode="NO_CODEGEN",
             spark__driver__extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # nothing runs long here
         )
     except NotFound as error:
