@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from qflow.aio.home import Home, Request
 from qflow.aio.loops import Homes, Steps, Waiter, Worker, attend
@@ -23,6 +23,7 @@ from qflow.streams.producers import Answer, Claim
 from qflow.streams.publishing import Sending, Sent
 from qflow.streams.room import Asking
 
+T = TypeVar("T")
 Begun = tuple[Request | None, Callable[[], Sequence[PublishResult]]]
 """What is to be confirmed, if anything is; and what gives the results then."""
 
@@ -215,9 +216,7 @@ class AsyncPublishing:
         await attend(home, self._worker, Steps(partial(room.try_reserve, asking), partial(room.give_up, asking)))
 
 
-def _confirmed(
-    home: Home, request: Request | None, results: Callable[[], Sequence[PublishResult]]
-) -> asyncio.Future[Sequence[PublishResult]]:
+def _confirmed(home: Home, request: Request | None, results: Callable[[], T]) -> asyncio.Future[T]:
     """Return a future of what was begun."""
     return home.resolved(results()) if request is None else home.confirmed(request, results)
 
@@ -226,4 +225,4 @@ def _first_confirmed(
     home: Home, request: Request | None, results: Callable[[], Sequence[PublishResult]]
 ) -> asyncio.Future[PublishResult]:
     """The same of the first message."""
-    return home.resolved(results()[0]) if request is None else home.confirmed(request, lambda: results()[0])
+    return _confirmed(home, request, lambda: results()[0])

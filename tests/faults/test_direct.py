@@ -11,6 +11,7 @@ import signal
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -829,8 +830,9 @@ def test_a_handler_forks_in_the_middle_and_the_child_writes_nothing(broker: qflo
     assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_handler_forks_while_another_thread_works_for_it_and_the_child_is_told(broker: qflow.Broker) -> None:
-    """There is no such thread in the child, which waits for nobody, whatever it was in the middle of."""
+@contextmanager
+def forked_by_a_handler() -> Iterator[Callable[[], None]]:
+    """Give what has a handler fork in the main thread, for another thread; the child is to be told before it leaves."""
     children: list[int] = []
 
     def fork(*_: object) -> None:
@@ -848,8 +850,7 @@ def test_a_handler_forks_while_another_thread_works_for_it_and_the_child_is_told
     forked, before = threading.Event(), signal.signal(signal.SIGUSR1, fork)
     status = 1
     try:
-        at_sync(broker, strike)
-        put_together(broker, b"d", b"e")
+        yield strike
     except qflow.ForkedProcess:
         status = 0
     finally:
@@ -857,6 +858,13 @@ def test_a_handler_forks_while_another_thread_works_for_it_and_the_child_is_told
             os._exit(status)
         signal.signal(signal.SIGUSR1, before)
     assert os.waitpid(children[0], 0)[1] == 0
+
+
+def test_a_handler_forks_while_another_thread_works_for_it_and_the_child_is_told(broker: qflow.Broker) -> None:
+    """There is no such thread in the child, which waits for nobody, whatever it was in the middle of."""
+    with forked_by_a_handler() as strike:
+        at_sync(broker, strike)
+        put_together(broker, b"d", b"e")
     assert broker.queue("q").get_many(9).bodies == [b"a", b"b", b"c", b"d", b"e"]
 
 
@@ -864,33 +872,16 @@ def test_a_handler_forks_while_its_thread_waits_for_the_writer_and_the_child_is_
     """There is no writer in the child, which hung for good."""
     one = broker.engine.log._writer._confirming.journal
     assert one is not None
-    sync, children, forked = one.sync, list[int](), threading.Event()
+    sync, batch = one.sync, broker.queue("q").get_many(9)
 
-    def fork(*_: object) -> None:
-        if children:
-            return
-        children.append(os.fork())
-        if not children[0]:
-            signal.alarm(30)
-        forked.set()
+    with forked_by_a_handler() as strike:
 
-    def held_up(*given: Any) -> Any:
-        while not forked.wait(0.1):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-        return sync(*given)
+        def held_up(*given: Any) -> Any:
+            strike()
+            return sync(*given)
 
-    batch, before = broker.queue("q").get_many(9), signal.signal(signal.SIGUSR1, fork)
-    status = 1
-    try:
         one.sync = held_up  # type: ignore[method-assign]
         batch.ack(wait=True)
-    except qflow.ForkedProcess:
-        status = 0
-    finally:
-        if children and not children[0]:
-            os._exit(status)
-        signal.signal(signal.SIGUSR1, before)
-    assert os.waitpid(children[0], 0)[1] == 0
     assert len(broker.queue("q")) == 0
 
 
