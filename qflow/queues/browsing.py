@@ -147,7 +147,7 @@ class Browsing:
         context = self._context
         assert context.log is not None
         owner, number = context.owner, lane_of(position)
-        with context.log.read() as txn:
+        with context.log.read(buffers=True) as txn:
             context.check_open()
             row = rows.read_row(txn, owner, number)
             return reading.read_unsettled(txn, owner, number, row, position, stop, READ_AHEAD_BYTES)

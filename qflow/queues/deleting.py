@@ -107,7 +107,7 @@ class InLog:
         """Return the message; None if it is settled, or never was. Needs no lock. Raises CorruptionError."""
         context, lane, sequence = self._queue.context, self._lane, self._sequence
         assert context.log is not None
-        with context.log.read() as txn:
+        with context.log.read(buffers=True) as txn:
             row = read_row(txn, lane.owner, lane.lane)
             found = reading.read_unsettled(txn, lane.owner, lane.lane, row, sequence, sequence + 1, 1)
         if found.problems and not found.pieces and row.floor <= sequence:

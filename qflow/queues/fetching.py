@@ -97,7 +97,7 @@ def repair(context: Context, sequence: int) -> Record | None:
     if context.log is None:
         return None
     try:
-        with context.log.read() as txn:
+        with context.log.read(buffers=True) as txn:
             return reading.find_message(txn, context.owner, lane_of(sequence), sequence)[0]
     except (NotFound, CorruptionError):
         return None  # reported as lost by the caller
@@ -107,7 +107,7 @@ def read_logged(context: Context, lane: Lane, run: Run, budget: int, alone: bool
     assert context.log is not None
     first = run.first
     owner, number = lane.owner, lane.lane
-    with context.log.read() as txn:
+    with context.log.read(buffers=True) as txn:
         row = read_row(txn, owner, number)._replace(doubtful=lane.row.doubtful)
         replayed = reading.read_unsettled(txn, owner, number, row, first, run.end, budget)
         attempts = read_attempts(txn, owner, number, first, replayed.position)

@@ -66,7 +66,7 @@ class History:
         self, number: int, position: int, end: int, most_bytes: int, wanted: Interest | None, most: int = 2**62
     ) -> Found:
         """Read on in a partition, in a short transaction; messages dropped by retention, or damaged, are a hole."""
-        with self._log.read() as txn:
+        with self._log.read(buffers=True) as txn:
             floor = read_row(txn, self.owner, number).floor
             if position < floor:
                 border = min(floor, max(end, position))

@@ -100,8 +100,8 @@ class FaultyEnvironment(Environment):
         for name in ("make_room", "grow_map", "copy_to"):
             setattr(self, name, faults.wrap(name, getattr(super(), name)))
 
-    def begin(self, *, write: bool = False) -> Any:
-        return self._faulty_begin(write=True) if write else self._plain_begin(write=False)
+    def begin(self, *, write: bool = False, buffers: bool = False) -> Any:
+        return self._faulty_begin(write=True) if write else self._plain_begin(buffers=buffers)
 
     def commit(self, txn: Any) -> None:
         try:

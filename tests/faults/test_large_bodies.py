@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import qflow
 from faults.bare_log import ALL, bare_log, declared, in_log
 from faults.seams import Faults, FaultyFiles
 from qflow.message import Message
@@ -45,11 +46,11 @@ def copied(work: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("record", [b"b" * SIZE, Message(b"m" * SIZE, b'{"a":1}')], ids=["plain", "headers"])
 def test_no_copy_of_a_large_body_is_made_for_the_log(log, spool, record):
-    """The one in LMDB's page is the only one, also where it is not a bare body."""
+    """The one in LMDB's page is the only one, also where it is not a bare body; and that is a piece of a body."""
     line = declared(log, 1)
     files, fds = os.listdir(spool / "log"), len(os.listdir("/proc/self/fd"))
     put = line.put(record)
-    assert copied(lambda: log.wait(log.put(put))) < MIB
+    assert copied(lambda: log.wait(log.put(put))) < 2 * MIB
     assert put.error is None
     assert (os.listdir(spool / "log"), len(os.listdir("/proc/self/fd"))) == (files, fds)
     assert in_log(log, line) == {0: record}
@@ -90,3 +91,16 @@ def test_no_copy_of_a_large_body_is_made_by_what_comes_after_it(log):
         assert copied(lambda: log.wait(log.hollow(line.lane))) < MIB
     with log.read() as txn:
         assert list(scan(txn, 1, 0, 0, ALL)) == []
+
+
+@pytest.mark.parametrize("size", [SIZE // 2, 2 * SIZE], ids=["whole", "pieces"])
+def test_a_large_body_is_read_into_memory_once(size, tmp_path):
+    """LMDB's map is read where it lies: what is read into memory is the body alone, and one piece of it at most."""
+    body = b"b" * size
+    with qflow.open(tmp_path / "spool", capacity_bytes=4 * SIZE) as broker:
+        broker.declare_queue("q", max_message_bytes=size).put(body)
+    with qflow.open(tmp_path / "spool", capacity_bytes=4 * SIZE) as broker:
+        found: list[qflow.Delivery] = []
+        assert copied(lambda: found.append(broker.queue("q").get(0))) < size + 2 * MIB
+        assert found[0].body == body
+        found[0].ack(wait=True)

@@ -34,7 +34,7 @@ LARGE_BYTES = 8 * 2**20
 """A request with more of large bodies is stored ahead."""
 BODY_BYTES = encoding.MAX_BYTES
 """From this size on a body is large: it takes a block of its own wherever it lies."""
-PART_BYTES = 4 * 2**20
+PART_BYTES = 2**20
 """Stored in one commit. Pieces of a body are as large, or larger if they would be too many."""
 REMOVED_AT_ONCE = 256
 """Records removed in one commit."""
