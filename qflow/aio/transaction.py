@@ -225,29 +225,29 @@ class AsyncTransaction(Unpicklable):
         """Commit now; returns `result`. The end of the `async with` block does it, too. See `Transaction.commit`."""
         gathering = self._gathering
         inserts, leavings = await self._step(
-            gathering.begin_commit, gathering.is_spilled, lambda begun: gathering.undo(begun[1], "cancelled")
+            gathering.begin_commit, gathering.ends_slowly, lambda begun: gathering.undo(begun[1], "cancelled")
         )
         try:
             receipts = await self._together.commit(inserts, leavings, gathering.timeout_s)
         except BaseException as error:
             ended = "cancelled" if isinstance(error, asyncio.CancelledError) else "rolled back"
-            await self._step(partial(gathering.end, ended), gathering.is_spilled)
+            await self._step(partial(gathering.end, ended), gathering.ends_slowly)
             raise
-        return await self._step(partial(gathering.committed, receipts), gathering.is_spilled)
+        return await self._step(partial(gathering.committed, receipts), gathering.ends_slowly)
 
     async def rollback(self) -> None:
         """Undo everything. Its deliveries stay acquired."""
-        await self._step(self._transaction.rollback, self._gathering.is_spilled)
+        await self._step(self._transaction.rollback, self._gathering.ends_slowly)
 
     async def _add(self, work: Callable[[], None], size: int) -> None:
         await self._step(work, not self._gathering.takes(size))
 
-    async def _step(self, work: Callable[[], T], takes_disk: bool, undo: Callable[[T], object] | None = None) -> T:
-        """Run a step: in the loop, or in a thread if it needs the disk or another step still runs in one.
+    async def _step(self, work: Callable[[], T], is_slow: bool, undo: Callable[[T], object] | None = None) -> T:
+        """Run a step: in the loop, or in a thread if it is slow, as with the disk, or another step still runs in one.
 
         Cancelled while a thread runs it, it is done all the same; then `undo(result)` is called.
         """
-        if not takes_disk and not self._in_thread:
+        if not is_slow and not self._in_thread:
             with self._lock:  # not by a call: a signal handler that raises when that returns would leave it taken
                 self._gathering.adopt()
                 return in_place(work)
@@ -272,7 +272,7 @@ class AsyncTransaction(Unpicklable):
         if kind is None:
             await self.commit()
         else:
-            await self._step(self._leave, self._gathering.is_spilled)
+            await self._step(self._leave, self._gathering.ends_slowly)
 
     def _leave(self) -> None:
         """Undo everything, unless a commit whose task was cancelled has come to its end meanwhile, in a thread."""

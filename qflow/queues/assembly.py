@@ -15,7 +15,7 @@ from qflow.message import Record, is_plain
 from qflow.named_tuples import NamedTuple
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
-from qflow.queues.overflow import Depth
+from qflow.queues.overflow import Depth, plus
 from qflow.queues.puts import NOTHING, Puts
 from qflow.storage.log.transaction_log import Put, Unit
 
@@ -78,7 +78,10 @@ class Assembly:
         """(queue, messages, they are dropped) of what limits turned away."""
         self.unit: Unit | None = None
         """All of it, once it is to join a batch."""
-        self._leave: dict[object, Depth] = {leaving.queue: leaving.depth for leaving in self.leavings}
+        self._leave: dict[object, Depth] = {}
+        for leaving in self.leavings:
+            before = self._leave.get(leaving.queue)
+            self._leave[leaving.queue] = leaving.depth if before is None else plus(before, leaving.depth)
 
     @property
     def is_done(self) -> bool:

@@ -17,6 +17,7 @@ from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
 from qflow.held_batch import AnyBatch
 from qflow.memory.waiting import shelter, sheltered
 from qflow.message import OVERHEAD_BYTES, Headers, Record, charge
+from qflow.queues import in_steps
 from qflow.queues.apart import HeldOne
 from qflow.queues.assembly import Assembly, Insert, Receipt
 from qflow.queues.desk import Desk, SeatedInsert, Tab
@@ -284,7 +285,8 @@ class Gathering:
         for queue, one in self._held:
             by_queue.setdefault(queue, []).append(one)
         for queue, held in sorted(by_queue.items(), key=lambda item: item[0].owner):
-            self._leavings.append(queue.begin_leaving(held))
+            for some in in_steps.to_leave(queue, held):
+                self._leavings.append(queue.begin_leaving(some))
         self.state = "being committed"
         return inserts, self._leavings
 
@@ -338,9 +340,9 @@ class Gathering:
         return self._desk.has_room(size + RUN_BYTES)
 
     @property
-    def is_spilled(self) -> bool:
-        """Some of it waits on disk: its end takes work there."""
-        return any(waiting.slots for waiting in self._tab.waiting)
+    def ends_slowly(self) -> bool:
+        """Some of it waits on disk, or a great many deliveries are to leave: no event loop should do that."""
+        return len(self._held) > in_steps.SETTLED_AT_ONCE or any(waiting.slots for waiting in self._tab.waiting)
 
     @sheltered
     def end(self, state: str) -> None:

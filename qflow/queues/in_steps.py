@@ -5,13 +5,15 @@ How long a put, or a get of somebody else, waits for such a call does not depend
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from time import sleep
+from typing import Any
 
 from qflow.delivery import Delivery
 from qflow.errors import AlreadySettled, BrokerFailed, InvalidArgument, in_doubt
 from qflow.memory.line import PAUSE_S
 from qflow.memory.waiting import is_inside
+from qflow.queues.apart import HeldOne
 from qflow.queues.claims import Claims
 from qflow.storage.log.transaction_log import Request
 
@@ -60,3 +62,18 @@ def _settle_all(claims: Claims, deliveries: list[Delivery]) -> tuple[Request | N
             raise
         problem = late or problem
     return joined, problem
+
+
+def to_leave(holder: Any, held: list[HeldOne]) -> Iterator[list[HeldOne]]:
+    """Yield what is to leave with one commit, a portion at a time: `begin_leaving` of the holder takes each.
+
+    What a stream delivered goes at once: a batch of it, and deliveries of that, are looked at together.
+    """
+    if len(held) <= SETTLED_AT_ONCE or not isinstance(holder, Claims):
+        yield held
+        return
+    held = sorted(held, key=lambda one: not isinstance(one, Delivery))  # what is left of a batch leaves after those
+    for start in range(0, len(held), SETTLED_AT_ONCE):
+        if start:
+            sleep(PAUSE_S)
+        yield held[start : start + SETTLED_AT_ONCE]

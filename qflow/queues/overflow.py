@@ -50,6 +50,11 @@ class Depth(NamedTuple):
     bytes: int
 
 
+def plus(one: Depth, other: Depth) -> Depth:
+    """Return the depth of both together."""
+    return Depth(one.messages + other.messages, one.bytes + other.bytes)
+
+
 def decide(settings: QueueSettings, depth: Depth, arriving: Depth) -> Decision:
     """Decide about messages that arrive at a queue of this depth."""
     fits = may_hold(settings, depth.messages + arriving.messages, depth.bytes + arriving.bytes)

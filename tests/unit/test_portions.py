@@ -158,6 +158,56 @@ def test_single_deliveries_are_acked_some_at_a_time(open_spool: Open, durable: b
     assert len(queue) == 0
 
 
+@pytest.mark.parametrize("end", ["commit", "settled before"])
+def test_a_transaction_takes_many_deliveries_some_at_a_time(
+    open_spool: Open, durable: bool, pauses: Pauses, end: str
+) -> None:
+    """All of them leave with its commit, or none: a queue at its limit has the room of all."""
+    each, broker = in_steps.SETTLED_AT_ONCE, open_spool()
+    queue = broker.declare_queue("q", durable=durable, limit_messages=5 * each, on_overflow="reject")
+    queue.put_many([b"x"] * 5 * each)
+    batch, halved = queue.get_many(each), queue.get_many(2 * each)
+    singles = [*[queue.get(0) for _ in range(2 * each)], *list(halved)[::2]]
+    pauses.looks.append(lambda: len(parts_of(queue).held.leaving))
+    with broker.transaction() as tx:
+        tx.ack_many(batch)
+        tx.ack_many(singles)
+        tx.put_many(queue, [b"y"] * 4 * each)
+        if end == "settled before":
+            singles[-1].ack()
+            with pytest.raises(qflow.AlreadySettled):
+                tx.commit()
+    assert pauses.errors == []
+    if end == "commit":
+        assert pauses.seen == [1, 2, 3]
+        assert queue.stats().acquired_messages == each
+        halved.ack(wait=True)
+        assert queue.get_many(5 * each).bodies == [b"y"] * 4 * each
+    else:
+        assert pauses.seen == [1, 2]
+        assert queue.stats().acquired_messages == len(queue) == 5 * each - 1
+        queue.ack_many([*singles[:-1], *batch], wait=True)
+        halved.ack(wait=True)
+        assert len(queue) == 0
+    assert broker.check() == []
+
+
+def test_a_transaction_of_a_task_takes_many_deliveries_in_a_thread(tmp_path: Path, pauses: Pauses) -> None:
+    async def work() -> int:
+        async with await qflow.aio.open(tmp_path / "spool") as broker:
+            queue = await broker.declare_queue("q")
+            await queue.put_many([b"x"] * 3 * in_steps.SETTLED_AT_ONCE)
+            held = [await queue.get(0) for _ in range(3 * in_steps.SETTLED_AT_ONCE)]
+            pauses.looks.append(lambda: len(parts_of(queue.queue).held.leaving))
+            async with broker.transaction() as tx:
+                await tx.ack_many(held)
+            return len(queue)
+
+    assert asyncio.run(work()) == 0
+    assert pauses.errors == []
+    assert pauses.seen == [1, 2]
+
+
 def test_a_task_acks_many_in_a_thread(tmp_path: Path, durable: bool, pauses: Pauses) -> None:
     """So that other tasks go on; a few it acks itself."""
 
