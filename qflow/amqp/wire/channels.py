@@ -18,7 +18,7 @@ from qflow.amqp.wire.events import (
 from qflow.amqp.wire.frames import METHOD, Piece, decode_header, decode_publish, frame
 from qflow.amqp.wire.limits import Limits
 from qflow.amqp.wire.methods import decode_method, encode_method, unchecked
-from qflow.amqp.wire.states import CHANNEL, ChannelState, ChannelStep
+from qflow.amqp.wire.states import ChannelState
 from qflow.amqp.wire.tables import check_properties
 
 
@@ -62,8 +62,6 @@ _EXPECTED = {
     ChannelState.IDLE: "a method",
     ChannelState.WANTS_HEADER: "a content header",
     ChannelState.WANTS_BODY: "a content body",
-    ChannelState.CLOSING: "close-ok",
-    ChannelState.CLOSED: "nothing",
 }
 
 
@@ -85,26 +83,24 @@ class Channel:
         self._missing_bytes = 0
         self._parts: list[bytes | bytearray] = []
 
-    def step(self, step: ChannelStep) -> None:
-        """Change the state as the table says; raise 505 if the frame is not expected."""
-        state = CHANNEL[self.state].get(step)
-        if state is None:
+    def expect(self, state: ChannelState) -> None:
+        """Refuse a frame that another state takes. Raises AmqpError: 505."""
+        if self.state is not state:
             text = f"expected {_EXPECTED[self.state]} on channel {self.number}"
             raise AmqpError(ReplyCode.UNEXPECTED_FRAME, text)
-        self.state = state
 
     def publish(self, payload: bytes) -> None:
         """Take the method frame of a message."""
-        self.step(ChannelStep.PUBLISH)
+        self.expect(ChannelState.IDLE)
         self._publish = decode_publish(payload)
+        self.state = ChannelState.WANTS_HEADER
 
     def header(self, payload: bytes) -> Published | None:
         """Take a content header; return the message if its body is empty.
 
         Raises: `AmqpError`, soft with 406 if the message is too large.
         """
-        if self.state is not ChannelState.WANTS_HEADER:
-            self.step(ChannelStep.HEADER)
+        self.expect(ChannelState.WANTS_HEADER)
         size, properties = decode_header(payload)
         most = self._limits.max_body_bytes
         if size > most:
@@ -126,13 +122,12 @@ class Channel:
         self._missing_bytes = size
         if size == 0:
             return self._whole()
-        self.step(ChannelStep.HEADER)
+        self.state = ChannelState.WANTS_BODY
         return None
 
     def body(self, payload: bytes) -> Published | None:
         """Take a body frame; return the message if it is whole."""
-        if self.state is not ChannelState.WANTS_BODY:
-            self.step(ChannelStep.FRAGMENT)
+        self.expect(ChannelState.WANTS_BODY)
         size = len(payload)
         if size > self._missing_bytes:
             raise AmqpError(
@@ -145,7 +140,6 @@ class Channel:
             self._parts.append(payload)
             return self._whole()
         self._collect(payload)
-        self.step(ChannelStep.FRAGMENT)
         return None
 
     def _collect(self, part: bytes) -> None:
@@ -158,7 +152,7 @@ class Channel:
             parts.append(bytearray(part))
 
     def _whole(self) -> Published:
-        self.step(ChannelStep.WHOLE)
+        self.state = ChannelState.IDLE
         parts = self._parts
         only = parts[0] if len(parts) == 1 else None
         body = only if isinstance(only, bytes) else b"".join(parts)
@@ -208,7 +202,7 @@ class Channels:
         if payload[:4] == frames.PUBLISH:
             channel.publish(payload)
             return None
-        channel.step(ChannelStep.METHOD)
+        channel.expect(ChannelState.IDLE)
         return self._method(channel, decode_method(payload, self._limits))
 
     def fail(self, number: int, error: AmqpError) -> None:
@@ -216,7 +210,7 @@ class Channels:
         channel = self.by_number.get(number)
         if channel is None or channel.state is ChannelState.CLOSING:
             return
-        channel.step(ChannelStep.SEND_CLOSE)
+        channel.state = ChannelState.CLOSING
         self.assembling_bytes -= channel.held_bytes
         channel.drop_content()
         close = commands.Channel.Close(error.code, error.reply_text, error.class_id, error.method_id)
@@ -243,7 +237,7 @@ class Channels:
     def _method(self, channel: Channel, method: base.Frame) -> Event | None:
         number = channel.number
         if isinstance(method, commands.Channel.Close):
-            self._drop(channel)
+            del self.by_number[number]
             self._output.method(number, commands.Channel.CloseOk())
             return ChannelClosed(number, method.reply_code or 0, method.reply_text)
         if isinstance(method, commands.Channel.Open):
@@ -258,12 +252,8 @@ class Channels:
             self._output.method(channel.number, commands.Channel.CloseOk())
         if index != _CLOSE_OK:
             return None
-        self._drop(channel)
-        return ChannelReleased(channel.number)
-
-    def _drop(self, channel: Channel) -> None:
-        channel.step(ChannelStep.CLOSED)
         del self.by_number[channel.number]
+        return ChannelReleased(channel.number)
 
     def _content(self, channel: Channel, kind: int, payload: bytes) -> Event | None:
         before = channel.held_bytes

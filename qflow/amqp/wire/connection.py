@@ -37,7 +37,7 @@ from qflow.amqp.wire.events import (
 from qflow.amqp.wire.frames import AROUND_PAYLOAD_BYTES, FRAME, FRAME_BYTES, Content
 from qflow.amqp.wire.limits import DEFAULT_LIMITS, Limits
 from qflow.amqp.wire.methods import decode_method, encode_method, unchecked
-from qflow.amqp.wire.states import CONNECTION, TRUSTED, ChannelState, State, Step, WrongState
+from qflow.amqp.wire.states import NEXT, TRUSTED, ChannelState, State, WrongState
 from qflow.amqp.wire.tables import check_properties
 from qflow.serving.input import Input
 
@@ -148,7 +148,7 @@ class Connection:
             self._input.keep(8)
             return False
         self._input.at += 8
-        self._step(Step.HEADER)
+        self._go(State.STARTING)
         start = commands.Connection.Start(
             server_properties=self._server_properties, mechanisms=" ".join(self._mechanisms)
         )
@@ -246,7 +246,7 @@ class Connection:
 
     def _connection_method(self, method: base.Frame) -> Event | None:
         if isinstance(method, commands.Connection.StartOk):
-            self._client_step(Step.START_OK, method)
+            self._client_asks(State.LOGIN, method)
             if method.mechanism not in self._mechanisms:
                 raise AmqpError(ReplyCode.COMMAND_INVALID, f"mechanism {method.mechanism!r}").about(method)
             self.client_properties = method.client_properties
@@ -254,11 +254,11 @@ class Connection:
             encoded = response if isinstance(response, bytes) else response.encode()
             return Login(method.mechanism, encoded, method.client_properties, method.locale)
         if isinstance(method, commands.Connection.TuneOk):
-            self._client_step(Step.TUNE_OK, method)
+            self._client_asks(State.TUNED, method)
             self._tuned(method)
             return None
         if isinstance(method, commands.Connection.Open):
-            self._client_step(Step.ASK_VHOST, method)
+            self._client_asks(State.OPENING, method)
             return VhostAsked(method.virtual_host)
         if isinstance(method, commands.Connection.Close):
             self._output.method(0, commands.Connection.CloseOk())
@@ -286,10 +286,11 @@ class Connection:
         self._channels.channel_max = self.channel_max
         self._largest = self.frame_max - AROUND_PAYLOAD_BYTES
 
-    def _client_step(self, step: Step, method: base.Frame) -> None:
-        if step not in CONNECTION[self.state]:
+    def _client_asks(self, state: State, method: base.Frame) -> None:
+        """Go on to a state, as a client wants it."""
+        if state not in NEXT[self.state]:
             raise AmqpError(ReplyCode.COMMAND_INVALID, f"{method.name} while {self.state.name}").about(method)
-        self._step(step)
+        self._go(state)
 
     # Answers.
 
@@ -304,19 +305,19 @@ class Connection:
     def accept_login(self) -> None:
         """Send `tune`."""
         limits = self._limits
-        if self._answers(Step.ACCEPT):
+        if self._answers(State.TUNING):
             tune = commands.Connection.Tune(limits.channel_max, limits.frame_max, limits.heartbeat_s)
             self._output.method(0, tune)
 
     def refuse_login(self, text: str) -> None:
         """Send `connection.close` with 403 if the client can take it; if not, all is over at once."""
         can_be_told = self.capabilities.get("authentication_failure_close") is True
-        if self._answers(Step.SEND_CLOSE if can_be_told else Step.END) and can_be_told:
+        if self._answers(State.CLOSING if can_be_told else State.OVER) and can_be_told:
             self._output.close(AmqpError(ReplyCode.ACCESS_REFUSED, text, hard=True))
 
     def open_ok(self) -> None:
         """Say that the connection is open."""
-        if self._answers(Step.OPEN_OK):
+        if self._answers(State.OPEN):
             self._output.method(0, commands.Connection.OpenOk())
 
     def refuse_vhost(self, text: str) -> None:
@@ -383,7 +384,7 @@ class Connection:
         if self.state not in TRUSTED:
             self._end()
             return
-        self._step(Step.SEND_CLOSE)
+        self._go(State.CLOSING)
         self._channels.clear()
         self._output.close(error)
 
@@ -413,21 +414,21 @@ class Connection:
     def _is_open(self, number: int) -> bool:
         return self.state is State.OPEN and self._channels.is_open(number)
 
-    def _answers(self, step: Step) -> bool:
-        """Take a step of this side; False if the connection ends, so that there is nothing to answer."""
+    def _answers(self, state: State) -> bool:
+        """Go on to a state by an answer; False if the connection ends, so that there is nothing to answer."""
         if self.state in (State.CLOSING, State.OVER):
             return False
-        if step not in CONNECTION[self.state]:
-            raise WrongState(f"{step.name} while {self.state.name}")
-        self._step(step)
+        self._go(state)
         return True
 
-    def _step(self, step: Step) -> None:
-        self.state = CONNECTION[self.state][step]
+    def _go(self, state: State) -> None:
+        if state not in NEXT[self.state]:
+            raise WrongState(f"{state.name} while {self.state.name}")
+        self.state = state
 
     def _end(self) -> None:
         """Read nothing any more."""
         if self.state is not State.OVER:
-            self._step(Step.END)
+            self._go(State.OVER)
         self._channels.clear()
         self._input.clear()

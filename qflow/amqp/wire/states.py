@@ -1,7 +1,4 @@
-"""The states of a connection and of a channel: tables of state and event.
-
-What is not in a table is refused. The machines call `step`, and nothing else changes a state.
-"""
+"""The states of a connection, and which follows which; those of a channel."""
 
 from __future__ import annotations
 
@@ -32,34 +29,16 @@ class State(IntEnum):
     """Nothing is read any more; what is to be sent still is."""
 
 
-class Step(IntEnum):
-    """What happens to a connection."""
-
-    HEADER = 0
-    START_OK = auto()
-    ACCEPT = auto()
-    TUNE_OK = auto()
-    ASK_VHOST = auto()
-    OPEN_OK = auto()
-    SEND_CLOSE = auto()
-    END = auto()
-    """`close` or `close-ok` has come, or there is nobody to tell."""
-
-
-CONNECTION: dict[State, dict[Step, State]] = {
-    State.WAITING: {Step.HEADER: State.STARTING, Step.END: State.OVER},
-    State.STARTING: {Step.START_OK: State.LOGIN, Step.END: State.OVER},
-    State.LOGIN: {
-        Step.ACCEPT: State.TUNING,
-        Step.SEND_CLOSE: State.CLOSING,
-        Step.END: State.OVER,
-    },
-    State.TUNING: {Step.TUNE_OK: State.TUNED, Step.SEND_CLOSE: State.CLOSING, Step.END: State.OVER},
-    State.TUNED: {Step.ASK_VHOST: State.OPENING, Step.SEND_CLOSE: State.CLOSING, Step.END: State.OVER},
-    State.OPENING: {Step.OPEN_OK: State.OPEN, Step.SEND_CLOSE: State.CLOSING, Step.END: State.OVER},
-    State.OPEN: {Step.SEND_CLOSE: State.CLOSING, Step.END: State.OVER},
-    State.CLOSING: {Step.END: State.OVER},
-    State.OVER: {},
+NEXT = {
+    State.WAITING: frozenset({State.STARTING, State.OVER}),
+    State.STARTING: frozenset({State.LOGIN, State.OVER}),
+    State.LOGIN: frozenset({State.TUNING, State.CLOSING, State.OVER}),
+    State.TUNING: frozenset({State.TUNED, State.CLOSING, State.OVER}),
+    State.TUNED: frozenset({State.OPENING, State.CLOSING, State.OVER}),
+    State.OPENING: frozenset({State.OPEN, State.CLOSING, State.OVER}),
+    State.OPEN: frozenset({State.CLOSING, State.OVER}),
+    State.CLOSING: frozenset({State.OVER}),
+    State.OVER: frozenset[State](),
 }
 
 TRUSTED = frozenset({State.TUNING, State.TUNED, State.OPENING, State.OPEN, State.CLOSING})
@@ -76,45 +55,6 @@ class ChannelState(IntEnum):
     WANTS_BODY = auto()
     CLOSING = auto()
     """`close` is sent: what comes is ignored, up to `close-ok`."""
-    CLOSED = auto()
-
-
-class ChannelStep(IntEnum):
-    """What happens to a channel."""
-
-    METHOD = 0
-    PUBLISH = auto()
-    HEADER = auto()
-    """A content header with a body to come."""
-    FRAGMENT = auto()
-    """A body frame that is not the last one."""
-    WHOLE = auto()
-    """The header of an empty message, or the last body frame."""
-    SEND_CLOSE = auto()
-    CLOSED = auto()
-    """`close` has come while the channel was open, or `close-ok`."""
-
-
-CHANNEL: dict[ChannelState, dict[ChannelStep, ChannelState]] = {
-    ChannelState.IDLE: {
-        ChannelStep.METHOD: ChannelState.IDLE,
-        ChannelStep.PUBLISH: ChannelState.WANTS_HEADER,
-        ChannelStep.SEND_CLOSE: ChannelState.CLOSING,
-        ChannelStep.CLOSED: ChannelState.CLOSED,
-    },
-    ChannelState.WANTS_HEADER: {
-        ChannelStep.HEADER: ChannelState.WANTS_BODY,
-        ChannelStep.WHOLE: ChannelState.IDLE,
-        ChannelStep.SEND_CLOSE: ChannelState.CLOSING,
-    },
-    ChannelState.WANTS_BODY: {
-        ChannelStep.FRAGMENT: ChannelState.WANTS_BODY,
-        ChannelStep.WHOLE: ChannelState.IDLE,
-        ChannelStep.SEND_CLOSE: ChannelState.CLOSING,
-    },
-    ChannelState.CLOSING: {ChannelStep.CLOSED: ChannelState.CLOSED},
-    ChannelState.CLOSED: {},
-}
 
 
 class WrongState(QflowError):
