@@ -6,7 +6,7 @@ A batch is a `RemoteBatch`; what it calls its settler is made of this.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from qflow.delivery import Return
 from qflow.errors import AlreadySettled
@@ -16,6 +16,7 @@ from qflow.remote.client import requests
 from qflow.remote.client.link import Request
 from qflow.remote.client.replies import Granted
 from qflow.remote.client.requests import Places
+from qflow.remote.client.stream_holding import StreamGrant
 from qflow.remote.wire.values import ranges
 
 
@@ -29,22 +30,6 @@ class RemoteBatch(HeldBatch):
         if self.is_over:
             self.check_unsettled(0, sequence)
         return super().position(sequence)
-
-
-class AnyGrant(Protocol):
-    """A grant of a queue, or of a subscription. No places = there is nothing to be done."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def leased(self) -> bool: ...
-    def take(self, batch: Any) -> Places: ...
-    def take_part(self, batch: Any, place: int) -> Places: ...
-    def left(self, batch: Any) -> Places: ...
-    def returned(self, batch: Any) -> None: ...
-    def lost(self, batch: Any) -> None: ...
-    def shared(self) -> AnyGrant: ...
-    def in_doubt(self) -> AnyGrant: ...
 
 
 class Grant(NamedTuple):
@@ -99,6 +84,10 @@ class Grant(NamedTuple):
 def grant_of(granted: Granted) -> Grant:
     """Return the grant that messages came with."""
     return Grant(granted.number, granted.leased)
+
+
+AnyGrant: TypeAlias = Grant | StreamGrant
+"""Its methods return places: none of them = there is nothing to be done."""
 
 
 class Once:

@@ -131,7 +131,7 @@ class Holding:
 
 
 class StreamGrant:
-    """A grant of the owner to a subscription; see `grants.Grant`. No places = there is nothing to be done."""
+    """A grant of the owner to a subscription; see `grants.Grant`."""
 
     def __init__(self, number: int, holding: Holding) -> None:
         self.number = number
