@@ -33,9 +33,9 @@ from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, MessageT
 from qflow.loggers import get_logger
 from qflow.memory.waiting import in_place
 from qflow.mqtt.model.messages import Message
+from qflow.mqtt.model.messages import message_of as message_of_stream
 from qflow.mqtt.model.sessions import Subscribed
 from qflow.mqtt.server.clock import Clock
-from qflow.mqtt.server.feeding import message_of as message_of_stream
 from qflow.mqtt.server.house import House
 from qflow.mqtt.server.storing import STREAM
 from qflow.serving.tasks import Tasks

@@ -1,6 +1,6 @@
 """How one client catches up: what was in flight, then retained messages, then what it has missed, as it has room.
 
-What is needed comes from `Recent` if it is there, else from the log, read in a thread: a bounded part, as much as there
+What is needed comes from the hub if it is recent, else from the log, read in a thread: a bounded part, as much as there
 is room for. Where a subscription has reached what the hub sees next, it is live from then on, in one step of the loop.
 """
 
@@ -9,63 +9,25 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Protocol
 
-from qflow.aio.broker import AsyncBroker, in_thread
-from qflow.config import AMQP_STREAMS
+from qflow.aio.broker import in_thread
 from qflow.errors import CorruptionError, QflowError
 from qflow.loggers import get_logger
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
-from qflow.mqtt.model.marks import Marks, Passed, comes_behind, is_stored
-from qflow.mqtt.model.messages import Message, of_headers, unpack
+from qflow.mqtt.model.marks import Passed, comes_behind, is_stored
+from qflow.mqtt.model.messages import Message, message_of, unpack
 from qflow.mqtt.model.searching import Search
 from qflow.mqtt.model.sessions import Flight, Subscribed
-from qflow.mqtt.server.outbound import Counts, Outbound
+from qflow.mqtt.server.hub import Hub
+from qflow.mqtt.server.outbound import Outbound
 from qflow.mqtt.server.storing import RETAINED
 from qflow.named_tuples import NamedTuple
-from qflow.serving.tasks import Tasks
-from qflow.streams.deliveries import StreamDelivery, StreamMessage
 from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import FilterTrie
-
-MOST_RECENT = 4096
-MOST_RECENT_BYTES = 8 * 1024**2
-
-
-class Recent:
-    """The newest messages of the stream, shared by all who are a little behind; without holes. In the loop alone."""
-
-    def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
-        self._size = 0
-
-    def add(self, message: Message) -> None:
-        """Add the next message of the stream; the oldest go."""
-        messages = self._messages
-        if messages and messages[-1].offset + 1 != message.offset:
-            messages.clear()
-            self._size = 0
-        messages.append(message)
-        self._size += message.size
-        while len(messages) > MOST_RECENT or self._size > MOST_RECENT_BYTES:
-            self._size -= messages.popleft().size
-
-    def has(self, offset: int) -> bool:
-        """Tell whether all messages from an offset on are here."""
-        return bool(self._messages) and offset >= self._messages[0].offset
-
-    def since(self, offset: int) -> Iterator[Message]:
-        """Yield the messages from an offset on, which `has` said are here."""
-        for message in islice(self._messages, offset - self._messages[0].offset, None):
-            try:
-                yield message
-            finally:
-                message.forget_encodings()
-
 
 _logger = get_logger("qflow.mqtt")
 
@@ -80,22 +42,6 @@ FEW_FILTERS = 8
 
 Starts = list[tuple[str, int]]
 """Filters, and from which offset on."""
-
-
-class Source(Protocol):
-    """The stream as the hub sees it; see `hub.Hub`."""
-
-    broker: AsyncBroker
-    stream: Stream
-    recent: Recent
-    marks: Marks
-    counts: Counts
-    retaining: asyncio.Future[Any] | None
-    """The commit of what was retained last with QoS 0."""
-    next: int
-    """The offset of the next message that the hub will see."""
-
-    def now_ms(self) -> int: ...
 
 
 class _Searching:
@@ -126,10 +72,9 @@ class _Searching:
 class Feeding:
     """See the module. In the loop alone; one task at a time reads."""
 
-    def __init__(self, outbound: Outbound, source: Source, tasks: Tasks) -> None:
+    def __init__(self, outbound: Outbound, hub: Hub) -> None:
         self._outbound = outbound
-        self._source = source
-        self._tasks = tasks
+        self._hub = hub
         self._searches: dict[str, _Searching] = {}
         """By the name of the subscription, in the order in which they begin."""
         self._searching: _Searching | None = None
@@ -148,7 +93,7 @@ class Feeding:
         """
         self.forget(subscribed)
         subscribed.retained_from = behind
-        self._searches[subscribed.name] = _Searching(subscribed, self._source.marks.passed, before)
+        self._searches[subscribed.name] = _Searching(subscribed, self._hub.marks.passed, before)
 
     def forget(self, subscribed: Subscribed) -> None:
         """Send no retained messages, where that has not begun."""
@@ -174,7 +119,7 @@ class Feeding:
         if not out.resends and not self._has_searches and self._is_up_to_date():
             return
         self._is_reading = True
-        self._tasks.spawn(self._read())
+        self._hub.tasks.spawn(self._read())
 
     async def _read(self) -> None:
         out = self._outbound
@@ -201,7 +146,7 @@ class Feeding:
     async def _resend(self) -> None:
         out = self._outbound
         flights = [(one, out.state.flights.get(one)) for one in islice(out.resends, min(out.room, MOST_READ))]
-        found = await in_thread(self._source.broker, partial(self._flights, flights))
+        found = await in_thread(self._hub.broker, partial(self._flights, flights))
         for packet_id, message in found:
             if self._is_ended or not out.room:
                 return
@@ -223,7 +168,7 @@ class Feeding:
     def _flight(self, flight: Flight) -> Message | None:
         if flight.offset < 0:
             try:
-                kept = self._source.broker.broker.engine.log.fact(RETAINED, flight.topic)
+                kept = self._hub.broker.broker.engine.log.fact(RETAINED, flight.topic)
             except CorruptionError as error:
                 _warn(str(error))
                 return None
@@ -231,7 +176,7 @@ class Feeding:
             if message is not None and flight.mark not in ("", message.mark) and is_stored(message.mark):
                 return None  # another one, which comes by itself
             return message
-        read = self._source.stream.query(start=flight.offset, end=flight.offset + 1)
+        read = self._hub.stream.query(start=flight.offset, end=flight.offset + 1)
         return next(map(message_of, read), None)
 
     # Retained messages -----------------------------------------------------------------------------------------------
@@ -242,9 +187,9 @@ class Feeding:
         if not one.found and not one.is_through:
             one.given.clear()
             out.given = one.given.add
-            if self._source.retaining is not None:
-                await asyncio.wait([self._source.retaining])
-            log = self._source.broker.broker.engine.log
+            if self._hub.retaining is not None:
+                await asyncio.wait([self._hub.retaining])
+            log = self._hub.broker.broker.engine.log
             most = min(out.room, MOST_READ)
             work = partial(
                 log.facts_page,
@@ -255,17 +200,17 @@ class Feeding:
                 wanted=one.wanted,
                 report=_warn,
             )
-            page = await in_thread(self._source.broker, work)
+            page = await in_thread(self._hub.broker, work)
             found = [unpack(topic, data) for topic, data in page.facts]
             if one.before is not None and any(is_stored(message.mark) for message in found):
-                found = await in_thread(self._source.broker, partial(self._not_coming, found, one.before))
+                found = await in_thread(self._hub.broker, partial(self._not_coming, found, one.before))
             one.found.extend(found)
             out.given = partial(_give_up, one)
             for topic in one.given:
                 _give_up(one, topic)
             one.position = page.position
             one.is_through = not page.position
-        now_ms = self._source.now_ms()
+        now_ms = self._hub.now_ms()
         while one.found and out.room and not self._is_ended:
             message = one.found.popleft()
             if one.subscribed.name not in self._searches:  # else all of it is to be sent once more
@@ -273,7 +218,7 @@ class Feeding:
             if out.state.subscriptions.get(one.subscribed.name) is not one.subscribed:
                 one.found.clear()
                 one.is_through = True
-            elif not (message.is_expired(now_ms) or self._source.marks.is_later(message, one.passed)):
+            elif not (message.is_expired(now_ms) or self._hub.marks.is_later(message, one.passed)):
                 out.replay(message, [one.subscribed], True)
         if not one.found and one.is_through:
             if one.subscribed.name not in self._searches:
@@ -291,7 +236,7 @@ class Feeding:
         The first one of its topic and run says so, for they are stored in the order of their marks. What lies behind
         more than `MOST_LOOKED` that are not retained is taken for one that is not there, and comes twice.
         """
-        for one in islice(map(message_of, self._source.stream.query(message.topic, start=start)), MOST_LOOKED):
+        for one in islice(map(message_of, self._hub.stream.query(message.topic, start=start)), MOST_LOOKED):
             if one.mark and (comes := comes_behind(message.mark, one.mark)) is not None:
                 return comes
         return False
@@ -303,16 +248,16 @@ class Feeding:
 
         What has reached the end is live.
         """
-        out, source = self._outbound, self._source
+        out, hub = self._outbound, self._hub
         while out.behind:
             ones = self._first()
             low = min([one.cursor or 0 for one in ones])
-            if low < source.next:
+            if low < hub.next:
                 if not out.room:
                     return True
-                if not source.recent.has(low):
+                if not hub.recent.has(low):
                     return False
-            self._give(source.recent.since(low) if low < source.next else (), ones, source.next)
+            self._give(hub.recent.since(low) if low < hub.next else (), ones, hub.next)
         return True
 
     def _first(self) -> set[Subscribed]:
@@ -322,19 +267,19 @@ class Feeding:
 
     async def _catch_up(self) -> None:
         """Read a part of the log, and send it."""
-        out, source = self._outbound, self._source
+        out, hub = self._outbound, self._hub
         ones = {one: one.cursor or 0 for one in self._first()}
         starts = [(one.filter, cursor) for one, cursor in ones.items()]
-        work = partial(read, source.stream, starts, source.next, min(out.room, MOST_READ))
-        found = await in_thread(source.broker, work)
+        work = partial(read, hub.stream, starts, hub.next, min(out.room, MOST_READ))
+        found = await in_thread(hub.broker, work)
         if not self._is_ended:
-            source.counts.lost += found.lost
+            hub.counts.lost += found.lost
             same = {one for one, cursor in ones.items() if one in out.behind and one.cursor == cursor}
             self._give(found.messages, same, found.position)
 
     def _give(self, messages: Iterable[Message], ones: set[Subscribed], position: int) -> None:
         """Send messages to subscriptions that are behind, while there is room; they go on at `position`, or before."""
-        out, now_ms = self._outbound, self._source.now_ms()
+        out, now_ms = self._outbound, self._hub.now_ms()
         for message in messages:
             if not out.room:
                 position = message.offset
@@ -348,7 +293,7 @@ class Feeding:
 
     def _go_live(self) -> None:
         """Have subscriptions that have come to the present get messages as they come, unless others are late."""
-        out, present = self._outbound, self._source.next
+        out, present = self._outbound, self._hub.next
         late = [one for one in out.behind if (one.cursor or 0) < present]
         if all(one.is_replaying for one in late):
             for one in out.behind.difference(late):
@@ -406,15 +351,6 @@ def read(stream: Stream, starts: Starts, end: int, most: int) -> Read:
         found.append(message_of(message))
         size += found[-1].size
     return Read(found, end, lost)
-
-
-def message_of(read: StreamMessage | StreamDelivery) -> Message:
-    """Return a message of the stream."""
-    message = of_headers(read.topic, read.body, read.headers)
-    message.offset = read.offset
-    if message.topic.startswith(AMQP_STREAMS):
-        message.expires_ms = 1  # nobody has it
-    return message
 
 
 def _warn(problem: str) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 from qflow.aio.broker import in_thread, keep
 from qflow.errors import QflowError
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
-from qflow.mqtt.model.messages import Message
+from qflow.mqtt.model.messages import Message, message_of
 from qflow.mqtt.model.sessions import Subscribed
-from qflow.mqtt.server.feeding import MOST_READ, message_of, read
+from qflow.mqtt.server.feeding import MOST_READ, read
 from qflow.mqtt.server.hub import Hub
 from qflow.mqtt.server.outbound import Outbound
 from qflow.mqtt.server.storing import GROUPS, Rooms

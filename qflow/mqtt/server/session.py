@@ -41,7 +41,7 @@ class Session:
         self.outbound = Outbound(state, line, hub.clock, hub.counts, hub.keeper)
         self.outbound.session = self
         self.outbound.may_have = access.may_subscribe
-        self.feeding = Feeding(self.outbound, hub, hub.tasks)
+        self.feeding = Feeding(self.outbound, hub)
         self.outbound.pump = self.pump
         self._hub = hub
         self._leaving = house.leaving
