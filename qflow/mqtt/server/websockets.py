@@ -219,48 +219,37 @@ class WebSocket(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(seconds, partial(WebSocket.abort, self))
 
 
-class Carrier(asyncio.Transport):
-    """A WebSocket as a transport."""
+class Carrier:
+    """A WebSocket as a transport: what it does not do itself, the connection below it does."""
 
     __slots__ = ("_socket", "_transport")
 
     def __init__(self, socket: WebSocket, transport: asyncio.Transport) -> None:
-        super().__init__()
         self._socket = socket
         self._transport = transport
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._socket.send(bytes(data))
+    def write(self, data: bytes) -> None:
+        """Send a frame."""
+        self._socket.send(data)
 
     def can_write_eof(self) -> bool:
+        """Tell that it ends with a frame that says so."""
         return False
 
     def close(self) -> None:
+        """End it when all is written."""
         self._socket.close()
 
     def abort(self) -> None:
+        """End it at once."""
         self._socket.abort()
 
     def is_closing(self) -> bool:
+        """Tell whether nothing is sent any more."""
         return self._socket.is_closing or self._transport.is_closing()
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._transport.get_extra_info(name, default)
-
-    def pause_reading(self) -> None:
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._transport.resume_reading()
-
-    def is_reading(self) -> bool:
-        return self._transport.is_reading()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._transport.set_write_buffer_limits(high, low)
-
-    def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 def _host(url: str) -> str:
