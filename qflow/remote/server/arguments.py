@@ -7,9 +7,11 @@ from typing import Any
 
 from qflow.errors import InvalidArgument
 from qflow.message import is_plain
+from qflow.options import PutOptions
 
 Head = Mapping[str, Any]
 Columns = Sequence[list[Any]]
+_PUT = tuple(PutOptions.__annotations__)
 
 
 def _must_be(head: Head, name: str, wanted: str) -> InvalidArgument:
@@ -59,6 +61,12 @@ def settings(head: Head, name: str, known: Collection[str]) -> dict[str, Any]:
             f"{name} of operation {head.get('op')!r}: {min(unknown)!r} is none of {', '.join(sorted(known))}"
         )
     return given
+
+
+def put_options(head: Head, *more: str) -> dict[str, Any]:
+    """Return the options of a put, and what else is given of `more`. Raises InvalidArgument: headers are no object."""
+    mapping(head, "headers")
+    return {name: head[name] for name in (*_PUT, *more) if head.get(name) is not None}
 
 
 def texts(head: Head, name: str) -> list[str]:

@@ -15,8 +15,6 @@ from qflow.remote.server.session import Session, by_name
 from qflow.remote.wire.results import encode_results
 from qflow.routing.results import PublishResult
 
-_PUT = ("headers", "durable", "priority", "ttl_s", "delay_s", "not_before")
-
 
 async def publish(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     bodies = arguments.column(head, columns, 0)
@@ -82,8 +80,7 @@ def _taken(step: dict[str, Any], items: Iterator[bytes], count: int) -> list[byt
 async def _put(tx: AsyncTransaction, step: dict[str, Any], bodies: Iterator[bytes]) -> None:
     name = arguments.text(step, "queue")
     taken = _taken(step, bodies, arguments.number(step, "bodies", 1))
-    arguments.mapping(step, "headers")
-    options: dict[str, Any] = {key: step[key] for key in _PUT if step.get(key) is not None}
+    options = arguments.put_options(step)
     if arguments.flag(step, "single"):
         await tx.put(name, taken[0], **options)
     else:

@@ -13,7 +13,6 @@ from qflow.config import parse_count, parse_sequences, parse_timeout
 from qflow.delivery import Entry
 from qflow.errors import InvalidArgument
 from qflow.memory.waiting import in_place
-from qflow.message import Headers
 from qflow.options import QueueOptions
 from qflow.queues.entries import Entries
 from qflow.queues.queue import parts_of
@@ -69,19 +68,13 @@ async def _redrive(session: Session, head: dict[str, Any], sequences: list[int] 
 
 async def put(session: Session, head: dict[str, Any], columns: Columns) -> Any:
     queue, bodies = queue_of(session, head), arguments.column(head, columns, 0)
-    options: dict[str, Any] = {name: head[name] for name in _PUT if head.get(name) is not None}
-    headers: Headers | None = options.get("headers")
-    if headers is not None and not isinstance(headers, dict):
-        arguments.mapping(head, "headers")
+    options = arguments.put_options(head, "timeout_s")
     if head.get("single") is True and len(bodies) == 1:
         if head.get("dedupe_key") is not None:
             options["dedupe_key"] = head["dedupe_key"]
         return {"first": await queue.put(bodies[0], **options), "count": 1}
     placed = await queue.put_many(bodies, **options)
     return {"first": placed.start if placed else None, "count": len(placed)}
-
-
-_PUT = ("headers", "durable", "priority", "ttl_s", "delay_s", "not_before", "timeout_s")
 
 
 async def get(session: Session, head: dict[str, Any], columns: Columns) -> Reply:
