@@ -87,6 +87,7 @@ LEAST = 12
 PADDED = 64
 """Where nothing is cut, a cell is padded to so many cells at most: one long name would make each line as long."""
 _CUT = "..."
+_MARKS = ("Mn", "Me")
 
 
 def terminal_cells() -> int | None:
@@ -131,11 +132,11 @@ def cut(text: str, most: int) -> str:
 
 
 def cells(text: str) -> int:
-    """Return how many cells of a terminal a text takes: letters of East Asia take two, combining marks none."""
+    """Return how many cells of a terminal a text takes: letters of East Asia take two, marks on letters none."""
     if text.isascii():
         return len(text)
     return sum(
-        2 if unicodedata.east_asian_width(letter) in "WF" else 0 if unicodedata.combining(letter) else 1
+        0 if unicodedata.category(letter) in _MARKS else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
         for letter in text
     )
 

@@ -54,6 +54,22 @@ def test_one_long_name_does_not_make_every_line_long() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("กิน", 2),
+        ("ดื่มน้ำ", 4),
+        ("か\N{COMBINING KATAKANA-HIRAGANA VOICED SOUND MARK}", 2),
+        ("e\N{COMBINING ACUTE ACCENT}", 1),
+        ("a\N{COMBINING ENCLOSING CIRCLE}", 1),
+    ],
+)
+def test_columns_are_aligned_behind_letters_with_marks(name: str, taken: int) -> None:
+    """A mark takes no cell of its own, of Thai neither."""
+    marked, plain = laid_out(["queue", "state"], [[name, "paused"], ["q", "paused"]], 80)[1:]
+    assert marked == name + " " * (plain.index("paused") - taken) + "paused"
+
+
+@pytest.mark.parametrize(
     ("options", "variables", "coloured"),
     [
         ([], {}, False),
