@@ -47,7 +47,7 @@ async def _end(house: House, client_id: str) -> None:
         session = hub.sessions.get(client_id)
         if session is not None:
             session.state.expiry_s = 0  # so it ends with its connection
-            session.fail(MqttError(ReasonCode.ADMINISTRATIVE_ACTION, "the session was deleted"))
+            session.outbound.fail(MqttError(ReasonCode.ADMINISTRATIVE_ACTION, "the session was deleted"))
             await session.leave()
         try:
             will = await _forget(hub, house.groups, client_id)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from qflow.mqtt.model.messages import Message, message_of
 from qflow.mqtt.model.sessions import Subscribed
 from qflow.mqtt.server.feeding import MOST_READ, read
 from qflow.mqtt.server.hub import Hub
+from qflow.mqtt.server.keeping import Held
 from qflow.mqtt.server.outbound import Outbound
 from qflow.mqtt.server.storing import GROUPS, Rooms
 
@@ -31,8 +32,6 @@ MOST_MEMBERS = 500
 MOST_LASTING = 1_000
 GIVEN_BACK_AT_ONCE = 20
 """Messages that are read by their offsets, one by one."""
-
-Held = list[Callable[[], object]]
 
 
 class Group:

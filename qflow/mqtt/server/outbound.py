@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from qflow.loggers import get_logger
 from qflow.mqtt.errors import MqttError, ReasonCode
@@ -17,7 +17,8 @@ from qflow.mqtt.model.filters import OFFSET
 from qflow.mqtt.model.messages import Message
 from qflow.mqtt.model.sessions import Flight, SessionState, Subscribed
 from qflow.mqtt.server.clock import Clock
-from qflow.mqtt.server.keeping import Keeper
+from qflow.mqtt.server.keeping import Held, Keeper
+from qflow.mqtt.server.storing import SESSIONS
 from qflow.mqtt.wire import Connection, Encoded, Tally
 from qflow.mqtt.wire.packets import Properties, Puback, Pubcomp, Pubrec, Pubrel
 
@@ -65,14 +66,16 @@ class Counts:
 
 
 class Outbound:
-    """See the module. In the loop alone."""
+    """See the module. In the loop alone. To the keeper it is the session: what waits for its record waits here."""
+
+    is_group = False
 
     def __init__(self, state: SessionState, line: Line, clock: Clock, counts: Counts, keeper: Keeper) -> None:
         self.state = state
         self.machine = line.machine
         self.client_id = state.client_id
-        self.session: Any = None
-        """Whose record is to be written."""
+        self.record: Callable[[], bytes] = bytes
+        """Returns what the log is to have of the session."""
         self.behind: set[Subscribed] = set()
         """Subscriptions that are to be read from the stream."""
         self.resends: deque[int] = deque()
@@ -90,7 +93,7 @@ class Outbound:
         self._counts = counts
         self._keeper = keeper
         self._most = min(MOST_FLIGHTS, line.machine.receive_maximum)
-        self._held: list[Callable[[], object]] = []
+        self._held: Held = []
         self._holding = 0
         self._held_bytes = 0
 
@@ -201,7 +204,7 @@ class Outbound:
             self._hold(partial(machine.publish, encoded, packet_id))
             return packet_id
         if state.is_durable:
-            self._keeper.lazily(self.session)
+            self._keeper.lazily(self)
         if self._holding:
             self._held_bytes += len(encoded[0]) + len(encoded[1])
             self._hold(partial(machine.publish, encoded, packet_id))
@@ -295,21 +298,25 @@ class Outbound:
         if flight.group is not None:
             flight.group.acknowledged(flight.offset)
         if self.state.is_durable:
-            self._keeper.lazily(self.session)
+            self._keeper.lazily(self)
 
     # What waits for the log ------------------------------------------------------------------------------------------
 
     def _hold(self, action: Callable[[], object]) -> None:
         self._held.append(action)
         self._holding += 1
-        self._keeper.soon(self.session)
+        self._keeper.soon(self)
 
-    def take_held(self) -> list[Callable[[], object]]:
+    def as_fact(self) -> tuple[str, str, bytes]:
+        """Return room, key and value of the record."""
+        return SESSIONS, self.client_id, self.record()
+
+    def take_held(self) -> Held:
         """Return what is to be done, by `go_on`, once the record as it is now is in the log."""
         held, self._held = self._held, []
         return held
 
-    def go_on(self, held: list[Callable[[], object]]) -> None:
+    def go_on(self, held: Held) -> None:
         """Send what waited for the log."""
         for action in held:
             action()

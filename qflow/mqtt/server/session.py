@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 
@@ -32,14 +31,12 @@ _logger = get_logger("qflow.mqtt")
 class Session:
     """See the module. In the loop alone; `subscribe`, `unsubscribe` and `leave` by one task at a time."""
 
-    is_group = False
-
     def __init__(self, house: House, state: SessionState, line: Line, access: Access, will: Will | None) -> None:
         hub = house.hub
         self.state = state
         self.inbound = Inbound(state, line, access, hub)
         self.outbound = Outbound(state, line, hub.clock, hub.counts, hub.keeper)
-        self.outbound.session = self
+        self.outbound.record = self.record
         self.outbound.may_have = access.may_subscribe
         self.feeding = Feeding(self.outbound, hub)
         self.outbound.pump = self.pump
@@ -54,27 +51,9 @@ class Session:
         self._access = access
         self._is_left = False
 
-    # Its record ------------------------------------------------------------------------------------------------------
-
     def record(self) -> bytes:
         """Return what the log is to have of it, while its client is there."""
         return self.state.record(self._hub.next, 0)
-
-    def as_fact(self) -> tuple[str, str, bytes]:
-        """Return room, key and value of its record."""
-        return SESSIONS, self.state.client_id, self.record()
-
-    def take_held(self) -> list[Callable[[], object]]:
-        """Return what waits for the record."""
-        return self.outbound.take_held()
-
-    def go_on(self, held: list[Callable[[], object]]) -> None:
-        """Send what waited for the record."""
-        self.outbound.go_on(held)
-
-    def fail(self, error: MqttError) -> None:
-        """End the connection."""
-        self.outbound.fail(error)
 
     # Beginning -------------------------------------------------------------------------------------------------------
 
@@ -97,7 +76,7 @@ class Session:
             try:
                 await self._join(one)
             except QflowError as error:
-                self.fail(as_mqtt_error(error))
+                self.outbound.fail(as_mqtt_error(error))
         self.pump()
 
     async def _join(self, one: Subscribed, start: int | None = None) -> None:
@@ -128,7 +107,7 @@ class Session:
         try:
             await self._keep([await self._groups.forget(self.state.client_id, shared)])
         except QflowError as error:
-            self.fail(as_mqtt_error(error))
+            self.outbound.fail(as_mqtt_error(error))
 
     def _attach(self, one: Subscribed) -> None:
         one.owner = self.outbound
@@ -309,7 +288,7 @@ class Session:
             return
         self._is_left = True
         self.feeding.end()
-        self._hub.keeper.drop(self)
+        self._hub.keeper.drop(self.outbound)
         groups = self._leave_all()
         ends_ms: int | None = self._hub.now_ms()  # its record does not say yet that the client has gone
         try:
