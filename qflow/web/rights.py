@@ -5,7 +5,7 @@
 | see sums over all queues and streams, memory, disk, path and process of the spool | to have logged in |
 | see a queue, a stream, its figures | any permission for its name |
 | see its messages | `read` |
-| put a message | `write`; to publish, a topic of `topics.publish`, or to be an administrator |
+| put a message | `write`; to publish, a topic of `topics.publish`, none of AMQP, or to be an administrator |
 | purge | `read`, as RabbitMQ has it |
 | move to another queue | `read` here and `write` there |
 | redrive to where they came from, which the letters say | to be an administrator |
@@ -21,6 +21,7 @@ from urllib.parse import unquote
 from qflow.aio.broker import AsyncBroker
 from qflow.aio.queue import AsyncQueue
 from qflow.aio.stream import AsyncStream
+from qflow.config import AMQP_STREAMS
 from qflow.errors import NotFound, QflowError
 from qflow.names import choices
 from qflow.serving.users import ACTIONS, DEFAULT_VIRTUAL_HOST, Action, Permission, User
@@ -72,6 +73,8 @@ class Rights:
         """Tell whether the user may publish to a topic."""
         if self.is_administrator:
             return True
+        if topic.startswith(AMQP_STREAMS):  # what is written there, permissions of AMQP say
+            return False
         name = self.user.name
         usable = (
             one for one in self.user.topics.publish if "%c" not in one and ("%u" not in one or not _WILD & set(name))

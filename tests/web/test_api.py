@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import attrs
 import pytest
 
 pytest.importorskip("starlette")
@@ -16,6 +18,7 @@ pytest.importorskip("httpx")
 from starlette.routing import Route
 
 import inside
+from qflow.serving.users import Topics, Users
 from qflow.web.api import ENDPOINTS
 from web_served import run, served, token, users
 
@@ -172,6 +175,24 @@ def test_permissions_of_the_users_file_decide(spool: Path) -> None:
                 assert [one["name"] for one in (await api.get("/api/queues")).json()["queues"]] == ["jobs"]
                 own = {"topic": f"news/{name}", "body": ""}
                 assert (await api.post("/api/publish", json=own)).status_code == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize("granted", [["#"], ["+/feed/#"], ["amqp-stream/#"]])
+def test_a_topic_of_mqtt_leads_into_no_stream_of_amqp(granted: list[str], spool: Path) -> None:
+    """Whose permissions are other ones: the server for MQTT takes no such topic either."""
+
+    async def test() -> None:
+        of = users(willi=("", "", ""))
+        willi = of.accounts["willi"]
+        may = attrs.evolve(willi, user=attrs.evolve(willi.user, topics=Topics(publish=granted)))
+        async with served(spool, Users(MappingProxyType({**of.accounts, "willi": may}))) as site:
+            stream = await site.broker.declare_stream("feed", topics=["amqp-stream/feed/#"])
+            written = {"topic": "amqp-stream/feed/x", "body": "x"}
+            assert (await site.api("willi").post("/api/publish", json=written)).status_code == 403
+            assert (await stream.stats()).messages == 0
+            assert (await site.api().post("/api/publish", json=written)).json()["streams"] == {"feed": 0}
 
     run(test)
 
