@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import struct
@@ -107,7 +106,7 @@ class _Serving:
         def begin() -> None:
             self._draining = self._draining or loop.create_task(self._drain())
 
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and so have all connections
+        with suppress(RuntimeError):  # the loop has ended, and so have all connections
             loop.call_soon_threadsafe(begin)
 
     async def _drain(self) -> None:
@@ -122,7 +121,7 @@ class _Serving:
         """Have all calls answered, as far as callers take the answers, and end the connections."""
         ending = [asyncio.ensure_future(connection.end()) for connection in self._connections]
         if ending:
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_S):
                     await asyncio.gather(*ending, return_exceptions=True)
         for connection in list(self._connections):
@@ -153,9 +152,6 @@ def peer(one: socket.socket) -> tuple[int, int]:
     return int(pid), int(uid)
 
 
-_LOOK_S = 0.02
-
-
 class SpoolDoor:
     """A `serving.doors.Door` that nobody is told of: whoever has the path of the spool finds it."""
 
@@ -172,7 +168,7 @@ class SpoolDoor:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._door.sockets:
-                    await asyncio.sleep(_LOOK_S)
+                    await asyncio.sleep(DRAIN_LOOK_S)
 
     async def close(self) -> None:
         """Nothing: the broker ends the connections when it is closed."""
