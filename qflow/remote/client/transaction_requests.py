@@ -29,6 +29,8 @@ class Draft:
         self._bodies: list[bytes] = []
         self._keys: list[bytes] = []
         self._held: list[tuple[Any, int | None]] = []
+        self._seen: set[tuple[int, int | None]] = set()
+        """The same, batches by their identity."""
         self._charged = 0
         self._empty: list[int] = []
         """Where results of batches without messages are."""
@@ -83,13 +85,17 @@ class Draft:
         else:
             held += map(_place, deliveries)
         steps = []
-        for place, (batch, index) in enumerate(held):
-            if (batch, index) in self._held or (batch, index) in held[:place]:
+        seen: set[tuple[int, int | None]] = set()
+        for batch, index in held:
+            key = id(batch), index
+            if key in self._seen or key in seen:
                 raise AlreadySettled(f"{batch!r} is acked in this transaction already")
             if getattr(batch.settler, "connection", None) is not self._connection:
                 raise InvalidArgument(f"{batch!r} is of another broker: a transaction is of one")
+            seen.add(key)
             steps.append({"do": "ack", "grant": batch.settler.grant.number, "places": _places(batch, index)})
         self._held += held
+        self._seen |= seen
         self._steps += steps
 
     # Its end ---------------------------------------------------------------------------------------------------------
@@ -138,6 +144,7 @@ class Draft:
         """It holds nothing any more."""
         self.state = state
         self._steps, self._bodies, self._keys, self._held = [], [], [], []
+        self._seen.clear()
 
     @property
     def result(self) -> list[Any]:
