@@ -14,7 +14,8 @@ from doors.event_loop import run
 from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.client import MOST_IN_A_TURN, Turns
 from qflow.amqp.server.consuming import AT_ONCE
-from qflow.amqp.server.holding import SETTLED_AT_ONCE
+from qflow.amqp.server.holding import SETTLED_AT_ONCE, Holding
+from qflow.amqp.server.stores import QueueStore
 from qflow.queues.gathering import Gathering
 
 
@@ -64,6 +65,37 @@ def test_what_one_ack_settles_in_one_turn_of_the_loop_is_bounded(tmp_path: Path,
             for turns in (left, gathered):
                 assert max(map(turns.count, set(turns)), default=0) <= SETTLED_AT_ONCE
             assert len(queue) == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_what_many_nacks_of_a_transaction_give_back_goes_together(
+    tmp_path: Path, is_committed: bool, requeue: bool
+) -> None:
+    """A rollback sorted all that the client held for each of them: four thousand held up all others for six seconds."""
+    count = 200
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            queue = await server.broker.declare_queue("q")
+            await queue.put_many(count * [b"x"])
+            client = await connected(server)
+            await client.ask(Tx.Select(), Tx.SelectOk)
+            for _ in range(count):
+                await client.ask(Basic.Get(0, "q"), Basic.GetOk)
+            for tag in range(1, count + 1):
+                client.send(Basic.Nack(tag, False, requeue))
+            async with turns_noted(Holding, "restore") as restored, turns_noted(QueueStore, "give_back") as returned:
+                if is_committed:
+                    await client.ask(Tx.Commit(), Tx.CommitOk)
+                else:
+                    await client.ask(Tx.Rollback(), Tx.RollbackOk)
+            assert len(restored) + len(returned) <= 3
+            waiting = count if is_committed and requeue else 0
+            assert (await queue.stats()).lag_messages == waiting
+            assert len(queue) == waiting + (0 if is_committed else count)
 
     run(scenario())
 

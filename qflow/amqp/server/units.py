@@ -65,7 +65,8 @@ class Unit:
         self._size = 0
         self._mandatory: list[_Mandatory] = []
         self._acked: dict[int, Held] = {}
-        self._nacked: list[tuple[dict[int, Held], bool]] = []
+        self._nacked: dict[bool, dict[int, Held]] = {}
+        """What goes back: to its queues, or to where dead letters go."""
 
     def publish(
         self, queues: list[HostedQueue], parcel: Parcel, mandatory: bool, where: tuple[str, str, Properties]
@@ -87,7 +88,7 @@ class Unit:
 
     def nack(self, taken: dict[int, Held], requeue: bool) -> None:
         """Have messages go back when the transaction has committed."""
-        self._nacked.append((taken, requeue))
+        self._nacked.setdefault(requeue, {}).update(taken)
 
     async def commit(self) -> None:
         """Commit; nothing of it is done if that fails, which ends the channel, or that is not known."""
@@ -119,9 +120,10 @@ class Unit:
         try:
             await channel.settled(acked)
             while nacked:
-                await channel.give_back(*nacked.pop(0))
+                requeue, taken = nacked.popitem()
+                await channel.give_back(taken, requeue)
         finally:
-            for taken, _ in nacked:  # it failed, or was cancelled
+            for taken in nacked.values():  # it failed, or was cancelled
                 channel.holding.restore(taken)
         for one in mandatory:
             if there.isdisjoint(one.queues):
@@ -171,6 +173,6 @@ class Unit:
     def rollback(self) -> None:
         """Drop the publishes; what was settled is held again."""
         self._channel.holding.restore(self._acked)
-        for taken, _ in self._nacked:
+        for taken in self._nacked.values():
             self._channel.holding.restore(taken)
         self._clear()
