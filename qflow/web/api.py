@@ -52,7 +52,7 @@ async def _live(site: Site, _rights: Rights, given: Arguments) -> Any:
 
 
 async def _queues(site: Site, rights: Rights, given: Arguments) -> Any:
-    found, count = listing.listed(await site.figures.look(), rights, listing.Wanted.of(given))
+    found, count = await site.queues(rights, listing.Wanted.of(given))
     return {"queues": found, "count": count}
 
 
@@ -92,7 +92,7 @@ async def _stream_messages(site: Site, rights: Rights, given: Arguments) -> Any:
 
 
 async def _consumers(site: Site, rights: Rights, _given: Arguments) -> Any:
-    return {"consumers": listing.consumers((await site.figures.look()).queues, rights)}
+    return {"consumers": await site.consumers(rights)}
 
 
 async def _connections(site: Site, rights: Rights, _given: Arguments) -> Any:

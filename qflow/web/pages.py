@@ -143,7 +143,7 @@ def _given(request: Request) -> tuple[Site, Rights, Arguments]:
 async def _overview(request: Request) -> Response:
     site, rights, _ = _given(request)
     look = await site.figures.look()
-    busiest = listing.listed(look, rights, listing.Wanted(sort="messages", descending=True))[0][:10]
+    busiest = (await site.queues(rights, listing.Wanted(sort="messages", descending=True)))[0][:10]
     return shown(
         request, "overview.html", totals=look.totals, findings=await site.findings(rights), inside=site.inside,
         queues=busiest, events=site.events(rights)[:20],
@@ -153,11 +153,11 @@ async def _overview(request: Request) -> Response:
 async def _queues(request: Request) -> Response:
     site, rights, given = _given(request)
     wanted = listing.Wanted.of(given)
-    found, count = listing.listed(await site.figures.look(), rights, wanted)
+    found, count = await site.queues(rights, wanted)
     pages = max(1, -(-count // listing.AT_ONCE))
     if wanted.page > pages:  # there are fewer by now
         wanted = attrs.evolve(wanted, page=pages)
-        found, count = listing.listed(await site.figures.look(), rights, wanted)
+        found, count = await site.queues(rights, wanted)
     return shown(request, "queues.html", queues=found, count=count, wanted=wanted, pages=pages)
 
 
@@ -229,9 +229,8 @@ async def _consumers(request: Request) -> Response:
     subscriptions = [
         one for name, facts in sorted(look.streams.items()) if rights.sees(name) for one in facts["subscriptions"]
     ]
-    return shown(
-        request, "consumers.html", consumers=listing.consumers(look.queues, rights), subscriptions=subscriptions
-    )
+    consumers = await site.consumers(rights)
+    return shown(request, "consumers.html", consumers=consumers, subscriptions=subscriptions)
 
 
 async def _connections(request: Request) -> Response:

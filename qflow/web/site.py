@@ -23,7 +23,7 @@ from qflow.loggers import get_logger
 from qflow.serving import presence
 from qflow.serving.logins import Logins
 from qflow.serving.users import Account, Users
-from qflow.web import reading
+from qflow.web import listing, reading
 from qflow.web.figures import Figures
 from qflow.web.rights import READER, Rights
 
@@ -158,6 +158,16 @@ class Site:
         return None if self.has_users else Rights(READER)
 
     # What is there -----------------------------------------------------------------------------------------------
+
+    async def queues(self, rights: Rights, wanted: listing.Wanted) -> tuple[list[Mapping[str, Any]], int]:
+        """See `listing.listed`. Cost: in a thread, 4 to 7 µs for each queue of the broker."""
+        look = await self.figures.look()
+        return await in_thread(self.broker, partial(listing.listed, look, rights, wanted))
+
+    async def consumers(self, rights: Rights) -> list[dict[str, Any]]:
+        """See `listing.consumers`. Cost: as `queues`."""
+        look = await self.figures.look()
+        return await in_thread(self.broker, partial(listing.consumers, look.queues, rights))
 
     def bindings(self, name: str) -> list[str]:
         """Return the topic filters that lead to a queue."""

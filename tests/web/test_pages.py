@@ -7,7 +7,10 @@ import html
 import re
 import shutil
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,7 @@ import httpx
 
 import qflow
 from planted import plant
-from qflow.web import reading
+from qflow.web import listing, reading
 from qflow.web.figures import Figures
 from web_served import run, served, token, users
 
@@ -51,6 +54,33 @@ def test_every_page_is_shown_without_users_and_has_no_form_that_changes_anything
                 assert "<script>alert" not in answer.text
                 assert "\x1b" not in answer.text.replace(f'value="{hidden}"', ""), page
                 assert 'method="post"' not in answer.text
+
+    run(test)
+
+
+def test_queues_are_listed_beside_the_loop(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand of them take half a second, in which no client of any door would be answered."""
+    threads: list[int] = []
+
+    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            threads.append(threading.get_ident())
+            return work(*arguments)
+
+        return noted
+
+    for name in ("listed", "consumers"):
+        monkeypatch.setattr(listing, name, noting(getattr(listing, name)))
+
+    async def test() -> None:
+        async with served(spool) as site:
+            await site.broker.declare_queue("jobs")
+            browser = site.client(headers={"Accept": "text/html"})
+            pages = ("/", "/queues", "/consumers", "/api/queues", "/api/consumers")
+            for page in pages:
+                assert (await browser.get(page)).status_code == 200
+            assert len(threads) == len(pages)
+            assert threading.get_ident() not in threads
 
     run(test)
 
