@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,9 @@ from doors.event_loop import until
 from inside import copy_as_killed
 from mqtt_loop import DISCONNECT, PUBACK, PUBREC, PUBREL, Raw, SetClock, client, serving, serving_at, slept, unconnected
 from qflow.mqtt import Server
+from qflow.mqtt.model.messages import Message
+from qflow.mqtt.server import groups
+from qflow.mqtt.server.groups import GIVEN_BACK_AT_ONCE, Group
 from qflow.mqtt.server.outbound import Outbound
 from qflow.mqtt.server.storing import GROUPS
 
@@ -297,3 +302,28 @@ async def _fails(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         [told] = await bad.gone()
         assert (told.kind, told.code) == (DISCONNECT, 0x80)
         assert await good.messages(1) == [b"x"]
+
+
+def test_what_goes_to_another_member_is_taken_out_of_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the twenty that are read together had fifty thousand ordered anew: they stopped the server for 90 ms."""
+    ordered: list[int] = []
+    heapify = heapq.heapify
+
+    def noting(heap: list[int]) -> None:
+        ordered.append(len(heap))
+        heapify(heap)
+
+    async def none_are_left(*_: object) -> dict[int, Message]:
+        return {}
+
+    async def scenario() -> None:
+        group = Group(SimpleNamespace(broker=None), "g", "#", 0)  # type: ignore[arg-type]
+        group.returned = list(range(1000))
+        await group._read_returned()
+        assert sorted(group.returned) == list(range(GIVEN_BACK_AT_ONCE, 1000))
+        assert group.returned[0] == GIVEN_BACK_AT_ONCE
+
+    monkeypatch.setattr(groups, "in_thread", none_are_left)
+    monkeypatch.setattr(heapq, "heapify", noting)
+    run(scenario())
+    assert ordered == [1000 - GIVEN_BACK_AT_ONCE]

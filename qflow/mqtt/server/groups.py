@@ -203,10 +203,14 @@ class Group:
     async def _read_returned(self) -> None:
         offsets = heapq.nsmallest(GIVEN_BACK_AT_ONCE, self.returned)
         found = await in_thread(self._hub.broker, partial(self._messages_at, offsets))
-        for offset in offsets:
-            if self.is_ended or (offset in found and not self._give(found[offset])):
-                return
-            self.returned.remove(offset)
+        done: set[int] = set()
+        try:
+            for offset in offsets:
+                if self.is_ended or (offset in found and not self._give(found[offset])):
+                    return
+                done.add(offset)
+        finally:
+            self.returned = [offset for offset in self.returned if offset not in done]
             heapq.heapify(self.returned)
 
     def _messages_at(self, offsets: list[int]) -> dict[int, Message]:
