@@ -7,9 +7,9 @@ from typing import Any
 
 from pamqp import body, commands, frame, header
 
-from qflow.amqp.wire import Connection, Limits
+from qflow.amqp.wire.connection import Connection
 from qflow.amqp.wire.events import Event
-from qflow.amqp.wire.limits import DEFAULT_LIMITS
+from qflow.amqp.wire.limits import DEFAULT_LIMITS, Limits
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 Connections = commands.Connection

@@ -12,9 +12,10 @@ from pamqp import body, commands, decode, encode, frame, header
 
 from amqp_client import Basic, Channels, Connections, events, message, method, opened
 from qflow.amqp.errors import AmqpError
-from qflow.amqp.wire import Content, Limits, decode_properties, unchecked
 from qflow.amqp.wire.events import Method, Published
-from qflow.amqp.wire.methods import decode_method, encode_method
+from qflow.amqp.wire.frames import Content
+from qflow.amqp.wire.limits import Limits
+from qflow.amqp.wire.methods import decode_method, decode_properties, encode_method, unchecked
 from qflow.amqp.wire.tables import check_properties, check_table
 from thorough import examples
 

@@ -24,7 +24,7 @@ from amqp_client import (
     sent,
 )
 from qflow.amqp.errors import AmqpError, ReplyCode
-from qflow.amqp.wire import Connection, Content, Limits, State, WrongState, unchecked
+from qflow.amqp.wire.connection import Connection
 from qflow.amqp.wire.events import (
     ChannelClosed,
     ChannelFailed,
@@ -38,7 +38,10 @@ from qflow.amqp.wire.events import (
     Published,
     VhostAsked,
 )
-from qflow.amqp.wire.states import NEXT
+from qflow.amqp.wire.frames import Content
+from qflow.amqp.wire.limits import Limits
+from qflow.amqp.wire.methods import unchecked
+from qflow.amqp.wire.states import NEXT, State, WrongState
 
 CONTENT = Content("x", "k", b"\0\0", b"body")
 
@@ -440,6 +443,6 @@ def test_an_error_knows_whether_the_connection_ends() -> None:
 
 def test_the_machine_imports_neither_asyncio_nor_the_engine() -> None:
     """It is bytes and values only."""
-    script = "import sys, qflow.amqp.wire; print(*sys.modules)"
+    script = "import sys, qflow.amqp.wire.connection; print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert {"asyncio", "socket", "lmdb", "qflow.broker", "qflow.queues", "qflow.storage"} & set(said) == set()

@@ -12,8 +12,11 @@ from pamqp import body, commands, header, heartbeat
 from amqp_client import HANDSHAKE, Basic, Channels, Connections, events, message, method, opened, raw
 from damaging import damaged, torn
 from qflow.amqp.errors import AmqpError
-from qflow.amqp.wire import Connection, Content, Limits, State
+from qflow.amqp.wire.connection import Connection
 from qflow.amqp.wire.events import ChannelFailed, ChannelReleased, Failed, Login, Method, Published, VhostAsked
+from qflow.amqp.wire.frames import Content
+from qflow.amqp.wire.limits import Limits
+from qflow.amqp.wire.states import State
 from thorough import TORTURE, examples
 
 LIMITS = Limits(max_body_bytes=5000, max_assembling_bytes=8000, channel_max=4)

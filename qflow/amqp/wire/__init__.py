@@ -4,19 +4,3 @@
 reads and writes them, when, and what exchanges and queues do, is nothing it knows. Whatever a client sends, it is an
 event, an AMQP error or the end of the connection, and what is kept of it is bounded by `Limits`.
 """
-
-from qflow.amqp.wire.connection import Connection
-from qflow.amqp.wire.frames import Content
-from qflow.amqp.wire.limits import Limits
-from qflow.amqp.wire.methods import decode_properties, unchecked
-from qflow.amqp.wire.states import State, WrongState
-
-__all__ = [
-    "Connection",
-    "Content",
-    "Limits",
-    "State",
-    "WrongState",
-    "decode_properties",
-    "unchecked",
-]
