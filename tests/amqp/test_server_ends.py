@@ -13,6 +13,7 @@ from amqp_loop import Channels, Connections, Raw, connected, serving
 from doors.event_loop import run, until
 from qflow.amqp import Server
 from qflow.amqp.errors import AmqpError
+from qflow.amqp.server import host
 from qflow.amqp.server import server as server_module
 from qflow.amqp.server.session import Session
 
@@ -41,6 +42,24 @@ def test_nothing_is_confirmed_once_the_program_has_closed_the_broker(tmp_path: P
                     return
 
     run(scenario())
+
+
+def test_unused_queues_are_not_looked_for_in_a_closed_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that was left open said each second that they could not be deleted."""
+    monkeypatch.setattr(host, "LOOK_S", 0.01)
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            client = await connected(server)
+            declared = Queue.Declare(0, unique(), arguments={"x-expires": 600_000})
+            await client.ask(declared, Queue.DeclareOk)
+            await server.broker.close()
+            await asyncio.sleep(0.2)
+
+    run(scenario())
+    assert "unused queues" not in caplog.text
 
 
 def test_a_close_that_is_cancelled_has_closed_the_connections(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from qflow.amqp.server.hosted import Consuming, HostedQueue
 from qflow.amqp.server.stores import QueueStore, StreamStore, make_store
 from qflow.broker import Broker
 from qflow.errors import (
-    BrokerClosed,
     CorruptionError,
     InvalidArgument,
     NotFound,
@@ -129,16 +128,16 @@ class Hosts:
             await asyncio.to_thread(self._topology.keep, plan)
 
     async def _tick(self) -> None:
-        """Delete queues that nobody has used for as long as their arguments say."""
-        while True:
+        """Delete queues that nobody has used for as long as their arguments say, until the broker is closed."""
+        while not self.broker.closed:
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
             for host in list(self._hosts.values()):
                 try:
                     await host.tick(now)
-                except BrokerClosed:
-                    return
                 except QflowError as error:
+                    if self.broker.closed:
+                        return
                     _logger.warning("unused queues are not deleted yet: %s", error)
 
 
