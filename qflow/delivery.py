@@ -7,7 +7,7 @@ later ones raise `AlreadySettled` (after a purge or delete they do nothing).
 from __future__ import annotations
 
 import traceback
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from qflow.config import parse_span
 from qflow.durations import Duration
@@ -164,7 +164,7 @@ class Delivery(Unpicklable):
         """
         self.settler.extend_one(self, parse_span(seconds, "seconds"))
 
-    def __enter__(self) -> Delivery:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

@@ -130,6 +130,8 @@ def subscriptions(broker: qflow.Broker) -> None:
     batch = subscription.get_many(10)
     assert_type(batch, qflow.StreamDeliveries)
     assert_type(batch[0], qflow.StreamDelivery)
+    with subscription.get() as got:
+        assert_type(got, qflow.StreamDelivery)
     broker.subscribe("plant", start=7, name="panel")
     broker.subscribe("plant", start=datetime.now(UTC))
     broker.subscribe("plant", start="earlyest")  # type: ignore[arg-type]
@@ -161,6 +163,8 @@ async def tasks() -> None:
         async for message in subscription:
             assert_type(message, qflow.aio.AsyncStreamDelivery)
         assert_type((await subscription.get_many(3))[0], qflow.aio.AsyncStreamDelivery)
+        async with await subscription.get() as got:
+            assert_type(got, qflow.aio.AsyncStreamDelivery)
         broker.subscribe("plant", start="earlyest")  # type: ignore[arg-type]
         await broker.publish_many([("a", "1")])  # type: ignore[list-item]
     qflow.aio.open("spool", spil="files")  # type: ignore[call-arg]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, Self, overload
 
 from qflow.config import parse_span
 from qflow.deliveries import Deliveries
@@ -131,7 +131,7 @@ class AsyncDelivery(Unpicklable):
         """Hold it for so many seconds from now, if its lease would end earlier; see `qflow.Delivery.extend`."""
         await self._settling.extend(self.delivery, parse_span(seconds, "seconds"))
 
-    async def __aenter__(self) -> AsyncDelivery:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
