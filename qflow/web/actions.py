@@ -24,7 +24,7 @@ PUT_S = 2.0
 """How long a test message waits for room."""
 SIZES = ("capacity_bytes", "limit_bytes", "max_message_bytes")
 COUNTS = ("limit_messages", "max_deliveries")
-SPANS = ("ttl_s", "ack_timeout_s")
+SPANS = ("ttl_s", "ack_timeout_s", "dedupe_window_s")
 CHANGES = (*COUNTS, *SIZES, *SPANS, "on_overflow", "dead_letter", "resume_ratio")
 
 
@@ -125,9 +125,6 @@ async def alter(broker: AsyncBroker, rights: Rights, given: Arguments) -> dict[s
         rights.check("read", name)
         rights.check("write", target)
     before, depth = queue.settings, await queue.stats()
-    unknown = set(given.fields) - set(CHANGES) - {"queue", "dropping"}
-    if unknown:
-        raise InvalidArgument(f"{min(unknown)!r} cannot be altered: those that can are {', '.join(CHANGES)}")
     dropped = dropped_by(before, changes, depth.messages, depth.bytes)
     if dropped is not None and not given.flag("dropping"):
         raise WouldDrop(f"{name!r} would drop {dropped}, at once: say that it may, by `dropping`")

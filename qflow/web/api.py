@@ -222,9 +222,8 @@ def routes() -> list[Route]:
 
 def _handler(endpoint: Endpoint) -> Callable[[Request], Awaitable[JSONResponse]]:
     async def handle(request: Request) -> JSONResponse:
-        fields: Mapping[str, Any] = dict(request.query_params)
-        if endpoint.has_body:
-            fields = await _object(request)
+        fields: Mapping[str, Any] = await _object(request) if endpoint.has_body else dict(request.query_params)
+        endpoint.check_known(fields)
         found = await endpoint.answer(request.app.state.site, request.state.rights, Arguments(fields))
         return JSONResponse(found)
 

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from qflow import __version__
+from qflow.errors import InvalidArgument
 from qflow.web.arguments import Arguments
 from qflow.web.rights import Rights
 from qflow.web.site import Site
@@ -52,6 +53,14 @@ class Endpoint:
     @property
     def has_body(self) -> bool:
         return self.method == "POST"
+
+    def check_known(self, names: Iterable[str]) -> None:
+        """Raises InvalidArgument: one is no field of it; left out, it would be taken for done."""
+        known = [field.name for field in self.fields]
+        for name in names:
+            if name not in known:
+                takes = ", ".join(known) or "none"
+                raise InvalidArgument(f"{name!r} is no field of {self.method} {self.path}, which takes {takes}")
 
 
 def described(endpoints: Iterable[Endpoint]) -> dict[str, Any]:

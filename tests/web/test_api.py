@@ -113,6 +113,14 @@ def test_what_is_wrong_is_said_in_a_sentence(spool: Path) -> None:
                 (400, "/api/queue/purge", {}, "'queue' is missing"),
                 (400, "/api/queue/purge", {"queue": 7}, "must be a text"),
                 (400, "/api/queue/purge", {"queue": "jobs", "seen": "many"}, "must be a number"),
+                (400, "/api/queue/purge", {"queue": "jobs", "sen": 0}, "which takes queue, seen, newer"),
+                (
+                    400,
+                    "/api/queue/messages",
+                    {"queue": "jobs", "body": "x", "dedupe_key": "7"},
+                    "'dedupe_key' is no field",
+                ),
+                (400, "/api/publish", {"topic": "a", "boddy": "x"}, "'boddy' is no field of POST /api/publish"),
                 (400, "/api/queue/messages", {"queue": "jobs", "body_base64": "*"}, "base64"),
                 (400, "/api/queue/messages", {"queue": "jobs", "headers": "x"}, "headers"),
                 (400, "/api/queue/messages", {"queue": "jobs", "headers": '{"a":' * 100_000}, "is no JSON"),
@@ -120,7 +128,7 @@ def test_what_is_wrong_is_said_in_a_sentence(spool: Path) -> None:
                 (400, "/api/publish", {"topic": "a", "body": "\udc80\ud800"}, "half a character"),
                 (413, "/api/queue/messages", {"queue": "jobs", "body": "x" * 200}, "jobs"),
                 (400, "/api/queue/move", {"queue": "jobs", "to": "jobs"}, "itself"),
-                (400, "/api/queue/alter", {"queue": "jobs", "durable": False}, "'durable' cannot be altered"),
+                (400, "/api/queue/alter", {"queue": "jobs", "durable": False}, "'durable' is no field"),
                 (400, "/api/queue/alter", {"queue": "jobs", "on_overflow": "burn"}, "on_overflow"),
                 (400, "/api/publish", {"topic": "a/#", "body": ""}, "#"),
             ]
@@ -134,6 +142,8 @@ def test_what_is_wrong_is_said_in_a_sentence(spool: Path) -> None:
             assert answer.status_code == 400
             assert (await api.post("/api/queue/purge", content=b"queue=jobs")).status_code == 415
             assert (await api.get("/api/queue/messages", params={"queue": "jobs", "most": 1000})).status_code == 400
+            answer = await api.delete("/api/queue", params={"queue": "jobs", "sen": 0})
+            assert (answer.status_code, "'sen' is no field" in answer.json()["error"]) == (400, True)
             assert (await api.get("/api/nothing")).json() == {"error": "Not Found"}
             assert len(queue) == 1
 
@@ -252,18 +262,10 @@ def test_without_users_the_api_reads_and_changes_nothing(spool: Path) -> None:
             queue = await site.broker.declare_queue("jobs")
             await queue.put(b"one")
             for endpoint in ENDPOINTS:
-                given = {
-                    "queue": "jobs",
-                    "stream": "log",
-                    "topic": "t",
-                    "to": "jobs",
-                    "subscription": "s",
-                    "limit_messages": 1,
-                }
                 if endpoint.method == "GET":
                     continue
-                if endpoint.path == "/api/queue/alter":
-                    given = {"queue": "jobs", "limit_messages": 1}
+                known = {"queue": "jobs", "stream": "log", "topic": "t", "to": "jobs", "subscription": "s"}
+                given = {field.name: known[field.name] for field in endpoint.fields if field.name in known}
                 fields: dict[str, Any] = {"json": given} if endpoint.has_body else {"params": given}
                 answer = await api.request(endpoint.method, endpoint.path, **fields)
                 assert answer.status_code == 403, (endpoint.path, answer.text)

@@ -134,9 +134,10 @@ def test_a_user_puts_moves_alters_and_redrives_by_forms(spool: Path) -> None:
                 assert delivery.headers == {"a": "b", "c": "d"}
             await do("put", queue="jobs", body="two")
             assert "jobs: moved: other: 1; kept: nothing" in await do("move", queue="jobs", to="other")
-            page = await do("alter", queue="other", limit_messages="7", ttl_s="1h", capacity_bytes="1MiB")
+            page = await do("alter", queue="other", limit_messages="7", ttl_s="1h", dedupe_window_s="1d")
             assert "limit_messages: 7" in page
-            assert site.broker.queue("other").settings.ttl_s == 3600
+            settings = site.broker.queue("other").settings
+            assert (settings.ttl_s, settings.dedupe_window_s) == (3600, 86400)
             assert "delivers nothing" in await do("pause", queue="other")
             assert (await browser.get("/queue", params={"queue": "other"})).text.count("/do/resume") == 1
             assert "delivers again" in await do("resume", queue="other")
