@@ -23,6 +23,10 @@ from qflow.streams.stream import Stream
 from qflow.streams.topic_filter import check_filter
 
 ALL = tuple(map(Column, NAMES))
+_OF_TICKETS = (
+    "stream", "partition", "start", "end", "filter", "columns", "max_bytes", "follow", "uuid", "number", "era",
+    "fail_on_data_loss",
+)  # fmt: skip
 QUIET_S = 10.0
 """A read that finds nothing for so long yields a batch without messages.
 
@@ -108,6 +112,7 @@ class Read:
             InvalidArgument: it makes no sense. NotFound: there is no such stream. StorageError: it means another log.
             StreamDeleted: it was deleted meanwhile.
         """
+        ticket.check_known(*_OF_TICKETS)
         owner.check_uuid(ticket.maybe_text("uuid"))
         self._owner = owner
         stream = owner.stream(owner.state(), ticket.text("stream"), ticket.maybe_number("number"))

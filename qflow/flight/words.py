@@ -46,6 +46,12 @@ class Command:
     def __contains__(self, name: str) -> bool:
         return self.value.get(name) is not None
 
+    def check_known(self, *names: str) -> None:
+        """Raises InvalidArgument: it has another one, which would be taken for heeded."""
+        for name in self.value:
+            if name not in names:
+                raise InvalidArgument(f"{_shown(name)} is none of {', '.join(names)}, which {self.what} may have")
+
     def _checked(self, name: str, kind: type | tuple[type, ...], words: str) -> Any:
         value = self.value.get(name)
         if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):

@@ -31,6 +31,7 @@ TOKEN = re.compile(r"[0-9a-f]{32}")
 _Row = tuple[str, bytes, bytes | None]
 _Run = tuple[int, dict[str, HeaderValue] | None]
 Answer = Callable[[dict[str, Any]], object]
+_OF_PUTS = ("priority", "ttl_s", "delay_s", "durable")
 ROW_BYTES = 500
 """What a row takes beside its bytes while it is published or put: some objects of Python."""
 
@@ -116,6 +117,7 @@ def write(owner: Owner, command: Command, batches: Batches, answer: Answer) -> N
         InvalidArgument: the command or a column makes no sense. What publishing, putting or staging raises; the batches
         that were answered are stored.
     """
+    command.check_known(*KINDS, "uuid")
     owner.check_uuid(command.maybe_text("uuid"))
     kinds = [kind for kind in KINDS if kind in command]
     if len(kinds) != 1:
@@ -127,6 +129,7 @@ def write(owner: Owner, command: Command, batches: Batches, answer: Answer) -> N
 
 def _publish(owner: Owner, command: Command, batches: Batches, answer: Answer) -> None:
     said = command.object("publish")
+    said.check_known("topic", "producer", "number", "timeout_s")
     topic = said.maybe_text("topic")
     columns = found_columns(batches.schema, _names(batches.schema, topic))
     producer, number = said.maybe_text("producer"), said.maybe_number("number")
@@ -162,7 +165,9 @@ def _publish(owner: Owner, command: Command, batches: Batches, answer: Answer) -
 def _names(schema: pa.Schema, topic: str | None) -> tuple[str, ...]:
     """Return the columns of rows that are published. Raises InvalidArgument: nothing says where."""
     if topic is None and "topic" not in schema.names:
-        raise InvalidArgument("say where the rows are published: by a column 'topic', or 'topic' of the command")
+        raise InvalidArgument(
+            "say where the rows are published: by a column 'topic', or 'topic' within 'publish' or 'stage'"
+        )
     return ("key", "value", "headers") + (("topic",) if topic is None else ())
 
 
@@ -182,10 +187,9 @@ def _places(results: Sequence[PublishResult]) -> dict[str, Any]:
 def _put(owner: Owner, command: Command, batches: Batches, answer: Answer) -> None:
     names_queue = isinstance(command.value.get("put"), str)
     said = Command({"queue": command.text("put")}, command.what) if names_queue else command.object("put")
+    said.check_known("queue", "timeout_s", *_OF_PUTS)
     queue = owner.broker.queue(said.text("queue"))
-    options: dict[str, Any] = {
-        name: said.value[name] for name in ("priority", "ttl_s", "delay_s", "durable") if name in said
-    }
+    options: dict[str, Any] = {name: said.value[name] for name in _OF_PUTS if name in said}
     timeout_s = said.seconds("timeout_s", 60.0)
 
     def put(batch: pa.RecordBatch) -> dict[str, Any]:
@@ -259,6 +263,7 @@ def _stage_of(said: Command) -> tuple[Batch, str]:
 
 def _stage(owner: Owner, command: Command, batches: Batches, answer: Answer) -> None:
     said = command.object("stage")
+    said.check_known("uuid", "query", "batch", "token", "name", "topic", "stream", "replaces")
     owner.check_uuid(said.text("uuid"))
     batch, token = _stage_of(said)
     name = said.text("name")

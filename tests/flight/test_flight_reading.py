@@ -206,6 +206,7 @@ def test_who_follows_a_stream_follows_no_other(broker: qflow.Broker, again: bool
         ({"stream": "plants", "partition": 0, "end": 10**6}, qflow.InvalidArgument, "1000000 is past that"),
         ({"stream": "plants", "partition": 0, "start": -1}, qflow.InvalidArgument, "at least 0"),
         ({"stream": "plants", "partition": 0, "columns": ["size"]}, qflow.InvalidArgument, "there is no column 'size'"),
+        ({"stream": "plants", "partition": 0, "fliter": "a"}, qflow.InvalidArgument, "'fliter' is none of stream"),
         ({"stream": "plants", "partition": 0, "filter": "a/#/b"}, qflow.InvalidArgument, "#"),
         ({"stream": "plants", "partition": 0, "uuid": "another"}, qflow.StorageError, "was made anew"),
         ({"stream": "plants", "partition": 0, "number": 99}, qflow.NotFound, "declared again"),

@@ -149,6 +149,9 @@ def test_rows_are_put_into_a_queue(broker: qflow.Broker, client: Any) -> None:
         ({"publish": {}}, {"topic": pa.nulls(1, pa.string()), "value": [b"a"]}, qflow.InvalidArgument, "has null"),
         ({"publish": {"topic": "plant/1"}, "uuid": "no"}, {"value": [b"a"]}, qflow.StorageError, "made anew"),
         ({"put": "none"}, {"value": [b"a"]}, qflow.NotFound, "none"),
+        ({"put": {"queue": "jobs", "prio": 1}}, {"value": [b"a"]}, qflow.InvalidArgument, "'prio' is none of queue"),
+        ({"publish": {"topics": "a"}}, {"value": [b"a"]}, qflow.InvalidArgument, "'topics' is none of topic"),
+        ({"publish": {}, "topic": "plant/1"}, {"value": [b"a"]}, qflow.InvalidArgument, "'topic' is none of publish"),
         ({}, {"value": [b"a"]}, qflow.InvalidArgument, "must have one of 'publish', 'put', 'stage'"),
     ],
 )
