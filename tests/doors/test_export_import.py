@@ -138,6 +138,8 @@ def test_parquet_is_not_read_from_a_pipe_which_is_said(tmp_path: Path) -> None:
         ('{"queue": "q", "headers": {"a": []}}', "header 'a'"),
         ('{"queue": "q", "body": "\\ud800"}', "no text"),
         ('{"queue": "other"}', "'other'"),
+        ('{"queue": "q", "body": "x", "prio": 3}', "'prio' is none of"),
+        ('{"declare": "queue", "name": "x", "settings": {"limit": 1}}', "'limit'"),
         ('{"stream": "plant", "partition": 9, "topic": "plant/1"}', "plant"),
         ('{"queue": "q", "topic": "\\ud800"}', "topic"),
         ('{"queue": "q", "topic": "plant/#"}', "topic"),

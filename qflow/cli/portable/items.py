@@ -16,6 +16,8 @@ from qflow.errors import InvalidArgument
 from qflow.restoring import Item
 
 KINDS = ("queue", "stream")
+_NUMBERS = ("number", "partition", "priority", "expires_ms", "due_ms")
+_OF_MESSAGES = (*_NUMBERS, "time", "topic", "key", "key_base64", "headers", "body", "body_base64")
 T = TypeVar("T")
 
 
@@ -56,6 +58,7 @@ def parsed(line: bytes) -> Declared | Item:
     if not isinstance(found, dict):
         raise InvalidArgument("it is no JSON object")
     if "declare" in found:
+        _check_known(found, "declare", "name", "settings")
         kind = _taken(found, "declare", str, None)
         if kind not in KINDS:
             raise InvalidArgument(f"declare is queue or stream, not {kind!r:.40}")
@@ -65,15 +68,23 @@ def parsed(line: bytes) -> Declared | Item:
     kinds = [kind for kind in KINDS if kind in found]
     if len(kinds) != 1:
         raise InvalidArgument("it names no queue and no stream, or both")
+    _check_known(found, kinds[0], *_OF_MESSAGES)
     return Item(
         kind=kinds[0],
         name=_taken(found, kinds[0], str, None),
-        **{name: _number(found, name) for name in ("number", "partition", "priority", "expires_ms", "due_ms")},
+        **{name: _number(found, name) for name in _NUMBERS},
         topic=_taken(found, "topic", str, lambda: ""),
         key=_bytes(found, "key"),
         headers=_taken(found, "headers", dict, dict),
         body=_bytes(found, "body"),
     )
+
+
+def _check_known(found: dict[str, Any], *names: str) -> None:
+    """Raises InvalidArgument: it says something else, which would be lost."""
+    for name in found:
+        if name not in names:
+            raise InvalidArgument(f"{name!r:.40} is none of {', '.join(names)}")
 
 
 def _taken(found: dict[str, Any], name: str, kind: type[T], default: Callable[[], T] | None) -> T:

@@ -23,15 +23,19 @@ def declare(broker: AnyBroker, one: Declared) -> int:
 
     Returns:
         How many bytes its largest message may have.
+
+    Raises:
+        InvalidArgument: a setting is none, as one of a later version, or makes no sense. What declaring raises.
     """
     if one.kind == "stream":
         if one.name not in broker.streams():
-            broker.declare_stream(one.name, **StreamSettings.from_dict(one.settings).to_dict())
+            broker.declare_stream(one.name, **StreamSettings.from_call(one.settings, "stream").to_dict())
         return broker.stream(one.name).settings.max_message_bytes
     if one.name not in broker.queues():
-        settings = QueueSettings.from_dict(one.settings)
+        given = dict(one.settings)
+        bindings = given.pop("bindings", None) or []
+        settings = QueueSettings.from_call(given, "queue")
         broker.declare_queue(one.name, **{**settings.to_dict(), "on_overflow": settings.on_overflow})
-        bindings = one.settings.get("bindings") or []
         if not isinstance(bindings, list):
             raise InvalidArgument(f"bindings are a list of topic filters, not {bindings!r:.40}")
         for topic_filter in bindings:
