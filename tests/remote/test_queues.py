@@ -212,6 +212,9 @@ def test_bodies_that_are_none_are_refused_as_in_the_owner(remote: qflow.RemoteBr
                 put_many(5)  # type: ignore[arg-type]
             with pytest.raises(InvalidArgument, match="a message body must be bytes"):
                 put_many([b"fine", "text"])
+            for one in (b"one body", b"", "text", bytearray(b"x")):
+                with pytest.raises(InvalidArgument, match=f"bodies must be several, not one {type(one).__name__}"):
+                    put_many(one)  # type: ignore[arg-type]
     assert len(queue) == 0
 
 
