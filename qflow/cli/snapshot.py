@@ -60,6 +60,8 @@ def load(source: Path, spool: Path, as_json: bool) -> int:
 
 
 def _copy(source: Path, destination: Path, as_json: bool) -> int:
+    from qflow.doctor.words import size
+
     with interrupting():
         report, found = _copied(source, destination)
     problems = [*report.problems, *(problem for problem in found.problems if problem not in report.problems)]
@@ -69,7 +71,7 @@ def _copy(source: Path, destination: Path, as_json: bool) -> int:
         click.echo(
             f"{facts.readable(report.path)}: {facts.counted(report.queues, 'queue')}, "
             f"{facts.counted(report.streams, 'stream')}, {facts.counted(report.messages, 'message')} of "
-            f"{facts.counted(report.bytes, 'byte')}; {facts.mebibytes(report.log_bytes)} on disk"
+            f"{facts.counted(report.bytes, 'byte')}; {size(report.log_bytes)} on disk"
         )
     return tell_of_examination(source if report.problems else destination, problems, found.lost)
 

@@ -28,7 +28,8 @@ def test_a_snapshot_of_a_spool_that_nobody_owns(cli: CommandLine) -> None:
     assert (cli.spool / "log" / "data.mdb").read_bytes() == before
     loaded = cli.run("snapshot", "load", "taken", "back")
     assert loaded.returncode == 0, loaded.stderr
-    assert b"1 queue, 0 streams, 1,000 messages of 2,890 bytes" in loaded.stdout
+    assert b"1 queue, 0 streams, 1,000 messages of 2,890 bytes; " in loaded.stdout
+    assert b" KiB on disk" in loaded.stdout
     uuids = [inspect.read_spool(cli.directory / name).uuid for name in ("spool", "taken", "back")]
     assert len(set(uuids)) == 3
     assert inspect.read_spool(cli.directory / "back").origin == uuids[1] == facts["uuid"]
