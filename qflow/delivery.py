@@ -144,7 +144,8 @@ class Delivery(Unpicklable):
         """Give the message back to its original place, to be delivered again.
 
         Args:
-            requeue: False = it is not wanted: it becomes a dead letter, or is dropped where there is no such queue.
+            requeue: False = it is not wanted: it becomes a dead letter, or is dropped where there is no such queue;
+                one of a stream is settled.
             delay_s: it is not delivered again before; it comes then before what waits. A restart ends the delay.
             reason: what went wrong, in words. If the message becomes a dead letter with this call, that is its header
                 `dead_letter_nack_reason`, cut to 1,024 bytes; else the reason is not kept.

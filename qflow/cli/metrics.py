@@ -25,7 +25,8 @@ def metrics(spool: Path, named: int) -> None:
     Its owner is asked, if there is one. Without an owner, `qflow_up` is 0, and the log tells how much waits.
 
     \b
-    qflow metrics spool > spool.prom.new && mv spool.prom.new /var/lib/node_exporter/spool.prom
+    Examples:
+      qflow metrics spool > spool.prom.new && mv spool.prom.new /var/lib/node_exporter/spool.prom
     """
     from qflow.serving.extras import load
 

@@ -41,7 +41,7 @@ def reset(
     """Have GROUP, a group or a durable subscription of STREAM, go on at START, also while another process owns the
     spool.
 
-    What its members hold is taken back: acks of that do nothing. A subscription of one that is open cannot be moved
+    What its members hold is taken back: acks of that do nothing. A durable subscription that is open cannot be moved
     from here. Without --yes it asks, at a terminal.
 
     \b

@@ -86,7 +86,7 @@ class History:
         if bound is None:
             return default
         if isinstance(bound, datetime):
-            time_ms = int(parse_moment(bound, "a bound") * 1000)
+            time_ms = int(parse_moment(bound, "a moment of a stream") * 1000)
             with self._log.read() as txn:
                 row = read_row(txn, self.owner, number)
                 return partitions.find_time(txn, self.owner, number, row, partition.next, time_ms)
