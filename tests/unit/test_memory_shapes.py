@@ -14,6 +14,7 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -461,3 +462,11 @@ def test_subscriptions_that_find_no_room_pass_with_one_message_each(open_at: Cal
         offsets += [one.offset for one in batch]
     assert offsets == list(range(20, 1_000))
     assert broker.check() == []
+
+
+def test_an_opening_allocates_what_it_needs(tmp_path: Path) -> None:
+    """What has malloc keep memory at hand is given once a process; each opening filled 4 MiB for that."""
+    qflow.open(tmp_path / "first").close()
+    with traced() as found:
+        qflow.open(tmp_path / "second").close()
+    assert found.peak < MIB
