@@ -378,7 +378,7 @@ class Spool:
     def disown(self, stub: Forked) -> None:
         """In a forked child: refuse everything, and let go of the lock's descriptors, never of the log's."""
         self._lock.close()
-        self.log.disown(stub.__enter__)
+        self.log.disown(stub)
         self.changing = stub  # type: ignore[assignment]
         self.used = Used(stub)
         self.check_open = stub.__enter__  # type: ignore[method-assign]

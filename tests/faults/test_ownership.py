@@ -159,6 +159,30 @@ def test_a_forked_child_that_is_done_with_a_delivery_is_told_that_it_is_not_acke
         assert run_in_child(child) == 0
 
 
+def test_a_forked_child_that_goes_on_through_the_log_is_refused_and_the_parent_is_not(spool, open_spool):
+    """As one that a signal's handler forks: it had the parent's place among the readers of the log."""
+    made = open_spool()
+    made.declare_queue("q").put_many([bytes(1_000)] * 3_000)
+    made.declare_stream("s", topics=["t"])
+    made.publish_many([("t", bytes(100_000))] * 50)
+    made.close()
+    broker = open_spool()
+    entries, messages = broker.queue("q").browse(), broker.stream("s").query()
+    next(entries), next(messages)
+
+    def child() -> None:
+        for through in (entries, messages):
+            with pytest.raises(qflow.ForkedProcess):
+                list(through)
+        for read in (lambda: broker.stream("s").last(), lambda: broker.engine.log.facts("room")):
+            with pytest.raises(qflow.ForkedProcess):
+                read()
+
+    assert run_in_child(child) == 0
+    assert len(list(entries)) == 3_000 - 1
+    assert len(list(messages)) == 50 - 1
+
+
 def test_a_broker_that_nobody_remembers_is_refused_in_a_forked_child(spool):
     """Its threads are at work all the same, and its queues are there; the child must not keep its lock, either."""
     queue = qflow.open(spool).declare_queue("q")

@@ -413,9 +413,13 @@ class TransactionLog:
         if self.busy:
             time.sleep(PASS_S)
 
-    def disown(self, refuse: Callable[[], NoReturn]) -> None:
-        """In a forked child: a signal handler may have forked in the middle of a put, which goes on in both."""
-        self._refuse = refuse
+    def disown(self, stub: Any) -> None:
+        """In a forked child: a signal handler may have forked in the middle of a call, which goes on in both.
+
+        What is read there would be read in the parent's place among the readers, which the parent loses by that.
+        """
+        refuse = self._refuse = stub.__enter__
+        self._reading = stub
         self.turn.disown()
         self._handing.now = refuse  # type: ignore[method-assign]
 
