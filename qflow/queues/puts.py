@@ -36,7 +36,7 @@ from qflow.queues.dead_letters import Cause
 from qflow.queues.envelope import PLAIN, Envelope, Moment, check_durable, check_priority, times
 from qflow.queues.exits import Exits
 from qflow.queues.lanes import NOWHERE, TIMED, Lanes
-from qflow.queues.overflow import Decision, Depth, check_can_ever_fit
+from qflow.queues.overflow import Decision, Depth, check_can_ever_fit, when_full
 from qflow.queues.putting import Putting, TurnedAway, depth_of
 from qflow.queues.ring import Ring
 from qflow.queues.showing import put_at_once, show_alone
@@ -422,6 +422,8 @@ class Puts:
             gate.arrived.notify(count)
         if gate.room.watching:
             gate.room.notify()
+        if admission.line and when_full(self.context.settings) is Decision.MAKE_ROOM:
+            admission.admit_line()  # what was on its way in is there now, and may be dropped
         gate.borrow_ahead(charged)
 
 

@@ -29,7 +29,7 @@ from qflow.queues.admission import Admission
 from qflow.queues.gets import Getting
 from qflow.queues.putting import Putting, putting_of
 from qflow.queues.queue import parts_of
-from unit.clocks import LONG_S
+from unit.clocks import LONG_S, Clock, open_still
 
 pytestmark = pytest.mark.two_drivers
 Scenario = Callable[[Any], Awaitable[Any]]
@@ -525,3 +525,20 @@ def test_few_tasks_are_passed_while_they_wait_for_their_sync(monkeypatch: pytest
         await later
 
     asyncio.run(scenario())
+
+
+@pytest.mark.owner_only
+def test_a_ring_admits_who_waits_once_it_may_drop_what_was_on_its_way(spool: Path) -> None:
+    """As many more than its limit that put at once waited for maintenance: a limit's worth of them went on in a second."""
+
+    async def scenario() -> None:
+        broker = qflow.aio.AsyncBroker(open_still(spool, Clock()))
+        ring = await broker.declare_queue("ring", limit_messages=2, on_overflow=qflow.Overflow.DROP_OLDEST)
+        await broker.bind("ring", "t")
+        for number, put in enumerate((ring.put, ring.submit, partial(broker.publish, "t"))):
+            await asyncio.wait_for(asyncio.gather(*(put(b"%d" % place) for place in range(20))), LONG_S)
+            assert (await ring.stats()).dropped_total == 20 * (number + 1) - 2
+        assert (await ring.get_many(2)).bodies == [b"18", b"19"]
+        await broker.close()
+
+    run(scenario())
