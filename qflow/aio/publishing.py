@@ -210,7 +210,7 @@ class AsyncPublishing:
 
     async def _reserve(self, home: Home, sending: Sending) -> None:
         room = sending.room
-        if room is None or room.reserve_at_once(sending.amount):
+        if room is None or in_place(partial(room.reserve_at_once, sending.amount)):
             return
         asking = Asking(sending.amount)
         await attend(home, self._worker, Steps(partial(room.try_reserve, asking), partial(room.give_up, asking)))

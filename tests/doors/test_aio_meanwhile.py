@@ -16,6 +16,7 @@ import qflow.aio
 from doors.event_loop import run, until
 from qflow.aio.broker import in_thread
 from qflow.aio.threads import Threads
+from qflow.memory import waiting
 from qflow.streams.history import History
 from unit.clocks import LONG_S
 
@@ -116,3 +117,23 @@ def test_a_job_does_not_wait_for_the_one_before_while_there_may_be_another_threa
     threads.put(list)
     threads.jobs.put(None)
     assert outcome == [True]
+
+
+def test_a_loop_of_the_main_thread_publishes_and_consumes_without_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though memory is to be lent to the stream: each turn of the interpreter's lock holds up all tasks."""
+    asked: list[object] = []
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool", door=False) as broker:
+            await broker.declare_stream("s", topics=["t"])
+            jobs = await broker.declare_queue("jobs")
+            with monkeypatch.context() as watched:
+                watched.setattr(waiting._shelter, "call", asked.append)
+                await broker.publish("t", bytes(2**20))
+                await broker.publish_many([("t", bytes(2**20))] * 4)
+                jobs.consume(print)
+
+    run(scenario())
+    assert asked == []
