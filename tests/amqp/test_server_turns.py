@@ -15,6 +15,7 @@ from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.client import MOST_IN_A_TURN, Turns
 from qflow.amqp.server.consuming import AT_ONCE
 from qflow.amqp.server.holding import SETTLED_AT_ONCE, Holding
+from qflow.amqp.server.session import METHODS_AT_ONCE
 from qflow.amqp.server.stores import QueueStore
 from qflow.queues.gathering import Gathering
 
@@ -96,6 +97,29 @@ def test_what_many_nacks_of_a_transaction_give_back_goes_together(
             waiting = count if is_committed and requeue else 0
             assert (await queue.stats()).lag_messages == waiting
             assert len(queue) == waiting + (0 if is_committed else count)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("settles", [Basic.Ack, Basic.Reject, Basic.Nack])
+def test_what_many_methods_do_in_one_turn_of_the_loop_is_bounded(tmp_path: Path, settles: type) -> None:
+    """Whatever was read at once was done in one turn: thousands of messages that went back one by one took a second."""
+    count = 3 * METHODS_AT_ONCE + 1
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            queue = await server.broker.declare_queue("q")
+            await queue.put_many(count * [b"x"])
+            client = await connected(server)
+            await client.ask(Basic.Consume(0, "q", consumer_tag="c"), Basic.ConsumeOk)
+            for _ in range(count):
+                await client.expect(Basic.Deliver)
+            await client.ask(Basic.Cancel("c"), Basic.CancelOk)
+            async with turns_noted(Channel, "_left") as left:
+                client.send(*(settles(tag) for tag in range(1, count + 1)))
+                await client.ask(Basic.Qos(), Basic.QosOk)
+            assert len(left) == count
+            assert max(map(left.count, set(left))) <= METHODS_AT_ONCE
 
     run(scenario())
 

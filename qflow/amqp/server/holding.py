@@ -59,7 +59,7 @@ class Holding:
             if tag not in self.held:
                 raise _unknown(tag)
             return {tag: self._take(tag)}
-        if tag == 0:
+        if tag == 0 or (self.held and next(reversed(self.held)) <= tag <= self.last_tag):
             return self.take_all()
         tags = list(_until(self.held, tag)) if tag <= self.last_tag else []
         if not tags:
