@@ -14,7 +14,7 @@ from mqtt_loop import SetClock, client, serving_at, slept, unconnected
 from qflow.errors import DiskFull
 from qflow.mqtt.model.messages import of_headers
 from qflow.mqtt.model.sessions import left_ms_of
-from qflow.mqtt.server.hub import MOST_RECENT_BYTES, Recent
+from qflow.mqtt.server.recent import MOST_RECENT_BYTES, Recent
 from qflow.mqtt.server.server import Server
 from qflow.mqtt.server.storing import SESSIONS
 

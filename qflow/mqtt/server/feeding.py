@@ -257,7 +257,7 @@ class Feeding:
                     return True
                 if not hub.recent.has(low):
                     return False
-            self._give(hub.recent.since(low) if low < hub.next else (), ones, hub.next)
+            self._give(hub.recent.since(low, ones) if low < hub.next else (), ones, hub.next)
         return True
 
     def _first(self) -> set[Subscribed]:

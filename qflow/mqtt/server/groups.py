@@ -159,7 +159,7 @@ class Group:
         while one.cursor is not None:
             if one.cursor < hub.next and not hub.recent.has(one.cursor):
                 return False
-            unread = hub.recent.since(one.cursor) if one.cursor < hub.next else ()
+            unread = hub.recent.since(one.cursor, [one]) if one.cursor < hub.next else ()
             if not self._give_all(unread, hub.next):
                 return True
         return True

@@ -6,10 +6,8 @@ One a broker, whatever doors it has. The thread of the loop owns all of it; ther
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -25,6 +23,7 @@ from qflow.mqtt.model.sessions import Subscribed
 from qflow.mqtt.server.clock import Clock
 from qflow.mqtt.server.keeping import Keeper
 from qflow.mqtt.server.outbound import Counts
+from qflow.mqtt.server.recent import Recent
 from qflow.mqtt.server.retaining import Retaining
 from qflow.mqtt.server.storing import RETAINED, Records, Rooms
 from qflow.mqtt.server.sys_topics import SysTopics
@@ -46,41 +45,8 @@ SET_MS = 60_000.0
 """By more than that the time of day goes ahead if it is set."""
 MOST_IN_A_TURN = 4_000
 """Deliveries, after which the loop does other things."""
-MOST_RECENT = 4096
-MOST_RECENT_BYTES = 8 * 1024**2
 
 _logger = get_logger("qflow.mqtt")
-
-
-class Recent:
-    """The newest messages of the stream, shared by all who are a little behind; without holes. In the loop alone."""
-
-    def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
-        self._size = 0
-
-    def add(self, message: Message) -> None:
-        """Add the next message of the stream; the oldest go."""
-        messages = self._messages
-        if messages and messages[-1].offset + 1 != message.offset:
-            messages.clear()
-            self._size = 0
-        messages.append(message)
-        self._size += message.size
-        while len(messages) > MOST_RECENT or self._size > MOST_RECENT_BYTES:
-            self._size -= messages.popleft().size
-
-    def has(self, offset: int) -> bool:
-        """Tell whether all messages from an offset on are here."""
-        return bool(self._messages) and offset >= self._messages[0].offset
-
-    def since(self, offset: int) -> Iterator[Message]:
-        """Yield the messages from an offset on, which `has` said are here."""
-        for message in islice(self._messages, offset - self._messages[0].offset, None):
-            try:
-                yield message
-            finally:
-                message.forget_encodings()
 
 
 class Hub:
