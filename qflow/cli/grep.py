@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from qflow.cli.spool import not_there
 if TYPE_CHECKING:
     from qflow import StreamMessage
     from qflow.inspect import SpoolFacts
-    from qflow.inspect.facts import MessageFacts
+    from qflow.inspect.facts import MessageFacts, QueueFacts
     from qflow.message import Headers
 
 Matches = Callable[[bytes, "Headers"], bool]
@@ -99,15 +100,15 @@ def _print(name: str, found: MessageFacts | StreamMessage, as_json: bool) -> Non
 
 def _chosen(search: _Search, found: SpoolFacts, names: tuple[str, ...]) -> Iterator[tuple[str, Iterable[Any]]]:
     """Yield each queue and stream that is to be looked through, and what is found there."""
-    there = {
-        **{stream.name: search.stream for stream in found.streams},
-        **{queue.name: search.queue for queue in found.queues},
+    there: dict[str, Callable[[], Iterable[Any]]] = {
+        **{stream.name: partial(search.stream, stream.name) for stream in found.streams},
+        **{queue.name: partial(search.queue, queue) for queue in found.queues},
     }
     for name in names:
         if name not in there:
             raise not_there(search.spool, name, "durable queue and no stream", there)
     for name in names or there:
-        yield name, there[name](name)
+        yield name, there[name]()
 
 
 @attrs.define
@@ -118,9 +119,15 @@ class _Search:
     problems: list[str] = attrs.field(factory=list)
     advance: Callable[[int], None] = lambda _count: None
 
-    def queue(self, name: str) -> Iterator[MessageFacts]:
+    def queue(self, queue: QueueFacts) -> Iterator[MessageFacts]:
+        if not (queue.messages or queue.problem):
+            return
         for page in messages.pages(
-            self.spool, name, keep=lambda one: self.matches(one.body, one.headers), most=self.most
+            self.spool,
+            queue.name,
+            keep=lambda one: self.matches(one.body, one.headers),
+            most=self.most,
+            number=queue.number,
         ):
             yield from page.messages
             self.problems += page.problems

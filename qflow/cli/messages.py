@@ -57,16 +57,19 @@ def pages(
     keep: Callable[[MessageFacts], bool] | None = None,
     most: int | None = None,
     body_bytes: int | None = None,
+    number: int | None = None,
 ) -> Iterator[Page]:
-    """Yield what a queue holds, a page after the other, with `most` messages together at the most."""
+    """Yield what a queue holds, a page after the other, with `most` messages together at the most; see `read_page`."""
     from qflow import inspect
 
     positions: dict[int, int] | None = None
     while most is None or most > 0:
-        page = inspect.read_page(spool, queue_name, positions, keep=keep, most=most, body_bytes=body_bytes)
+        page = inspect.read_page(
+            spool, queue_name, positions, keep=keep, most=most, body_bytes=body_bytes, number=number
+        )
         yield page
         most = None if most is None else most - len(page.messages)
-        positions = page.positions
+        positions, number = page.positions, page.number
         if not page.more:
             return
 

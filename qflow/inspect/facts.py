@@ -15,6 +15,8 @@ class QueueFacts:
     """One durable queue as the log has it, all its lanes together."""
 
     name: str
+    number: int
+    """What it is in the log, by which `read_page` finds it at once; of another queue of that name it is another one."""
     messages: int
     """Logged and not settled."""
     bytes: int

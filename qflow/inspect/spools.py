@@ -61,6 +61,7 @@ def _facts(record: QueueRecord) -> QueueFacts:
     rows = record.rows or {0: Row()}
     return QueueFacts(
         name=record.name,
+        number=record.owner,
         messages=sum(row.messages for row in rows.values()),
         bytes=sum(row.bytes for row in rows.values()),
         next_sequence=rows[0].next,

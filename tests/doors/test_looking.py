@@ -296,6 +296,38 @@ with qflow.open(sys.argv[1]) as broker:
 """
 
 
+@pytest.mark.parametrize("words", ["grep SPOOL 'mail'", "export SPOOL", "peek SPOOL jobs --where tenant"])
+def test_a_spool_with_many_queues_is_not_read_for_each_of_them(
+    spool: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """It was, and for each page: with 5,000 queues a search took an hour."""
+    monkeypatch.setattr(pages, "PAGE_BYTES", 1)
+    looked = spool.parent / "looked"
+    by_name = pages.queue_of
+
+    def noted(*given: Any) -> Any:  # in a child process
+        with looked.open("a") as file:
+            file.write("x")
+        return by_name(*given)
+
+    monkeypatch.setattr(pages, "queue_of", noted)
+    command, _, *rest = words.replace("'", "").split()
+    done = run(command, spool, *rest)
+    assert done.exit_code == 0, done.output
+    assert done.output
+    assert len(looked.read_text() if looked.exists() else "") == (command == "peek")
+
+
+def test_a_queue_that_took_the_place_of_another_one_is_found_by_its_name(spool: Path) -> None:
+    before = read_page(spool, "jobs", most=2)
+    with qflow.open(spool) as broker:
+        broker.delete_queue("jobs")
+        broker.declare_queue("jobs").put(b"anew")
+    page = read_page(spool, "jobs", before.positions, number=before.number)
+    assert [one.body for one in page.messages] == [b"anew"]
+    assert page.number != before.number
+
+
 @pytest.mark.parametrize("look", [read_page, partial(read_newest, count=5)], ids=["page", "newest"])
 @pytest.mark.parametrize("gone", [False, True], ids=["settled", "deleted"])
 def test_what_is_settled_while_it_is_looked_for_is_not_missed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -12,6 +13,9 @@ from qflow.cli.portable.items import Declared
 from qflow.cli.spool import not_there
 from qflow.restoring import Item
 
+if TYPE_CHECKING:
+    from qflow.inspect import QueueFacts
+
 
 @attrs.define
 class Contents:
@@ -19,6 +23,8 @@ class Contents:
 
     spool: Path
     declared: list[Declared]
+    queues: dict[str, QueueFacts]
+    """By name."""
     messages: int
     """About so many."""
     problems: list[str] = attrs.field(factory=list)
@@ -27,15 +33,17 @@ class Contents:
     def batches(self) -> Iterator[list[Item]]:
         """Yield the messages, one queue or stream after the other, in the order of delivery."""
         for one in self.declared:
-            yield from (self._queue if one.kind == "queue" else self._stream)(one.name)
+            yield from self._queue(self.queues[one.name]) if one.kind == "queue" else self._stream(one.name)
 
-    def _queue(self, name: str) -> Iterator[list[Item]]:
-        for page in messages.pages(self.spool, name):
+    def _queue(self, queue: QueueFacts) -> Iterator[list[Item]]:
+        if not (queue.messages or queue.problem):
+            return
+        for page in messages.pages(self.spool, queue.name, number=queue.number):
             self.problems += page.problems
             yield [
                 Item(
                     kind="queue",
-                    name=name,
+                    name=queue.name,
                     number=one.sequence,
                     **{part: getattr(one, part) for part in _OF_MESSAGE},
                 )
@@ -80,4 +88,4 @@ def contents(spool: Path, names: tuple[str, ...]) -> Contents:
         *(Declared(kind="stream", name=one.name, settings=one.settings) for one in streams),
     ]
     count = sum(queue.messages for queue in queues) + sum(stream.messages for stream in streams)
-    return Contents(spool, declared, count)
+    return Contents(spool, declared, {queue.name: queue for queue in queues}, count)
