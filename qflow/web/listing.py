@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import heapq
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -56,6 +57,18 @@ def listed(look: Look, rights: Rights, wanted: Wanted) -> tuple[list[Mapping[str
         found.sort(key=SORTS[wanted.sort], reverse=wanted.descending)
     start = (wanted.page - 1) * AT_ONCE
     return found[start : start + AT_ONCE], len(found)
+
+
+def furthest_behind(subscriptions: Sequence[Any]) -> Sequence[Any]:
+    """Return subscriptions, facts of them or their statistics; where they are many, those that are furthest behind."""
+    if len(subscriptions) <= AT_ONCE:
+        return subscriptions
+
+    def lag(one: Any) -> int:
+        behind: int = one["lag_messages"] if isinstance(one, Mapping) else one.lag_messages
+        return behind
+
+    return heapq.nlargest(AT_ONCE, subscriptions, key=lag)
 
 
 def consumers(queues: Mapping[str, Mapping[str, Any]], rights: Rights) -> list[dict[str, Any]]:

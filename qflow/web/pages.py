@@ -21,7 +21,7 @@ from qflow import __version__
 from qflow.amqp import letters
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import InvalidArgument
-from qflow.names import printable
+from qflow.names import command, printable
 from qflow.web import actions, listing, peeking, text
 from qflow.web.arguments import Arguments
 from qflow.web.rights import Rights, queue_of, stream_of, visible
@@ -104,8 +104,12 @@ _TEMPLATES.filters |= {
     "at": _at,
     "commands": _commands,
     "legible": letters.legible,
+    "furthest": listing.furthest_behind,
 }
-_TEMPLATES.globals |= {"link": link, "remedies": _remedies, "version": __version__, "pid": os.getpid}
+_TEMPLATES.globals |= {
+    "link": link, "remedies": _remedies, "command": command, "version": __version__, "pid": os.getpid,
+    "AT_ONCE": listing.AT_ONCE,
+}  # fmt: skip
 
 
 def shown(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:

@@ -24,6 +24,8 @@ import qflow
 from planted import plant
 from qflow.web import listing, reading
 from qflow.web.figures import Figures
+from qflow.web.listing import AT_ONCE
+from qflow.web.site import Site
 from web_served import run, served, token, users
 
 HOSTILE = "pay/<script>alert(1)</script>\x1b[31m\u202e&\"'"
@@ -81,6 +83,52 @@ def test_queues_are_listed_beside_the_loop(spool: Path, monkeypatch: pytest.Monk
                 assert (await browser.get(page)).status_code == 200
             assert len(threads) == len(pages)
             assert threading.get_ident() not in threads
+
+    run(test)
+
+
+def test_thousands_of_subscriptions_and_consumers_are_not_all_shown(spool: Path) -> None:
+    """A page with all of them had two megabytes, and held up the clients of all doors for half a second."""
+    count = AT_ONCE + 1
+
+    async def test() -> None:
+        async with served(spool) as site:
+            browser = site.client(headers={"Accept": "text/html"})
+            await site.broker.declare_stream("log", topics=["log/#"])
+            await site.broker.publish_many([(f"log/{number}", b"x") for number in range(count)])
+            queue = await site.broker.declare_queue("jobs")
+            await queue.put_many(count * [b"x"])
+            for number in range(count):
+                await queue.get(consumer=f"holder-{number:03}")
+                async with site.broker.subscribe("log", name=f"s{number:03}", start="earliest") as one:
+                    await one.seek(number)
+
+            async def shown(page: str, row: str, **query: str) -> list[str]:
+                text = html.unescape((await browser.get(page, params=query)).text)
+                assert f"{AT_ONCE} of {count} are shown" in text
+                return re.findall(row, text)
+
+            for page in ("/consumers", "/stream"):
+                names = await shown(page, r"\bs\d{3}\b", stream="log")
+                assert set(names) == {f"s{number:03}" for number in range(AT_ONCE)}  # those furthest behind
+            assert len(set(await shown("/consumers", r"holder-\d{3}"))) == AT_ONCE
+
+    run(test)
+
+
+def test_thousands_of_findings_are_not_all_shown(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with served(spool) as site:
+            one = {"severity": "notice", "kind": "k", "queue": None, "sentence": "It is so.", "remedy": "do this"}
+
+            async def many(_site: Site, _rights: object) -> list[dict[str, str | None]]:
+                return (AT_ONCE + 1) * [one]
+
+            monkeypatch.setattr(Site, "findings", many)
+            text = (await site.client(headers={"Accept": "text/html"}).get("/")).text
+            assert text.count("It is so.") == AT_ONCE
+            assert f"{AT_ONCE} of {AT_ONCE + 1} are shown" in text
+            assert f"qflow doctor {spool}" in text
 
     run(test)
 
