@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
@@ -17,6 +17,13 @@ from qflow.storage.log import transaction_log
 from qflow.storage.log.transaction_log import TransactionLog
 
 Open = Callable[..., qflow.Broker]
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """Maintenance would do some of it, beside the test, which looks on in whatever thread lets others pass."""
+    with inside.without_maintenance():
+        yield
 
 
 @pytest.fixture
@@ -153,8 +160,7 @@ def test_what_an_interrupted_purge_has_dropped_is_freed_later(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(TransactionLog, "let_pass", strike)
-    with inside.without_maintenance():  # it would free that, too
-        broker = open_spool()
+    broker = open_spool()
     queue = broker.declare_queue("q", durable=durable)
     queue.put_many([b"x"] * 5000)
     strikes.append("qflow-sheltered")  # that works for this one
