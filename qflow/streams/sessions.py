@@ -66,6 +66,8 @@ class _Facts:
         self.seen_s = seen_s
         """When it was last open, on the wall clock."""
         self.written_s = seen_s
+        self.is_left = False
+        """It was closed since its record was written."""
 
     @property
     def record(self) -> bytes:
@@ -251,9 +253,7 @@ class Sessions:
             facts = self._facts.get(cursor)
             if last and facts is not None and cursor.ended is None:
                 facts.seen_s = self._clock()
-                if facts.expiry_s is not None:
-                    with suppress(DiskFull):  # maintenance writes it, or the end
-                        self._write_facts(facts)
+                facts.is_left = True  # maintenance writes it, or the end: many that are left have a commit together
 
     def _write_facts(self, *written: _Facts) -> None:
         """Write the records of some cursors, with when they were last open, in one commit. Under the lock.
@@ -263,7 +263,7 @@ class Sessions:
         """
         self._records.renew({facts.cursor.owner: facts.record for facts in written})
         for facts in written:
-            facts.written_s = facts.seen_s
+            facts.written_s, facts.is_left = facts.seen_s, False
 
     def delete(self, stream: StreamLog, name: str) -> None:
         """Delete a durable subscription, or a group, with its position; its gets raise `StreamDeleted`."""
@@ -350,7 +350,7 @@ class Sessions:
             facts.seen_s = now if cursor.members else self._steps.moment(facts.seen_s)
             if not cursor.members and now - facts.seen_s > facts.expiry_s:
                 self._expired.append(facts)
-            elif facts.seen_s - facts.written_s > max(1.0, facts.expiry_s / 4):
+            elif facts.is_left or facts.seen_s - facts.written_s > max(1.0, facts.expiry_s / 4):
                 outdated.append(facts)
         if outdated:
             with suppress(DiskFull):  # it is tried again next time

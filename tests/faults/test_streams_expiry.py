@@ -85,6 +85,30 @@ def test_subscriptions_that_stay_open_share_commits(spool: Path, clock: Clock) -
         assert len(names(broker)) == MANY + 1
 
 
+def test_subscriptions_that_are_left_share_commits(spool: Path, clock: Clock) -> None:
+    """Each had a commit when it was closed: the end of who has thousands of them open took seconds."""
+    with opened(spool, clock, 0) as broker:
+        held = [broker.subscribe("s", name=f"n{number}", session_expiry_s=EXPIRY_S) for number in range(MANY)]
+        clock.advance(EXPIRY_S / 5)
+        commits = broker.stats().commits_total
+        for subscription in held:
+            subscription.close()
+        assert broker.stats().commits_total == commits
+        while broker.engine.streams.tick():
+            pass
+        assert 0 < broker.stats().commits_total - commits <= 6
+        commits = broker.stats().commits_total
+        while broker.engine.streams.tick():
+            pass
+        assert broker.stats().commits_total == commits
+        killed = inside.copy_as_killed(broker, spool.parent / "killed")
+    clock.advance(EXPIRY_S - 1)
+    with open_still(killed, clock) as broker:
+        while broker.engine.streams.tick():
+            pass
+        assert len(names(broker)) == MANY + 1
+
+
 @pytest.mark.parametrize("room", [0, 1])
 def test_a_full_disk_has_fewer_expire_in_a_commit(
     spool: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, room: int
