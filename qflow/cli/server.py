@@ -22,6 +22,7 @@ import qflow.mqtt
 import qflow.web
 from qflow.allocator import share_heap
 from qflow.cli.output import Output, missing, output
+from qflow.collector import collecting_rarely, keep_to_the_end
 from qflow.errors import InvalidArgument
 from qflow.loggers import get_logger
 from qflow.named_tuples import NamedTuple
@@ -123,6 +124,7 @@ def run(
     take_small_buffers()
     share_heap()  # before the first thread
     with (
+        collecting_rarely(),
         output(sys.stdout) as told,
         _log_on_stderr(log_format),
         asyncio.Runner(loop_factory=loop_factory()) as runner,
@@ -149,6 +151,7 @@ async def _serve(
         check_free(places)
     async with qflow.aio.open(spool, **settings) as broker, AsyncExitStack() as stack:
         check_free(places)
+        stack.callback(keep_to_the_end)  # when the doors are closed, and the broker is not
         stack.enter_context(telling_of_few_files())
         stack.enter_context(looking_after_handshakes())
         if {one.kind.protocol for one, _ in wanted} >= {"amqp", "mqtt"}:

@@ -6,7 +6,9 @@ A client sends a line `USER PASSWORD` and is answered with the name it has, or `
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import gc
 import os
 import ssl
 import sys
@@ -31,7 +33,8 @@ def say(text: str) -> None:
 class FakeDoor:
     """A door that is as fast as can be, or with FAKE_DRAIN=endless one that is never drained.
 
-    With FAKE_LOG=fails the broker has failed when the doors listen.
+    With FAKE_LOG=fails the broker has failed when the doors listen. With FAKE_HOLDS=NUMBER it holds so many objects
+    by then.
     """
 
     def __init__(self, users: Users | None) -> None:
@@ -74,12 +77,26 @@ def fail(_: Handing) -> None:
     raise BrokerFailed("a commit failed")
 
 
+def hold(count: int) -> None:
+    """Hold so many objects, and tell how often the garbage collector looks at all of them, now and in the end."""
+    looks: list[int] = []
+    gc.callbacks.append(lambda phase, info: looks.append(info["generation"]) if phase == "start" else None)
+    held.extend([] for _ in range(count))
+    say(f"looked at all {looks.count(2)} times")
+    atexit.register(lambda: say(f"{len(gc.get_objects()) // count} of all to look at"))
+
+
+held: list[list[Any]] = []
+
+
 async def serve(
     broker: AsyncBroker, *, host: str, port: int, ssl: ssl.SSLContext | None, users: Users | None
 ) -> FakeDoor:
     await broker.declare_queue("served")
     if os.environ.get("FAKE_LOG") == "fails":
         Handing.check_usable = fail  # type: ignore[method-assign]
+    if "FAKE_HOLDS" in os.environ:
+        hold(int(os.environ["FAKE_HOLDS"]))
     door = FakeDoor(users)
     door.tls = None if ssl is None else Renewable(ssl)
     door.server = await asyncio.start_server(door.serve_client, host, port, ssl=door.tls and door.tls.listening)
