@@ -6,11 +6,12 @@ of `examine`.
 """
 
 from qflow.doctor.finding import Finding, Severity
-from qflow.doctor.judging import KINDS, examine, judge
+from qflow.doctor.gathering import gathered
+from qflow.doctor.judging import KINDS, examine, judge, judge_each
 from qflow.doctor.look import Letters, Look
 from qflow.doctor.looking import is_stopped, look_at, look_inside, seen_in
 
 __all__ = [
-    "KINDS", "Finding", "Letters", "Look", "Severity", "examine", "is_stopped", "judge", "look_at", "look_inside",
-    "seen_in",
+    "KINDS", "Finding", "Letters", "Look", "Severity", "examine", "gathered", "is_stopped", "judge", "judge_each",
+    "look_at", "look_inside", "seen_in",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from qflow.doctor.finding import Finding
+from qflow.doctor.gathering import gathered
 from qflow.doctor.look import Look
 from qflow.doctor.looking import look_at
 from qflow.doctor.queues import judge_queues, judge_streams
@@ -55,6 +56,11 @@ def examine(path: str | os.PathLike[str]) -> list[Finding]:
 
 
 def judge(look: Look) -> list[Finding]:
-    """Return what is wrong with what there is to see, worst first."""
+    """Return what is wrong with what there is to see, worst first; of many that are alike the worst, see `gathered`."""
+    return gathered(judge_each(look), look.path)
+
+
+def judge_each(look: Look) -> list[Finding]:
+    """Return what is wrong with what there is to see, worst first, each by itself."""
     found = [*judge_spool(look), *judge_queues(look), *judge_streams(look)]
     return sorted(found, key=lambda finding: (-finding.severity, _RANK[finding.kind]))

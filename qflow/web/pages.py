@@ -174,7 +174,7 @@ async def _queue(request: Request) -> Response:
         request, "queue.html", name=name, facts=facts, settings=settings.to_dict(), bindings=site.bindings(name),
         changes=_changes(settings), consumers=listing.consumers({name: facts}, rights), overflows=list(Overflow),
         may={action: rights.may(action, name) for action in ("configure", "write", "read")},
-        findings=[one for one in await site.findings(rights) if one["queue"] == name],
+        findings=await site.findings(rights, name),
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class Findings:
     def __init__(self, broker: AsyncBroker, figures: Figures) -> None:
         self._broker = broker
         self._figures = figures
-        self._found: list[Mapping[str, Any]] = []
+        self._found: list[doctor.Finding] = []
         self._judged_s: float | None = None
         self._turn = asyncio.Lock()
         self._health: Health | None = None
@@ -48,8 +48,8 @@ class Findings:
         self.inside = doctor.Look(path=broker.path)
         """What the log and the disk tell, as of the last time that was judged; nothing before."""
 
-    async def now(self) -> list[Mapping[str, Any]]:
-        """Return what is wrong, worst first: fields of `Finding`. What only the log tells comes a moment later.
+    async def now(self) -> list[doctor.Finding]:
+        """Return what is wrong, worst first, each by itself. What only the log tells comes a moment later.
 
         Cost: every few seconds, in a thread, 20 µs a queue; see also `HEALTH_S`.
         """
@@ -79,7 +79,7 @@ class Findings:
             self._reading, self._judged_s = None, None
             self._health_due_s = time.monotonic() + HEALTH_S
 
-    def _judged(self, stats: dict[str, Any]) -> list[Mapping[str, Any]]:
+    def _judged(self, stats: dict[str, Any]) -> list[doctor.Finding]:
         broker = self._broker.broker
         stats["inbox"] = attrs.asdict(broker.engine.adoption.stats())
         stats["troubles"] = dict(broker.engine.figures.troubles)
@@ -88,7 +88,7 @@ class Findings:
         letters |= {name: one for name, one in inside.letters.items() if not one.is_named and name in stats["queues"]}
         is_there = owner_of(broker.path) is not None
         look = attrs.evolve(inside, stats=stats, is_there=is_there, owner_pid=os.getpid(), letters=letters)
-        return [finding.to_dict() for finding in doctor.judge(look)]
+        return doctor.judge_each(look)
 
     def _for_letters(self, stats: dict[str, Any]) -> set[str]:
         """Return the queues that others name for their dead letters."""
@@ -192,9 +192,14 @@ class Site:
         """What the log and the disk of the spool tell, as of the last findings."""
         return self._findings.inside
 
-    async def findings(self, rights: Rights) -> list[Mapping[str, Any]]:
-        """Return what is wrong, worst first, as far as the user may know of it."""
-        return [one for one in await self._findings.now() if not one["queue"] or rights.sees(one["queue"])]
+    async def findings(self, rights: Rights, about: str | None = None) -> list[Mapping[str, Any]]:
+        """Return what is wrong, worst first, as far as the user may know of it; of one queue if that is given."""
+        found = [
+            one
+            for one in await self._findings.now()
+            if (about is None or one.queue == about) and (not one.queue or rights.sees(one.queue))
+        ]
+        return [one.to_dict() for one in doctor.gathered(found, self.broker.path)]
 
 
 IDLE_S = 1800.0

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 import qflow
 from pages import ROOT
 from qflow.cli.main import app
-from qflow.doctor import KINDS, Finding, Letters, Look, Severity, judge, looking
+from qflow.doctor import KINDS, Finding, Letters, Look, Severity, judge, judge_each, looking
+from qflow.doctor.gathering import MOST
 from qflow.doctor.words import harmless, size, span
 from qflow.errors import CorruptionError, FormatTooNew
 from qflow.stats import BrokerStats, TimeStats
@@ -392,6 +393,69 @@ def test_few_large_messages_are_far_behind(
     found = judge(Look(path="s", stats={**empty, "streams": {"plant": changed}}))
     assert [said in one.sentence for one in found if said] == ([True] if said else [])
     assert [one.kind for one in found] == (["stream-behind"] if said else [])
+
+
+def test_of_many_subscriptions_the_furthest_behind_are_told_of(empty: dict[str, Any]) -> None:
+    """Each was, with ten thousand lines for five thousand of them; a few are as ever, and so are those of other streams."""
+    stream = empty["streams"]["plant"]
+
+    def readers(count: int) -> dict[str, Any]:
+        behind = [
+            {**stream["subscriptions"][0], "name": f"r{lag}", "lag_messages": lag} for lag in range(2000, 2000 + count)
+        ]
+        return {**stream, "subscriptions": behind}
+
+    found = judge(Look(path="s", stats={**empty, "streams": {"few": readers(MOST), "many": readers(5000)}}))
+    assert [one.queue for one in found] == MOST * ["few"] + (MOST + 1) * ["many"]
+    assert [one.facts["subscription"] for one in found[:MOST]] == [f"r{2000 + number}" for number in range(MOST)]
+    assert [one.facts["lag_messages"] for one in found[MOST:-1]] == [6999 - number for number in range(MOST)]
+    last = found[-1]
+    assert (last.kind, last.severity, last.facts["count"]) == ("stream-behind", Severity.NOTICE, 5000 - MOST)
+    assert last.sentence == (
+        "so it is with 4,990 more subscriptions of stream 'many': 'r6989', 'r6988', 'r6987' and others"
+    )
+    assert last.remedy == "as for those before, which are the worst; `qflow streams s` shows all"
+    assert len(last.facts["names"]) == 100
+
+
+@pytest.mark.parametrize(
+    ("kind", "worst", "of_queue"),
+    [
+        ("held-too-long", "oldest_s", {"holders": [HOLDER]}),
+        ("blocked-producers", "longest_s", {"blocked_putters": 1, "blocked_longest_s": 50.0, "blocked_on": "capacity"}),
+        ("lost-messages", "lost", {"lost_total": 5}),
+        ("paused", "messages", {"paused": True, "messages": 50}),
+        ("dead-letters", "messages", {}),
+    ],
+)
+def test_of_many_queues_the_worst_are_told_of(
+    empty: dict[str, Any], kind: str, worst: str, of_queue: dict[str, Any]
+) -> None:
+    """Whatever is wrong with them; the page of each has what is wrong with that one."""
+    queue = {**empty["queues"]["q"], **of_queue}
+    queues: dict[str, Any] = {f"q{number}": queue for number in range(MOST + 5)}
+    much = {"holders": [{**HOLDER, "oldest_s": 9e9}], "blocked_longest_s": 9e9, "lost_total": 10**9, "messages": 10**9}
+    queues["last"] = {**queue, **{name: value for name, value in much.items() if name in of_queue}}
+    letters = {}
+    if kind == "dead-letters":
+        letters = {name: Letters(messages=7) for name in queues}
+        queues = {name: {**queue, "messages": 10**9 if name == "last" else 7} for name in queues}
+    look = Look(path="s", stats={**empty, "queues": queues}, letters=letters)
+    found = judge(look)
+    assert [one.kind for one in found] == (MOST + 1) * [kind]
+    assert found[0].queue == "last"
+    assert found[0].facts[worst] >= 10**9
+    assert (found[-1].queue, found[-1].facts["count"]) == (None, 6)
+    assert len(judge_each(look)) == MOST + 6
+
+
+def test_of_many_jobs_that_fail_some_are_told_of(empty: dict[str, Any]) -> None:
+    """They are of no queue, as far as is known."""
+    troubles = {f"retention of stream {number}": "no" for number in range(MOST + 4)}
+    found = judge(Look(path="s", stats={**empty, "troubles": troubles}))
+    assert [one.kind for one in found] == (MOST + 1) * ["maintenance"]
+    assert found[-1].sentence.startswith("so it is with 4 more jobs: 'retention of stream 10', ")
+    assert found[-1].remedy == "as for those before, which are the worst"
 
 
 def test_the_worst_comes_first(empty: dict[str, Any]) -> None:

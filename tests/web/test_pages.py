@@ -23,6 +23,7 @@ import httpx
 import inside
 import qflow
 from planted import plant
+from qflow.doctor.gathering import MOST
 from qflow.web import listing, reading
 from qflow.web.figures import Figures
 from qflow.web.listing import AT_ONCE
@@ -136,6 +137,28 @@ def test_thousands_of_findings_are_not_all_shown(spool: Path, monkeypatch: pytes
             assert text.count("It is so.") == AT_ONCE
             assert f"{AT_ONCE} of {AT_ONCE + 1} are shown" in text
             assert f"qflow doctor {spool}" in text
+
+    run(test)
+
+
+def test_findings_that_are_alike_are_gathered_as_far_as_the_user_may_know_of_them(spool: Path) -> None:
+    """The API had all of them, megabytes for thousands, in the loop. The page of a queue has its own."""
+
+    async def test() -> None:
+        async with served(spool, users(bob=("", "", "bobs-.*"))) as site:
+            for number in range(MOST + 3):
+                for whose in ("annas", "bobs"):
+                    await (await site.broker.declare_queue(f"{whose}-{number:02}")).pause()
+            for name, more in (("anna", MOST + 6), ("bob", 3)):
+                for endpoint in ("/api/findings", "/api/overview"):
+                    found = (await site.api(name).get(endpoint)).json()["findings"]
+                    assert [one["kind"] for one in found] == (MOST + 1) * ["paused"]
+                    assert found[-1]["facts"]["count"] == len(found[-1]["facts"]["names"]) == more
+                    shown = found[-1]["facts"]["names"] + [one["queue"] for one in found[:-1]]
+                    assert all(queue.startswith("bobs") for queue in shown) is (name == "bob")
+            for queue in ("bobs-00", f"bobs-{MOST + 2}"):
+                page = html.unescape((await site.api("bob").get("/queue", params={"queue": queue})).text)
+                assert f"queue '{queue}' is paused" in page
 
     run(test)
 
