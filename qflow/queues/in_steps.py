@@ -67,13 +67,22 @@ def _settle_all(claims: Claims, deliveries: list[Delivery]) -> tuple[Request | N
 def to_leave(holder: Any, held: list[HeldOne]) -> Iterator[list[HeldOne]]:
     """Yield what is to leave with one commit, a portion at a time: `begin_leaving` of the holder takes each.
 
-    What a stream delivered goes at once: a batch of it, and deliveries of that, are looked at together.
+    A batch goes with the deliveries of it that are there, too, however many: they are looked at together. So goes all
+    that a stream delivered.
     """
     if len(held) <= SETTLED_AT_ONCE or not isinstance(holder, Claims):
         yield held
         return
-    held = sorted(held, key=lambda one: not isinstance(one, Delivery))  # what is left of a batch leaves after those
-    for start in range(0, len(held), SETTLED_AT_ONCE):
-        if start:
+    alone: list[HeldOne] = []
+    batches: dict[Any, list[HeldOne]] = {one: [] for one in held if not isinstance(one, Delivery)}
+    for one in held:
+        batches.get(one.settler if isinstance(one, Delivery) else one, alone).append(one)
+    parts = [alone[start : start + SETTLED_AT_ONCE] for start in range(0, len(alone), SETTLED_AT_ONCE)]
+    some: list[HeldOne] = []
+    for part in [*parts, *batches.values()]:
+        if some and len(some) + len(part) > SETTLED_AT_ONCE:
+            yield some
             sleep(PAUSE_S)
-        yield held[start : start + SETTLED_AT_ONCE]
+            some = []
+        some += part
+    yield some

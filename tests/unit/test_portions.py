@@ -192,6 +192,33 @@ def test_a_transaction_takes_many_deliveries_some_at_a_time(
     assert broker.check() == []
 
 
+@pytest.mark.parametrize("end", ["commit", "settled before"])
+def test_a_transaction_takes_a_batch_and_all_deliveries_of_it(
+    open_spool: Open, durable: bool, pauses: Pauses, end: str
+) -> None:
+    """As it takes a few of them, and all or none: others find no moment in which some of the batch is left."""
+    each, broker = in_steps.SETTLED_AT_ONCE, open_spool()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([b"x"] * 4 * each)
+    single, batch, other = queue.get(0), queue.get_many(2 * each), queue.get_many(each)
+    pauses.looks.append(lambda: len(parts_of(queue).held.leaving))
+    with broker.transaction() as tx:
+        tx.ack_many(batch)
+        tx.ack_many([*batch, single])
+        tx.ack_many(other)
+        if end == "settled before":
+            other.ack(wait=True)
+            with pytest.raises(qflow.AlreadySettled):
+                tx.commit()
+    assert pauses.errors == []
+    assert pauses.seen == [1, 2]
+    if end == "settled before":
+        assert queue.stats().acquired_messages == 2 * each + 1
+        queue.ack_many([*batch, single], wait=True)
+    assert len(queue) == each - 1
+    assert broker.check() == []
+
+
 def test_a_transaction_of_a_task_takes_many_deliveries_in_a_thread(tmp_path: Path, pauses: Pauses) -> None:
     async def work() -> int:
         async with await qflow.aio.open(tmp_path / "spool") as broker:
