@@ -68,6 +68,14 @@ class Claimed(Rider):
         self._claim.unit = unit
 
 
+def listed(messages: Iterable[Any]) -> list[Any]:
+    """Return what is to be published. Raises InvalidArgument: it is one thing."""
+    try:
+        return list(messages)
+    except TypeError as error:
+        raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {messages!r:.100}") from error
+
+
 class Publisher:
     """See the module. One a broker; thread-safe."""
 
@@ -90,11 +98,7 @@ class Publisher:
         timeout_s: Duration | None,
     ) -> Sequence[PublishResult]:
         """Publish (topic, body) or (topic, body, key) in one commit; see `Broker.publish_many`."""
-        try:
-            given = list(messages)
-        except TypeError as error:
-            raise InvalidArgument(f"publish_many takes pairs of (topic, body), not {messages!r}") from error
-        return self._begin(given, headers, producer, number, timeout_s, None)()
+        return self._begin(listed(messages), headers, producer, number, timeout_s, None)()
 
     def submit(
         self,

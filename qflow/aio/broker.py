@@ -42,7 +42,7 @@ from qflow.options import (
 )
 from qflow.periodic import Schedule
 from qflow.pickling import Unpicklable
-from qflow.publishing import Rooms
+from qflow.publishing import Rooms, listed
 from qflow.queues.queue import Queue
 from qflow.routing.results import PublishResult
 from qflow.stats import BrokerStats, CompactionReport, RecoveryReport, RedriveReport, SnapshotReport
@@ -205,7 +205,7 @@ class AsyncBroker(Unpicklable):
         timeout_s: Duration | None = None,
     ) -> Sequence[PublishResult]:
         """Publish (topic, body) pairs, or (topic, body, key), in one commit, all of them or none; see `publish`."""
-        return await self._publishing.publish(list(messages), headers, producer, number, timeout_s)
+        return await self._publishing.publish(listed(messages), headers, producer, number, timeout_s)
 
     def submit_publish(
         self,

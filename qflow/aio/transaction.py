@@ -14,7 +14,7 @@ from qflow.aio.queue import AsyncQueue, plain_queue
 from qflow.config import parse_timeout
 from qflow.durations import Duration
 from qflow.memory.waiting import StraightLock, in_place
-from qflow.message import Headers, Message, Record
+from qflow.message import Headers, Message, Record, bodies_bytes
 from qflow.options import Body, Key, PutOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.assembly import Assembly, Insert, Receipt, Reserving, draft_together
@@ -196,8 +196,8 @@ class AsyncTransaction(Unpicklable):
         self, queue: AsyncQueue | Queue | str, bodies: Iterable[Body], **options: Unpack[PutOptions]
     ) -> None:
         """Put messages when the transaction commits; options as `Transaction.put_many`."""
-        all_bodies = list(bodies)
-        size = sum(map(_size, all_bodies))
+        all_bodies = bodies_bytes(bodies)
+        size = sum(map(len, all_bodies))
         await self._add(partial(self._transaction.put_many, plain_queue(queue), all_bodies, **options), size)
 
     async def publish(self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None) -> None:

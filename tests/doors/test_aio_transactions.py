@@ -48,6 +48,24 @@ def test_a_transaction_with_two_lanes_never_waits_for_itself(spool: Path, durabl
     run(scenario())
 
 
+def test_bodies_and_publications_that_are_none_are_refused_as_for_a_thread(spool: Path, access: str) -> None:
+    """At a queue and in a transaction, with the same words; an empty body in place of several put nothing."""
+
+    async def scenario() -> None:
+        async with opening_tasks(access, partial(qflow.open, spool)) as broker:
+            queue = await broker.declare_queue("q")
+            async with broker.transaction() as tx:
+                for put_many in (queue.put_many, partial(tx.put_many, "q")):
+                    for one, words in ((b"", "not one bytes"), ("text", "not one str"), (5, "iterable, not int")):
+                        with pytest.raises(qflow.InvalidArgument, match=f"bodies must be .*{words}"):
+                            await put_many(one)
+            with pytest.raises(qflow.InvalidArgument, match="publish_many takes pairs"):
+                await broker.publish_many(5)
+            assert await leave_nothing_behind(broker) == []
+
+    run(scenario())
+
+
 def test_lanes_that_can_never_fit_together_are_refused(spool: Path, access: str) -> None:
     """As for a thread: each alone would fit, both never do; nothing is put."""
 
