@@ -127,7 +127,7 @@ def cut(text: str, most: int) -> str:
     for index, letter in enumerate(text):
         kept += cells(letter)
         if kept > room:
-            return (text[:index] + _CUT)[:most]
+            return text[:index] + _CUT[:most]
     return text
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import qflow
 from qflow.cli import progress
-from qflow.cli.facts import PADDED, cells, laid_out, readable
+from qflow.cli.facts import PADDED, cells, cut, laid_out, readable
 from qflow.cli.main import app
 
 HEADINGS = ["queue", "messages", "bytes", "floor", "next"]
@@ -67,6 +67,14 @@ def test_columns_are_aligned_behind_letters_with_marks(name: str, taken: int) ->
     """A mark takes no cell of its own, of Thai neither."""
     marked, plain = laid_out(["queue", "state"], [[name, "paused"], ["q", "paused"]], 80)[1:]
     assert marked == name + " " * (plain.index("paused") - taken) + "paused"
+
+
+@pytest.mark.parametrize("most", [2, 3, 4, 12])
+@pytest.mark.parametrize("letter", ["e", "กิ", "か\N{COMBINING KATAKANA-HIRAGANA VOICED SOUND MARK}", "日"])
+def test_what_is_cut_off_is_told_by_dots_behind_letters_with_marks(letter: str, most: int) -> None:
+    """Cells are counted, and not the marks."""
+    letters = max(0, most - 3) // cells(letter)
+    assert cut(20 * letter, most) == letters * letter + "..."[:most]
 
 
 @pytest.mark.parametrize(
