@@ -222,12 +222,24 @@ def routes() -> list[Route]:
 
 def _handler(endpoint: Endpoint) -> Callable[[Request], Awaitable[JSONResponse]]:
     async def handle(request: Request) -> JSONResponse:
-        fields: Mapping[str, Any] = await _object(request) if endpoint.has_body else dict(request.query_params)
+        fields = await _fields(request, endpoint)
         endpoint.check_known(fields)
         found = await endpoint.answer(request.app.state.site, request.state.rights, Arguments(fields))
         return JSONResponse(found)
 
     return handle
+
+
+async def _fields(request: Request, endpoint: Endpoint) -> Mapping[str, Any]:
+    """Return what is asked for. Raises InvalidArgument: some of it is where it would be passed over."""
+    asked = dict(request.query_params)
+    if endpoint.has_body:
+        if asked:
+            raise InvalidArgument(f"{min(asked)!r} goes into the body of {endpoint.method} {endpoint.path}")
+        return await _object(request)
+    if await request.body():
+        raise InvalidArgument(f"{endpoint.method} {endpoint.path} takes no body: its fields are parameters")
+    return asked
 
 
 async def _object(request: Request) -> dict[str, Any]:

@@ -144,6 +144,10 @@ def test_what_is_wrong_is_said_in_a_sentence(spool: Path) -> None:
             assert (await api.get("/api/queue/messages", params={"queue": "jobs", "most": 1000})).status_code == 400
             answer = await api.delete("/api/queue", params={"queue": "jobs", "sen": 0})
             assert (answer.status_code, "'sen' is no field" in answer.json()["error"]) == (400, True)
+            answer = await api.post("/api/queue/purge", params={"seen": 0}, json={"queue": "jobs"})
+            assert (answer.status_code, "'seen' goes into the body" in answer.json()["error"]) == (400, True)
+            answer = await api.request("DELETE", "/api/queue", params={"queue": "jobs"}, json={"seen": 0})
+            assert (answer.status_code, "takes no body" in answer.json()["error"]) == (400, True)
             assert (await api.get("/api/nothing")).json() == {"error": "Not Found"}
             assert len(queue) == 1
 
