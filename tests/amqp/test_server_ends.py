@@ -50,13 +50,17 @@ def test_unused_queues_are_not_looked_for_in_a_closed_broker(
     """A server that was left open said each second that they could not be deleted."""
     monkeypatch.setattr(host, "LOOK_S", 0.01)
 
+    def looks() -> bool:
+        return any(task.get_coro().__qualname__ == "Hosts._tick" for task in asyncio.all_tasks())  # type: ignore[union-attr]
+
     async def scenario() -> None:
         async with serving(tmp_path / "spool") as server:
             client = await connected(server)
             declared = Queue.Declare(0, unique(), arguments={"x-expires": 600_000})
             await client.ask(declared, Queue.DeclareOk)
+            assert looks()
             await server.broker.close()
-            await asyncio.sleep(0.2)
+            await until(lambda: "unused queues" in caplog.text or not looks())
 
     run(scenario())
     assert "unused queues" not in caplog.text
