@@ -17,6 +17,7 @@ from qflow.memory.waiting import StraightLock, in_place
 from qflow.message import Headers, Message, Record, bodies_bytes
 from qflow.options import Body, Key, PutOptions
 from qflow.pickling import Unpicklable
+from qflow.queues import in_steps
 from qflow.queues.assembly import Assembly, Insert, Receipt, Reserving, draft_together
 from qflow.queues.dedupe import Keys
 from qflow.queues.exits import Leaving
@@ -211,10 +212,11 @@ class AsyncTransaction(Unpicklable):
 
     async def ack_many(self, deliveries: AsyncDeliveries | Iterable[AsyncDelivery]) -> None:
         """Settle deliveries when the transaction commits; see `Transaction.ack_many`."""
-        held: Any = (
-            deliveries.deliveries if isinstance(deliveries, AsyncDeliveries) else [one.delivery for one in deliveries]
-        )
-        await self._step(partial(self._transaction.ack_many, held), False)
+        if isinstance(deliveries, AsyncDeliveries):
+            await self._step(partial(self._transaction.ack_many, deliveries.deliveries), False)
+            return
+        held = [one.delivery for one in deliveries]
+        await self._step(partial(self._transaction.ack_many, held), len(held) > in_steps.SETTLED_AT_ONCE)
 
     @property
     def result(self) -> list[Result]:

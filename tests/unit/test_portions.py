@@ -21,6 +21,7 @@ import qflow.aio
 from faults.seams import Faults, faulty_broker
 from qflow.memory import schedule
 from qflow.queues import dead_letter_router, getting, in_steps, portions, returns, tending
+from qflow.queues.gathering import Gathering
 from qflow.queues.lanes import Lanes
 from qflow.queues.queue import parts_of
 from qflow.storage.log.transaction_log import Request, TransactionLog
@@ -219,7 +220,19 @@ def test_a_transaction_takes_a_batch_and_all_deliveries_of_it(
     assert broker.check() == []
 
 
-def test_a_transaction_of_a_task_takes_many_deliveries_in_a_thread(tmp_path: Path, pauses: Pauses) -> None:
+def test_a_transaction_of_a_task_takes_many_deliveries_in_a_thread(
+    tmp_path: Path, pauses: Pauses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When they are acked, and at its end; a few in the loop."""
+    threads: list[int] = []
+    ack_many = Gathering.ack_many
+
+    def noting(gathering: Gathering, deliveries: Any) -> None:
+        threads.append(threading.get_ident())
+        ack_many(gathering, deliveries)
+
+    monkeypatch.setattr(Gathering, "ack_many", noting)
+
     async def work() -> int:
         async with await qflow.aio.open(tmp_path / "spool") as broker:
             queue = await broker.declare_queue("q")
@@ -227,10 +240,12 @@ def test_a_transaction_of_a_task_takes_many_deliveries_in_a_thread(tmp_path: Pat
             held = [await queue.get(0) for _ in range(3 * in_steps.SETTLED_AT_ONCE)]
             pauses.looks.append(lambda: len(parts_of(queue.queue).held.leaving))
             async with broker.transaction() as tx:
-                await tx.ack_many(held)
+                await tx.ack_many(held[:1])
+                await tx.ack_many(held[1:])
             return len(queue)
 
     assert asyncio.run(work()) == 0
+    assert [one == threading.get_ident() for one in threads] == [True, False]
     assert pauses.errors == []
     assert pauses.seen == [1, 2]
 
