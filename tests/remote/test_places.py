@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import qflow
 from qflow.remote.client import transaction_requests
 from qflow.remote.client.transaction_requests import Draft
+from qflow.remote.server.operations import publishing
 
 COUNT = 10
 
@@ -111,4 +113,27 @@ def test_a_transaction_compares_no_delivery_with_all_before_it(
         with pytest.raises(qflow.AlreadySettled):
             tx.ack_many([batch[-1], batch[-1]])
         tx.ack(batch[-1])
+    assert held(whose) == 0
+
+
+def test_others_have_their_turn_between_the_steps_of_a_transaction(
+    owner: qflow.Broker, remote: qflow.RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty thousand acks one by one, which came as one request, held up all clients of the door for a second."""
+    done: list[str] = []
+    ack = publishing._ack
+
+    async def noting(*arguments: Any) -> int:
+        if not done:
+            asyncio.get_running_loop().call_soon(done.append, "another")
+        done.append("ack")
+        return await ack(*arguments)
+
+    monkeypatch.setattr(publishing, "_ack", noting)
+    monkeypatch.setattr(publishing, "STEPS_AT_ONCE", 4, raising=False)
+    batch, whose = got(owner, remote, "queue")
+    with remote.transaction() as tx:
+        for delivery in batch:
+            tx.ack(delivery)
+    assert done == ["ack"] * 4 + ["another"] + ["ack"] * (COUNT - 4)
     assert held(whose) == 0

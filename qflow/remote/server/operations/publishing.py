@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -14,6 +15,9 @@ from qflow.remote.server.arguments import Columns
 from qflow.remote.server.session import Session, by_name
 from qflow.remote.wire.results import encode_results
 from qflow.routing.results import PublishResult
+
+STEPS_AT_ONCE = 100
+"""Of a transaction, before others have their turn: 10 to 50 µs each."""
 
 
 async def publish(session: Session, head: dict[str, Any], columns: Columns) -> Any:
@@ -50,7 +54,9 @@ async def transaction(session: Session, head: dict[str, Any], columns: Columns) 
     keys = iter(arguments.column(head, columns, 1) if len(columns) > 1 else [])
     settled: list[int] = []
     async with session.broker.transaction(parse_timeout(head.get("timeout_s"))) as tx:
-        for step in steps:
+        for count, step in enumerate(steps):
+            if count and count % STEPS_AT_ONCE == 0:
+                await asyncio.sleep(0)
             named = {**step, "op": "transaction"}
             match step.get("do"):
                 case "put":
