@@ -17,6 +17,7 @@ from qflow.amqp.server.consuming import AT_ONCE
 from qflow.amqp.server.holding import SETTLED_AT_ONCE, Holding
 from qflow.amqp.server.session import METHODS_AT_ONCE
 from qflow.amqp.server.stores import QueueStore
+from qflow.amqp.server.units import PUT_AT_ONCE
 from qflow.queues.gathering import Gathering
 
 
@@ -66,6 +67,25 @@ def test_what_one_ack_settles_in_one_turn_of_the_loop_is_bounded(tmp_path: Path,
             for turns in (left, gathered):
                 assert max(map(turns.count, set(turns)), default=0) <= SETTLED_AT_ONCE
             assert len(queue) == 0
+
+    run(scenario())
+
+
+def test_what_one_commit_puts_in_one_turn_of_the_loop_is_bounded(tmp_path: Path) -> None:
+    """A `tx.commit` of thirty thousand publishes held up all other clients for a second."""
+    count = 2 * PUT_AT_ONCE + 1
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            queue = await server.broker.declare_queue("q")
+            client = await connected(server)
+            await client.ask(Tx.Select(), Tx.SelectOk)
+            for _ in range(count):
+                client.publish("q")
+            async with turns_noted(QueueStore, "put_in") as put:
+                await client.ask(Tx.Commit(), Tx.CommitOk)
+            assert len(put) == len(queue) == count
+            assert max(map(put.count, set(put))) == PUT_AT_ONCE
 
     run(scenario())
 

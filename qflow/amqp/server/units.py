@@ -17,6 +17,8 @@ from qflow.named_tuples import NamedTuple
 
 OVERHEAD_BYTES = 1024
 """What a message is counted to have beside its body."""
+PUT_AT_ONCE = 500
+"""Messages that a commit puts before other clients have their turn: 20 µs each."""
 
 
 class _Mandatory(NamedTuple):
@@ -152,7 +154,9 @@ class Unit:
             there = {hosted for hosted in concerned if not hosted.store.is_gone}
             try:
                 async with self._channel.host.broker.transaction() as transaction:
-                    for hosted, parcel in puts:
+                    for count, (hosted, parcel) in enumerate(puts):
+                        if count and count % PUT_AT_ONCE == 0:
+                            await asyncio.sleep(0)
                         if hosted in there:
                             await hosted.put_in(transaction, parcel)
                     async for hosted, tags in lots(acked, SETTLED_AT_ONCE):
