@@ -269,7 +269,7 @@ class AsyncTransaction(Unpicklable):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._gathering.state != "open":
+        if self._gathering.state not in ("open", "being committed"):
             return  # the block ended it itself
         if kind is None:
             await self.commit()

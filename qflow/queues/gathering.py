@@ -279,6 +279,7 @@ class Gathering:
 
     @sheltered
     def _begin_commit(self) -> tuple[list[Insert], list[Leaving]]:
+        self.state = "being committed"  # first: between two portions a signal handler may ask for something
         self._end_run()
         inserts = [Insert(one.queue, one.number, self._records_of(one)) for one in self._tab.waiting]
         by_queue: dict[Any, list[HeldOne]] = {}
@@ -287,7 +288,6 @@ class Gathering:
         for queue, held in sorted(by_queue.items(), key=lambda item: item[0].owner):
             for some in in_steps.to_leave(queue, held):
                 self._leavings.append(queue.begin_leaving(some))
-        self.state = "being committed"
         return inserts, self._leavings
 
     def committed(self, receipts: list[Receipt]) -> list[Any]:

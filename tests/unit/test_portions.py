@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -218,6 +219,41 @@ def test_a_transaction_takes_a_batch_and_all_deliveries_of_it(
         queue.ack_many([*batch, single], wait=True)
     assert len(queue) == each - 1
     assert broker.check() == []
+
+
+def test_a_signal_handler_does_nothing_to_a_transaction_that_takes_deliveries(
+    open_spool: Open, durable: bool, pauses: Pauses
+) -> None:
+    """One that rolled it back had a part of it committed, and the rest held by nobody."""
+    each, broker, struck = in_steps.SETTLED_AT_ONCE, open_spool(), threading.Event()
+    queue = broker.declare_queue("q", durable=durable)
+    queue.put_many([b"x"] * 3 * each)
+    singles = [queue.get(0) for _ in range(3 * each)]
+
+    def strike() -> None:
+        struck.clear()
+        while not struck.wait(0.01):  # one that comes just before the main thread waits does not wake it
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)  # type: ignore[arg-type]
+
+    def handle(*_: object) -> None:
+        if struck.is_set():
+            return
+        try:
+            with pytest.raises(qflow.InvalidArgument, match="is being committed"):
+                tx.rollback()
+        finally:
+            struck.set()
+
+    pauses.looks.append(strike)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with broker.transaction() as tx:
+            tx.ack_many(singles)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert pauses.errors == []
+    assert struck.is_set()
+    assert len(queue) == 0
 
 
 def test_a_transaction_of_a_task_takes_many_deliveries_in_a_thread(
