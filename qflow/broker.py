@@ -18,7 +18,8 @@ from qflow.memory.waiting import shelter, shelter_made, sheltered
 from qflow.message import Headers
 from qflow.periodic import Scheduling
 from qflow.pickling import Made
-from qflow.queues.queue import Queue
+from qflow.queues.making import has_parts
+from qflow.queues.queue import Queue, parts_of
 from qflow.queues.redrive import redrive
 from qflow.queues.transaction import Transaction
 from qflow.routing.results import PublishResult
@@ -97,7 +98,7 @@ class Broker(Made, Scheduling, by="qflow.open"):
         """
         queues, given = self.engine.queues, QueueSettings.from_call(settings, "queue")
         queue = queues.declare_at_once(check_name(name), given)
-        return shelter(lambda: queues.declare([name], given))[0] if queue is None else queue
+        return self._declare([name], given)[0] if queue is None else queue
 
     @overload
     def declare_queues(self, names: Iterable[str], **settings: Unpack[QueueOptions[Admits]]) -> list[Queue[int]]: ...
@@ -109,9 +110,15 @@ class Broker(Made, Scheduling, by="qflow.open"):
         Raises: as `declare_queue`, before any is made. Cost: one commit for all new durable ones, 0.2 ms a queue.
         """
         wanted, given = check_names(names), QueueSettings.from_call(settings, "queue")
-        return shelter(lambda: self.engine.queues.declare(wanted, given))
+        return self._declare(wanted, given)
 
-    @sheltered
+    def _declare(self, names: list[str], settings: QueueSettings) -> list[Queue]:
+        declared = shelter(lambda: self.engine.queues.declare(names, settings))
+        for queue in declared:
+            if has_parts(queue):  # of the others nothing is in memory
+                parts_of(queue).spiller.keep_within_capacity()
+        return declared
+
     def alter_queue(self, name: Queue | str, **changes: Unpack[QueueChanges]) -> Queue:
         """Change settings of a queue that exists, behaviour and performance alike, while it is used.
 
@@ -127,7 +134,9 @@ class Broker(Made, Scheduling, by="qflow.open"):
             InvalidArgument: a setting is unknown, cannot be changed, or makes no sense; nothing was changed.
         Cost: one commit for a durable queue.
         """
-        return self.engine.queues.alter(name, dict(changes))
+        queue = shelter(lambda: self.engine.queues.alter(name, dict(changes)))
+        parts_of(queue).spiller.keep_within_capacity()
+        return queue
 
     def queue(self, name: str) -> Queue:
         """Return a queue that exists.

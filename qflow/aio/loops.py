@@ -254,11 +254,12 @@ class Worker:
             home.unfinished.discard(give_up)
 
     def spill(self, queue: Any) -> None:
-        """Have a queue spill what is above its bounds, without waiting for it."""
+        """Have a queue spill what is above its bounds, without waiting for it; other jobs have their turn meanwhile."""
 
         def job() -> None:
             self._spilling.discard(queue)
-            queue.spill_excess()
+            if queue.spill_for_a_while():
+                self.spill(queue)
 
         if queue not in self._spilling:
             self._spilling.add(queue)

@@ -7,6 +7,9 @@ Methods take the lock themselves where their description says nothing else.
 
 from __future__ import annotations
 
+import math
+import time
+from functools import partial
 from typing import Any
 
 from qflow.delivery import ONE_ATTEMPT, Segment
@@ -25,6 +28,8 @@ from qflow.storage.spill.store import NO_COUNTERS, Ranges, Slots, SpillArea, Spi
 
 STEP_BYTES = 4 * 2**20
 """Of large messages, so much is spilled in one step, or a single one: others may wait for it."""
+AT_ONCE_S = 0.05
+"""How long maintenance, or a thread for the disk, spills of one queue before others have their turn."""
 RECOVERED_S = 10.0
 """A disk has recovered that has refused nothing for so long: one that is nearly full refuses and takes by turns."""
 
@@ -177,7 +182,7 @@ class Spiller:
     def keep_within_bounds(self) -> None:
         """Spill what is above the bounds, if anything is."""
         if self.exceeds:
-            shelter(self.spill_excess)
+            self.spill_excess()
 
     def keep_within_capacity(self) -> None:
         """The same after messages went back, which may be on slack for a while; not where others wait for this thread.
@@ -185,39 +190,55 @@ class Spiller:
         Who lets them wait, as an event loop does, has another one do that.
         """
         if self.exceeds_capacity and not is_inside():
-            shelter(self.spill_excess)
+            self.spill_excess()
 
     @property
     def exceeds_capacity(self) -> bool:
         """More is charged than the queue may have."""
         return self._gate.used > self._gate.account.capacity
 
-    def spill_excess(self) -> None:
-        """After messages passed on slack or came back: spill until the queue is within its bounds.
+    def spill_excess(self, most_s: float = math.inf) -> bool:
+        """After messages passed on slack or came back: spill until the queue is within its bounds, or for so long.
 
-        What passed alone is spilled before others are asked to give way for it; not again where that brought nothing:
-        what they give may belong to the share that is left to them.
-        """
-        account = self._gate.account
-        asked_for = None
-        while True:
-            with self._context.lock:
-                self._admission.cover()
-                excess = self._gate.used - min(account.borrowed, account.capacity)
-                alone = self._gate.put_slack > 0
-            if excess <= 0:
-                return
-            if alone and self.spill_tail(excess):
-                continue
-            if (alone and asked_for is not None and excess >= asked_for) or not self.find_room(excess):
-                return
-            asked_for = excess
-
-    def spill_left_over(self) -> bool:
-        """Spill what was above the bounds at the last call, too: mostly the putting thread has done that.
+        Between two steps the main thread takes what a handler raises; maintenance goes on with what is left.
 
         Returns:
-            whether it is to be called again soon: something is above the bounds, and was not before.
+            whether anything may be left.
+        """
+        ends = time.perf_counter() + most_s
+        asked_for = shelter(partial(self._spill_some, math.inf))
+        while asked_for is not None and time.perf_counter() < ends:
+            asked_for = shelter(partial(self._spill_some, asked_for))
+        return asked_for is not None
+
+    def spill_for_a_while(self) -> bool:
+        """`spill_excess` where others wait for this thread."""
+        return self.spill_excess(AT_ONCE_S)
+
+    def _spill_some(self, asked_for: float) -> float | None:
+        """Take a step of it; return what the next one is given, None if that is not to be taken.
+
+        What passed alone is spilled before others are asked to give way for it; not again where that brought nothing:
+        what they give may belong to the share that is left to them. `asked_for`: the excess when they were asked last.
+        """
+        account = self._gate.account
+        with self._context.lock:
+            self._admission.cover()
+            excess = self._gate.used - min(account.borrowed, account.capacity)
+            alone = self._gate.put_slack > 0
+        if excess <= 0:
+            return None
+        if alone and self.spill_tail(excess):
+            return asked_for
+        if (alone and excess >= asked_for) or not self.find_room(excess):
+            return None
+        return excess
+
+    def spill_left_over(self) -> bool:
+        """Spill for a while what was above the bounds at the last call, too: mostly the putting thread has done that.
+
+        Returns:
+            whether it is to be called again soon: something is above the bounds, and was not before, or is left.
         """
         if self.error is not None:
             with self._context.lock:
@@ -225,11 +246,10 @@ class Spiller:
                     self.error = None  # nothing waits for the disk any more
         before, gate = self._was_over, self._gate
         self._was_over = self.exceeds or gate.slack > 0
-        if self._was_over and before:
-            self.spill_excess()
-        elif not self._was_over and (above := gate.used - gate.account.capacity) > 0:  # lowered under what was coming
-            self.spill_tail(above)
-        return self._was_over and not before
+        is_lowered = not self._was_over and self.exceeds_capacity  # under what was coming
+        if is_lowered or (self._was_over and before):
+            return self.spill_for_a_while()
+        return self._was_over
 
     @property
     def is_busy(self) -> bool:

@@ -51,7 +51,7 @@ def altered(settings: QueueSettings, changes: dict[str, Any]) -> QueueSettings:
 
 
 def alter(queue: Parts, settings: QueueSettings) -> None:
-    """Apply other settings: a lower capacity spills from the tail, a lower limit of a ring drops from the head."""
+    """Apply other settings: a lower limit of a ring drops from the head. Callers spill what is too much for memory."""
     gate = queue.gate
     with queue.context.lock:
         queue.apply(settings)
@@ -65,7 +65,6 @@ def alter(queue: Parts, settings: QueueSettings) -> None:
         _wake_misfits(queue, settings)
         gate.room.notify_all()
         gate.arrived.notify_all()
-    queue.spiller.spill_excess()
     fit(queue)
 
 

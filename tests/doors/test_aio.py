@@ -33,10 +33,12 @@ from doors.event_loop import (
 )
 from drivers import joining, opening_tasks, owner_of
 from faults.seams import Faults, open_faulty
+from qflow.aio.loops import Worker
 from qflow.aio.queue import nack_all
 from qflow.aio.threads import THREADS
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
+from qflow.queues import spiller as spilling
 from qflow.queues.queue import parts_of
 from qflow.queues.returns import Returns
 from qflow.queues.spiller import Spiller
@@ -1001,6 +1003,36 @@ def test_what_comes_back_is_spilled_by_no_loop(on: On, monkeypatch: pytest.Monke
     on(scenario, capacity_bytes=100_000)
     assert in_loops
     assert not any(in_loops)
+
+
+def test_a_thread_that_spills_for_a_task_does_other_jobs_meanwhile(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It spills for a moment and stands at the end of the line again: a close waits for the moment alone."""
+    jobs, steps = 0, 0
+    begin, spill = Worker.spill, Spiller.spill_tail
+
+    def begin_job(worker: Worker, queue: Any) -> None:
+        nonlocal jobs
+        jobs += 1
+        begin(worker, queue)
+
+    def spill_tail(spiller: Spiller, wanted: int) -> bool:
+        nonlocal steps
+        steps += 1
+        return spill(spiller, wanted)
+
+    monkeypatch.setattr(spilling, "AT_ONCE_S", 0.0)
+    monkeypatch.setattr(Worker, "spill", begin_job)
+    monkeypatch.setattr(Spiller, "spill_tail", spill_tail)
+
+    async def scenario(broker: Any) -> None:
+        inside.still(owner_of(broker).broker)
+        queue = await broker.declare_queue("q", capacity_bytes=100_000)
+        await queue.put_many([bytes(100)] * 2_000)
+        gate = parts_of(owner_of(broker).queue("q").queue).gate
+        await until(lambda: gate.used <= gate.account.capacity)
+
+    on(scenario, capacity_bytes=10_000_000)
+    assert jobs >= steps > 1
 
 
 def test_what_spills_goes_through_memory_and_back_without_blocking_the_loop(on: On) -> None:

@@ -1,15 +1,20 @@
-"""Signals that come as the time of a wait is over: the wait ends all the same."""
+"""Signals that come as the time of a wait is over, which ends all the same; or amid steps, which go no further."""
 
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
 
+import inside
 import qflow
+from faults.strikes import Struck
+from qflow.queues.queue import parts_of
+from qflow.queues.spiller import Spiller
 
 Open = Callable[..., qflow.Broker]
 WAIT_S = 0.002
@@ -63,3 +68,66 @@ def test_a_wait_ends_when_a_signal_is_handled_as_its_time_is_over(
         with suppress(qflow.QueueEmpty, qflow.QueueFull):
             wait()
     assert alarms
+
+
+def put_much(broker: qflow.Broker) -> Callable[[], object]:
+    return lambda: broker.queue("q").put_many([bytes(100)] * 4_000)
+
+
+def alter(broker: qflow.Broker) -> Callable[[], object]:
+    return lambda: broker.alter_queue("q", capacity_bytes=20_000)
+
+
+def declare(broker: qflow.Broker) -> Callable[[], object]:
+    return lambda: broker.declare_queue("q", capacity_bytes=20_000)
+
+
+def put_back(broker: qflow.Broker) -> Callable[[], object]:
+    held = broker.queue("q").get_many(10_000)
+    broker.alter_queue("q", capacity_bytes=20_000)
+    return held.nack
+
+
+@pytest.mark.parametrize("prepare", [put_much, alter, declare, put_back])
+def test_a_handler_of_the_main_thread_waits_for_one_step_of_spilling(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[qflow.Broker], Callable[[], object]]
+) -> None:
+    """Not for all of it, which takes a minute with a file for each of 200,000 messages: maintenance does the rest."""
+    broker = open_spool(capacity_bytes=2**20, spill="files")
+    inside.still(broker)
+    queue = broker.declare_queue("q", capacity_bytes=200_000)
+    queue.put_many([bytes(100)] * 600)
+    call = prepare(broker)
+    strikes, steps = iter([signal.SIGUSR1]), 0
+    spill = Spiller.spill_tail
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def spill_tail(spiller: Spiller, wanted: int) -> bool:
+        nonlocal steps
+        steps += 1
+        for strike in strikes:
+            signal.pthread_kill(main, strike)
+        return spill(spiller, wanted)
+
+    def strike(*_: object) -> None:
+        raise Struck
+
+    monkeypatch.setattr(Spiller, "spill_tail", spill_tail)
+    before = signal.signal(signal.SIGUSR1, strike)
+    try:
+        with pytest.raises(Struck):
+            call()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert steps == 1
+    stats = queue.stats()
+    while parts_of(queue).spiller.spill_left_over():
+        pass
+    assert queue.stats().resident_bytes <= stats.capacity_bytes < stats.resident_bytes
+    found = 0
+    while batch := queue.get_many(10_000, timeout_s=0):
+        found += len(batch)
+        batch.ack()
+    assert found == stats.messages
+    assert broker.check() == []
