@@ -186,6 +186,26 @@ def test_a_settle_that_makes_no_sense_ends_the_connection_where_nobody_waits_for
     assert jobs.get(60).delivery_count == 2
 
 
+def test_a_settle_that_the_end_of_the_owner_overtakes_is_told_of_that_end(
+    jobs: qflow.Queue, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection ends with it, and so do calls that wait: what they raise names no other operation."""
+
+    async def ack(*_: object) -> None:
+        raise qflow.BrokerClosed("the log is closed")
+
+    operation = Session._operation
+    monkeypatch.setattr(Session, "_operation", lambda self, head: ack if head["op"] == "ack" else operation(self, head))
+    jobs.put(b"x")
+    with RawDoor(spool).greeted() as raw:
+        raw.request({"op": "ack", "grant": raw.ask(GET).head["result"]["grant"]}, number=0)
+        frame = raw.frame()
+        assert frame is not None
+        assert frame.head["error"] == "BrokerClosed"
+        assert frame.head["text"].startswith("the broker of")
+        assert raw.frame() is None
+
+
 def test_a_settle_that_comes_too_late_is_passed_over_where_nobody_waits_for_it(
     owner: qflow.Broker, jobs: qflow.Queue, spool: Path
 ) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from qflow.aio.broker import AsyncBroker
-from qflow.errors import AlreadySettled, FormatTooNew, InvalidArgument
+from qflow.errors import AlreadySettled, BrokerClosed, FormatTooNew, InvalidArgument
 from qflow.loggers import get_logger
 from qflow.remote.server.answers import Answers
 from qflow.remote.server.budget import LARGE, Budget
@@ -40,6 +40,8 @@ LAST_WORDS_S = 2.0
 """As long is waited, at the end, for a caller to take what became of its calls."""
 TOO_LATE = AlreadySettled.__name__
 """What was settled is not held any more: an error of nobody, where nobody waits to be told."""
+CLOSED = BrokerClosed.__name__
+"""The owner has closed the spool meanwhile: the end of the connection, of which all its calls are told."""
 HELD_S = 1.0
 """A large frame that is not answered within that waits for room in a queue: it takes nothing from the budget then."""
 
@@ -290,7 +292,9 @@ class Connection(asyncio.BufferedProtocol):
         reply = await self._session.call(head, columns)
         if number:
             self._answers.write(number, *reply)
-        elif reply[0].get("error", TOO_LATE) != TOO_LATE:
+        elif (error := reply[0].get("error", TOO_LATE)) == CLOSED:
+            self._refuse(reply[0])  # no fault of this operation: calls that wait say the same
+        elif error != TOO_LATE:
             text = f"nobody waits for operation {head.get('op')!r}, and it failed: {reply[0]['text']}"
             self._refuse({**reply[0], "text": text})
 
