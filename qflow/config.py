@@ -224,6 +224,7 @@ def parse_policy(kind: type[Policy], value: Any, what: str) -> Policy:
 class QueueSettings(Settings):
     """Settings of a queue, parsed; `options.QueueOptions` says what each is."""
 
+    fixed = frozenset({"durable", "priorities"})
     durable: bool = setting(_flag, default=True)
     limit_messages: int | None = setting(parse_count, default=None)
     limit_bytes: int | None = setting(parse_size, default=None)
@@ -263,6 +264,7 @@ class StreamSettings(Settings):
     """Settings of a stream, parsed; `options.StreamOptions` says what each is."""
 
     of = " of a stream"
+    fixed = frozenset({"partitions"})
     topics: tuple[str, ...] = setting(_topics, default=None)
     partitions: int = setting(partial(parse_count, most=MAX_PARTITIONS), default=1)
     retention_s: float | None = setting(

@@ -40,6 +40,8 @@ class Settings:
     fields: ClassVar[dict[str, Setting]] = {}
     of: ClassVar[str] = ""
     """Whose they are, where an error says that: such as " of a stream"."""
+    fixed: ClassVar[frozenset[str]] = frozenset()
+    """Those that stay as they were declared."""
 
     def __init_subclass__(cls) -> None:
         own = {name: one for name, one in vars(cls).items() if isinstance(one, Setting)}
@@ -85,9 +87,12 @@ class Settings:
         Raises: SettingsConflict.
         """
         for setting, mine, theirs in self.conflicts(other):
+            remedy = f"change it with alter_{kind}, or from a shell with `qflow alter`"
+            if setting in self.fixed:
+                remedy = f"declare another {kind} and move over"
             raise SettingsConflict(
                 f"{kind} {name!r} has {setting}={mine!r}, declared now with {setting}={theirs!r}: declare it as it is, "
-                f"or change it with alter_{kind}, or from a shell with `qflow alter`"
+                f"or {remedy}"
             )
 
     def to_dict(self) -> dict[str, Any]:

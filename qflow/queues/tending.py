@@ -43,9 +43,9 @@ def _wake_misfits(queue: Parts, settings: QueueSettings) -> None:
 
 def altered(settings: QueueSettings, changes: dict[str, Any]) -> QueueSettings:
     """Return changed settings of a queue. Raises InvalidArgument: they cannot be changed so."""
-    fixed = {"durable", "priorities"} & changes.keys()
+    fixed = settings.fixed & changes.keys()
     if fixed:
-        raise InvalidArgument(f"{fixed.pop()} of a queue cannot be changed: declare another queue and move over")
+        raise InvalidArgument(f"{min(fixed)} of a queue cannot be changed: declare another queue and move over")
     QueueSettings.check_names(changes, "queue")
     return settings.changed(**changes)
 

@@ -462,6 +462,15 @@ def test_a_change_that_makes_no_sense_changes_nothing(
         assert open_spool().queue("q").settings == before
 
 
+@pytest.mark.parametrize("setting", [{"durable": False}, {"priorities": 3}])
+def test_what_cannot_be_altered_is_not_said_to_be(open_spool: Open, setting: dict[str, Any]) -> None:
+    """Of a queue that was declared otherwise."""
+    broker = open_spool()
+    broker.declare_queue("q")
+    with pytest.raises(qflow.SettingsConflict, match="declare it as it is, or declare another queue and move over"):
+        broker.declare_queue("q", **setting)
+
+
 def test_a_queue_is_altered_while_it_is_used(open_spool: Open, durable: bool) -> None:
     """Producers and consumers go on while capacity and limits change; nothing is lost and the order holds."""
     broker = open_spool()
