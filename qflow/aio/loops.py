@@ -11,6 +11,7 @@ its tasks no more, and does not cancel them: maintenance gives up what they had 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -253,13 +254,14 @@ class Worker:
         finally:
             home.unfinished.discard(give_up)
 
-    def spill(self, queue: Any) -> None:
+    def spill(self, queue: Any, asked_for: float = math.inf) -> None:
         """Have a queue spill what is above its bounds, without waiting for it; other jobs have their turn meanwhile."""
 
         def job() -> None:
             self._spilling.discard(queue)
-            if queue.spill_for_a_while():
-                self.spill(queue)
+            left = queue.spill_for_a_while(asked_for)
+            if left is not None:
+                self.spill(queue, left)
 
         if queue not in self._spilling:
             self._spilling.add(queue)

@@ -56,6 +56,7 @@ class Spiller:
         self.has_spilled = False
         """Something was, and since then not everything has been found in memory."""
         self._was_over = False  # the bounds, when maintenance looked
+        self._asked_for = math.inf  # when maintenance spilled last, where it has not come to an end
 
     @property
     def area(self) -> SpillArea:
@@ -197,23 +198,23 @@ class Spiller:
         """More is charged than the queue may have."""
         return self._gate.used > self._gate.account.capacity
 
-    def spill_excess(self, most_s: float = math.inf) -> bool:
+    def spill_excess(self, most_s: float = math.inf, asked_for: float = math.inf) -> float | None:
         """After messages passed on slack or came back: spill until the queue is within its bounds, or for so long.
 
         Between two steps the main thread takes what a handler raises; maintenance goes on with what is left.
 
         Returns:
-            whether anything may be left.
+            None, or where something may be left, what to go on with as `asked_for`.
         """
         ends = time.perf_counter() + most_s
-        asked_for = shelter(partial(self._spill_some, math.inf))
-        while asked_for is not None and time.perf_counter() < ends:
-            asked_for = shelter(partial(self._spill_some, asked_for))
-        return asked_for is not None
+        left = shelter(partial(self._spill_some, asked_for))
+        while left is not None and time.perf_counter() < ends:
+            left = shelter(partial(self._spill_some, left))
+        return left
 
-    def spill_for_a_while(self) -> bool:
+    def spill_for_a_while(self, asked_for: float = math.inf) -> float | None:
         """`spill_excess` where others wait for this thread."""
-        return self.spill_excess(AT_ONCE_S)
+        return self.spill_excess(AT_ONCE_S, asked_for)
 
     def _spill_some(self, asked_for: float) -> float | None:
         """Take a step of it; return what the next one is given, None if that is not to be taken.
@@ -248,7 +249,9 @@ class Spiller:
         self._was_over = self.exceeds or gate.slack > 0
         is_lowered = not self._was_over and self.exceeds_capacity  # under what was coming
         if is_lowered or (self._was_over and before):
-            return self.spill_for_a_while()
+            left = self.spill_for_a_while(self._asked_for)
+            self._asked_for = math.inf if left is None else left
+            return left is not None
         return self._was_over
 
     @property

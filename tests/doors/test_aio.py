@@ -1010,10 +1010,10 @@ def test_a_thread_that_spills_for_a_task_does_other_jobs_meanwhile(on: On, monke
     jobs, steps = 0, 0
     begin, spill = Worker.spill, Spiller.spill_tail
 
-    def begin_job(worker: Worker, queue: Any) -> None:
+    def begin_job(worker: Worker, *arguments: Any) -> None:
         nonlocal jobs
         jobs += 1
-        begin(worker, queue)
+        begin(worker, *arguments)
 
     def spill_tail(spiller: Spiller, wanted: int) -> bool:
         nonlocal steps

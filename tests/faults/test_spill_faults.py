@@ -18,6 +18,7 @@ import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.message import DELAYED
 from qflow.queues import getting
+from qflow.queues import spiller as spilling
 from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
 from qflow.queues.spiller import Spiller
@@ -596,6 +597,7 @@ def test_a_handler_of_the_log_that_needs_the_broker_does_not_keep_it_from_closin
 def test_a_step_of_spilling_is_a_small_one(spool, faults, spill, monkeypatch):
     """Others may wait for it: not for thousands of files, or for many megabytes."""
     with faulty_broker(spool, faults, capacity_bytes="64MiB", **spill) as broker:
+        inside.still(broker)  # it would spill, too
         small, large = (broker.declare_queue(name, durable=False) for name in ("small", "large"))
         small.put_many([b"%d" % number for number in range(9_000)])
         large.put_many([bytes(2**20)] * 12)
@@ -654,8 +656,12 @@ def test_what_passes_alone_leaves_others_a_share(spool, faults, spill, monkeypat
         assert len(small) == len(moments)
 
 
-def test_what_passed_alone_does_not_ask_others_for_ever(spool: Path) -> None:
-    """They use what they are left, and have some of it to give each time; the put gets none of that."""
+def test_what_passed_alone_does_not_ask_others_for_ever(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They use what they are left, and have some of it to give each time; the put gets none of that.
+
+    Nor does maintenance ask them for ever, though it takes one step at a time.
+    """
+    monkeypatch.setattr(spilling, "AT_ONCE_S", 0.0)
     with qflow.open(spool, capacity_bytes=8_000) as broker:
         inside.still(broker)
         queue, other = (broker.declare_queue(name, durable=False) for name in ("q", "other"))
@@ -674,5 +680,8 @@ def test_what_passed_alone_does_not_ask_others_for_ever(spool: Path) -> None:
         real = spiller.spill_tail
         spiller.spill_tail = lambda _: False  # type: ignore[method-assign]
         queue.put(bytes(20_000))
+        assert spiller.exceeds
+        while spiller.spill_left_over():
+            pass
         spiller.spill_tail = real  # type: ignore[method-assign]
         assert queue.get(0).body == bytes(20_000)
