@@ -8,8 +8,8 @@ Methods take the lock themselves where their description says nothing else.
 from __future__ import annotations
 
 import math
-import time
 from functools import partial
+from time import perf_counter, sleep
 from typing import Any
 
 from qflow.delivery import ONE_ATTEMPT, Segment
@@ -17,6 +17,7 @@ from qflow.errors import StorageError
 from qflow.events import EventKind
 from qflow.memory.chunk import Chunk
 from qflow.memory.group import marks_of
+from qflow.memory.line import PAUSE_S
 from qflow.memory.run import Run
 from qflow.memory.waiting import is_inside, shelter
 from qflow.message import DELAYED, LANE_SHIFT
@@ -55,6 +56,7 @@ class Spiller:
         """Writes and frees that have begun, of slots that no list has meanwhile."""
         self.has_spilled = False
         """Something was, and since then not everything has been found in memory."""
+        self._begun = 0  # steps that were begun
         self._was_over = False  # the bounds, when maintenance looked
         self._asked_for = math.inf  # when maintenance spilled last, where it has not come to an end
 
@@ -94,6 +96,7 @@ class Spiller:
                 self.error = None  # nothing waits for the disk any more
                 return False
             self.spilling = True
+            self._begun += 1
             self.under_way.add(claim)
             first, records = moving.first, list(moving.records) if isinstance(moving, Run) else []
         slots = counts = None
@@ -201,23 +204,24 @@ class Spiller:
     def spill_excess(self, most_s: float = math.inf, asked_for: float = math.inf) -> float | None:
         """After messages passed on slack or came back: spill until the queue is within its bounds, or for so long.
 
-        Between two steps the main thread takes what a handler raises; maintenance goes on with what is left.
+        Between two steps the main thread takes what a handler raises; maintenance goes on with what is left. Another
+        thread may take some of them: this one goes on behind it, but where it has only a while.
 
         Returns:
             None, or where something may be left, what to go on with as `asked_for`.
         """
-        ends = time.perf_counter() + most_s
-        left = shelter(partial(self._spill_some, asked_for))
-        while left is not None and time.perf_counter() < ends:
-            left = shelter(partial(self._spill_some, left))
+        ends, waits = perf_counter() + most_s, most_s == math.inf
+        left = shelter(partial(self._spill_some, asked_for, waits))
+        while left is not None and perf_counter() < ends:
+            left = shelter(partial(self._spill_some, left, waits))
         return left
 
     def spill_for_a_while(self, asked_for: float = math.inf) -> float | None:
         """`spill_excess` where others wait for this thread."""
         return self.spill_excess(AT_ONCE_S, asked_for)
 
-    def _spill_some(self, asked_for: float) -> float | None:
-        """Take a step of it; return what the next one is given, None if that is not to be taken.
+    def _spill_some(self, asked_for: float, waits: bool) -> float | None:
+        """Take a step of it, or let another thread take one; return what the next is given, None if there is none.
 
         What passed alone is spilled before others are asked to give way for it; not again where that brought nothing:
         what they give may belong to the share that is left to them. `asked_for`: the excess when they were asked last.
@@ -227,12 +231,17 @@ class Spiller:
             self._admission.cover()
             excess = self._gate.used - min(account.borrowed, account.capacity)
             alone = self._gate.put_slack > 0
-        if excess <= 0:
+            begun, is_others = self._begun, self.spilling
+        if excess <= 0 or (is_others and not waits):
             return None
+        if is_others:
+            sleep(PAUSE_S)
+            return asked_for
         if alone and self.spill_tail(excess):
             return asked_for
         if (alone and excess >= asked_for) or not self.find_room(excess):
-            return None
+            came_before = waits and self.error is None and self._begun != begun  # another began just then
+            return asked_for if came_before else None
         return excess
 
     def spill_left_over(self) -> bool:

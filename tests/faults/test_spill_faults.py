@@ -619,6 +619,43 @@ def test_a_step_of_spilling_is_a_small_one(spool, faults, spill, monkeypatch):
             assert delivery.body == b"0"
 
 
+def test_a_put_returns_when_all_is_spilled_whoever_spills_some_of_it(spool, faults, spill, monkeypatch):
+    """Maintenance takes a step between two of the put's: that returned then, with most of it in memory."""
+    with faulty_broker(spool, faults, capacity_bytes="64KiB", **spill) as broker:
+        inside.still(broker)
+        queue = broker.declare_queue("q", durable=False)
+        spiller = parts_of(queue).spiller
+        write, others, paused = type(spiller.area).write, [], threading.Event()
+
+        def written(self, *arguments):
+            if threading.current_thread() in others:
+                assert paused.wait(PATIENCE_S)
+            return write(self, *arguments)
+
+        def some(self, *arguments):
+            left = spill_some(self, *arguments)
+            if not others:
+                others.append(threading.Thread(target=self.spill_tail, args=(1,)))
+                others[0].start()
+                while not self.spilling:
+                    pass
+            return left
+
+        def pause(_):
+            paused.set()
+            others[0].join()
+
+        spill_some = Spiller._spill_some
+        monkeypatch.setattr(type(spiller.area), "write", written)
+        monkeypatch.setattr(Spiller, "_spill_some", some)
+        monkeypatch.setattr(spilling, "sleep", pause)
+        queue.put_many([bytes(1_000)] * 1_000)
+        exceeds = spiller.exceeds_capacity
+        pause(0)
+        assert not exceeds
+        assert broker.check() == []
+
+
 def test_what_passes_alone_leaves_others_a_share(spool, faults, spill, monkeypatch):
     """While it is committed, and at each step of its way to the disk: small puts of others need not spill for theirs."""
     moments, looked = [], []
