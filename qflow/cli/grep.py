@@ -120,14 +120,8 @@ class _Search:
     advance: Callable[[int], None] = lambda _count: None
 
     def queue(self, queue: QueueFacts) -> Iterator[MessageFacts]:
-        if not (queue.messages or queue.problem):
-            return
-        for page in messages.pages(
-            self.spool,
-            queue.name,
-            keep=lambda one: self.matches(one.body, one.headers),
-            most=self.most,
-            number=queue.number,
+        for page in messages.pages_of(
+            self.spool, queue, keep=lambda one: self.matches(one.body, one.headers), most=self.most
         ):
             yield from page.messages
             self.problems += page.problems

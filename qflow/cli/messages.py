@@ -15,7 +15,7 @@ from qflow.cli import facts
 from qflow.cli.facts import cut
 
 if TYPE_CHECKING:
-    from qflow.inspect.facts import MessageFacts
+    from qflow.inspect.facts import MessageFacts, QueueFacts
     from qflow.inspect.pages import Page
     from qflow.message import Headers
 
@@ -72,6 +72,14 @@ def pages(
         positions, number = page.positions, page.number
         if not page.more:
             return
+
+
+def pages_of(
+    spool: Path, queue: QueueFacts, *, keep: Callable[[MessageFacts], bool] | None = None, most: int | None = None
+) -> Iterator[Page]:
+    """Yield the same of a queue that was found in the log; no page of an empty one."""
+    if queue.messages or queue.problem:
+        yield from pages(spool, queue.name, keep=keep, most=most, number=queue.number)
 
 
 def wanted(conditions: Sequence[str]) -> Callable[[MessageFacts], bool] | None:

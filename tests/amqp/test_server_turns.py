@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from pamqp import commands
 from pamqp.commands import Basic, Tx
 
-from amqp_loop import connected, serving, turns_noted
+import qflow.aio
+from amqp_loop import Raw, connected, serving, turns_noted
 from doors.event_loop import run
 from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.client import MOST_IN_A_TURN, Turns
@@ -19,6 +22,22 @@ from qflow.amqp.server.session import METHODS_AT_ONCE
 from qflow.amqp.server.stores import QueueStore
 from qflow.amqp.server.units import PUT_AT_ONCE
 from qflow.queues.gathering import Gathering
+
+
+@asynccontextmanager
+async def filled(spool: Path, count: int) -> AsyncIterator[tuple[qflow.aio.AsyncQueue, Raw]]:
+    """Serve a queue `q` with so many messages, to a client."""
+    async with serving(spool) as server:
+        queue = await server.broker.declare_queue("q")
+        await queue.put_many(count * [b"x"])
+        yield queue, await connected(server)
+
+
+async def consumed(client: Raw, count: int) -> None:
+    """Have a consumer `c` take so many messages."""
+    await client.ask(Basic.Consume(0, "q", consumer_tag="c"), Basic.ConsumeOk)
+    for _ in range(count):
+        await client.expect(Basic.Deliver)
 
 
 def test_what_consumers_send_in_one_turn_of_the_loop_is_bounded(tmp_path: Path) -> None:
@@ -48,15 +67,10 @@ def test_what_one_ack_settles_in_one_turn_of_the_loop_is_bounded(tmp_path: Path,
     count = 2 * SETTLED_AT_ONCE + 1
 
     async def scenario() -> None:
-        async with serving(tmp_path / "spool") as server:
-            queue = await server.broker.declare_queue("q")
-            await queue.put_many(count * [b"x"])
-            client = await connected(server)
+        async with filled(tmp_path / "spool", count) as (queue, client):
             if in_transaction:
                 await client.ask(Tx.Select(), Tx.SelectOk)
-            await client.ask(Basic.Consume(0, "q"), Basic.ConsumeOk)
-            for _ in range(count):
-                await client.expect(Basic.Deliver)
+            await consumed(client, count)
             async with turns_noted(Channel, "_left") as left, turns_noted(Gathering, "_checked") as gathered:
                 client.send(Basic.Ack(0, True))
                 if in_transaction:
@@ -99,10 +113,7 @@ def test_what_many_nacks_of_a_transaction_give_back_goes_together(
     count = 200
 
     async def scenario() -> None:
-        async with serving(tmp_path / "spool") as server:
-            queue = await server.broker.declare_queue("q")
-            await queue.put_many(count * [b"x"])
-            client = await connected(server)
+        async with filled(tmp_path / "spool", count) as (queue, client):
             await client.ask(Tx.Select(), Tx.SelectOk)
             for _ in range(count):
                 await client.ask(Basic.Get(0, "q"), Basic.GetOk)
@@ -127,13 +138,8 @@ def test_what_many_methods_do_in_one_turn_of_the_loop_is_bounded(tmp_path: Path,
     count = 3 * METHODS_AT_ONCE + 1
 
     async def scenario() -> None:
-        async with serving(tmp_path / "spool") as server:
-            queue = await server.broker.declare_queue("q")
-            await queue.put_many(count * [b"x"])
-            client = await connected(server)
-            await client.ask(Basic.Consume(0, "q", consumer_tag="c"), Basic.ConsumeOk)
-            for _ in range(count):
-                await client.expect(Basic.Deliver)
+        async with filled(tmp_path / "spool", count) as (_, client):
+            await consumed(client, count)
             await client.ask(Basic.Cancel("c"), Basic.CancelOk)
             async with turns_noted(Channel, "_left") as left:
                 client.send(*(settles(tag) for tag in range(1, count + 1)))

@@ -151,7 +151,8 @@ class Session:
                     await self._refuse(event, as_amqp_error(error))
                 methods += type(event) is events.Method
                 if methods == METHODS_AT_ONCE:
-                    methods = await asyncio.sleep(0, 0)
+                    methods = 0
+                    await asyncio.sleep(0)
                 if self.machine.pending_bytes() > BUFFER_BYTES:
                     await self._write()
             if (excess := self.share.excess(self.machine.assembling_bytes)) is not None:

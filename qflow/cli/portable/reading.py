@@ -36,9 +36,7 @@ class Contents:
             yield from self._queue(self.queues[one.name]) if one.kind == "queue" else self._stream(one.name)
 
     def _queue(self, queue: QueueFacts) -> Iterator[list[Item]]:
-        if not (queue.messages or queue.problem):
-            return
-        for page in messages.pages(self.spool, queue.name, number=queue.number):
+        for page in messages.pages_of(self.spool, queue):
             self.problems += page.problems
             yield [
                 Item(
