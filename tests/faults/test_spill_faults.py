@@ -656,6 +656,31 @@ def test_a_put_returns_when_all_is_spilled_whoever_spills_some_of_it(spool, faul
         assert broker.check() == []
 
 
+def test_a_put_whose_step_another_one_came_before_goes_on(spool, faults, spill, monkeypatch):
+    """That one began, and ended, when the put had looked and not begun: it has room to make all the same."""
+    with faulty_broker(spool, faults, capacity_bytes="64KiB", **spill) as broker:
+        inside.still(broker)
+        queue = broker.declare_queue("q", durable=False)
+        spiller = parts_of(queue).spiller
+        spill_some, spill_tail, steps = Spiller._spill_some, Spiller.spill_tail, []
+
+        def some(self, *arguments):
+            steps.append(None)
+            return spill_some(self, *arguments)
+
+        def turned_away(self, wanted):
+            if len(steps) > 1:
+                return spill_tail(self, wanted)
+            in_thread(lambda: spill_tail(self, 1))
+            return False
+
+        monkeypatch.setattr(Spiller, "_spill_some", some)
+        monkeypatch.setattr(Spiller, "spill_tail", turned_away)
+        queue.put_many([bytes(1_000)] * 1_000)
+        assert not spiller.exceeds_capacity
+        assert broker.check() == []
+
+
 def test_what_passes_alone_leaves_others_a_share(spool, faults, spill, monkeypatch):
     """While it is committed, and at each step of its way to the disk: small puts of others need not spill for theirs."""
     moments, looked = [], []
