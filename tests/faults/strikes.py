@@ -47,7 +47,11 @@ def _begins(frame: FrameType) -> bool:
 
 UNHEARD = ("__del__", "gc_callback", "_remove")
 """Functions that let nothing out."""
-_FINALIZES = weakref.finalize.__call__.__code__
+_FINALIZES = (
+    weakref.finalize.__call__.__code__,
+    weakref.WeakKeyDictionary[object, object]()._remove.__code__,  # type: ignore[attr-defined]
+    weakref.WeakValueDictionary[object, object]()._remove.__code__,  # type: ignore[attr-defined]
+)
 """Likewise."""
 
 
@@ -88,7 +92,7 @@ class Strike:
         not: what that raises is printed.
         """
         while frame is not None and frame is not self._top and frame.f_code.co_name not in UNHEARD:
-            if frame.f_code is _FINALIZES:
+            if frame.f_code in _FINALIZES:
                 return False
             if frame.f_code.co_filename.startswith(ROOT):
                 return True
