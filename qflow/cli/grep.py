@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from qflow import StreamMessage
     from qflow.inspect import SpoolFacts
     from qflow.inspect.facts import MessageFacts, QueueFacts
+    from qflow.inspect.pages import Page
     from qflow.message import Headers
 
 Matches = Callable[[bytes, "Headers"], bool]
@@ -100,15 +100,15 @@ def _print(name: str, found: MessageFacts | StreamMessage, as_json: bool) -> Non
 
 def _chosen(search: _Search, found: SpoolFacts, names: tuple[str, ...]) -> Iterator[tuple[str, Iterable[Any]]]:
     """Yield each queue and stream that is to be looked through, and what is found there."""
-    there: dict[str, Callable[[], Iterable[Any]]] = {
-        **{stream.name: partial(search.stream, stream.name) for stream in found.streams},
-        **{queue.name: partial(search.queue, queue) for queue in found.queues},
-    }
+    queues = {queue.name: queue for queue in found.queues}
+    there = [*(stream.name for stream in found.streams), *queues]
     for name in names:
         if name not in there:
             raise not_there(search.spool, name, "durable queue and no stream", there)
-    for name in names or there:
-        yield name, there[name]()
+    chosen = names or there
+    pages = search.pages_of([queues[name] for name in chosen if name in queues])
+    for name in chosen:
+        yield name, search.queue(next(pages)) if name in queues else search.stream(name)
 
 
 @attrs.define
@@ -119,10 +119,15 @@ class _Search:
     problems: list[str] = attrs.field(factory=list)
     advance: Callable[[int], None] = lambda _count: None
 
-    def queue(self, queue: QueueFacts) -> Iterator[MessageFacts]:
-        for page in messages.pages_of(
-            self.spool, queue, keep=lambda one: self.matches(one.body, one.headers), most=self.most
-        ):
+    def pages_of(self, queues: Sequence[QueueFacts]) -> Iterator[Iterator[Page]]:
+        def is_wanted(message: MessageFacts) -> bool:
+            return self.matches(message.body, message.headers)
+
+        for _, pages in messages.pages_of(self.spool, queues, keep=is_wanted, most=self.most):
+            yield pages
+
+    def queue(self, pages: Iterator[Page]) -> Iterator[MessageFacts]:
+        for page in pages:
             yield from page.messages
             self.problems += page.problems
             self.advance(page.looked_at)

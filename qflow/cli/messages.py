@@ -13,6 +13,7 @@ import click
 from qflow.amqp import letters
 from qflow.cli import facts
 from qflow.cli.facts import cut
+from qflow.errors import CorruptionError
 
 if TYPE_CHECKING:
     from qflow.inspect.facts import MessageFacts, QueueFacts
@@ -53,6 +54,7 @@ where = click.option(
 def pages(
     spool: Path,
     queue_name: str,
+    positions: dict[int, int] | None = None,
     *,
     keep: Callable[[MessageFacts], bool] | None = None,
     most: int | None = None,
@@ -62,7 +64,6 @@ def pages(
     """Yield what a queue holds, a page after the other, with `most` messages together at the most; see `read_page`."""
     from qflow import inspect
 
-    positions: dict[int, int] | None = None
     while most is None or most > 0:
         page = inspect.read_page(
             spool, queue_name, positions, keep=keep, most=most, body_bytes=body_bytes, number=number
@@ -75,11 +76,52 @@ def pages(
 
 
 def pages_of(
-    spool: Path, queue: QueueFacts, *, keep: Callable[[MessageFacts], bool] | None = None, most: int | None = None
+    spool: Path,
+    queues: Sequence[QueueFacts],
+    *,
+    keep: Callable[[MessageFacts], bool] | None = None,
+    most: int | None = None,
+) -> Iterator[tuple[QueueFacts, Iterator[Page]]]:
+    """Yield each of these queues, which were found in the log, with its pages; there are none of an empty one."""
+    first_pages = _first_pages(spool, [queue for queue in queues if _may_hold(queue)], keep, most)
+    for queue in queues:
+        yield queue, _all_pages(spool, queue, next(first_pages), keep, most) if _may_hold(queue) else iter(())
+
+
+def _may_hold(queue: QueueFacts) -> bool:
+    return bool(queue.messages or queue.problem)
+
+
+def _first_pages(
+    spool: Path, queues: Sequence[QueueFacts], keep: Callable[[MessageFacts], bool] | None, most: int | None
 ) -> Iterator[Page]:
-    """Yield the same of a queue that was found in the log; no page of an empty one."""
-    if queue.messages or queue.problem:
-        yield from pages(spool, queue.name, keep=keep, most=most, number=queue.number)
+    """Yield the first page of each queue. They are read many at a time; one at a time from where the log is damaged."""
+    from qflow import inspect
+
+    position, together = 0, len(queues)
+    while position < len(queues):
+        try:
+            read = inspect.read_first_pages(spool, queues[position : position + together], keep=keep, most=most)
+        except CorruptionError:
+            if together == 1:
+                raise
+            together = 1
+            continue
+        yield from read
+        position += len(read)
+
+
+def _all_pages(
+    spool: Path,
+    queue: QueueFacts,
+    page: Page,
+    keep: Callable[[MessageFacts], bool] | None,
+    most: int | None,
+) -> Iterator[Page]:
+    yield page
+    if page.more:
+        left = None if most is None else most - len(page.messages)
+        yield from pages(spool, queue.name, page.positions, keep=keep, most=left, number=page.number)
 
 
 def wanted(conditions: Sequence[str]) -> Callable[[MessageFacts], bool] | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from qflow.inspect.live import read_live
     from qflow.inspect.log_check import check_spool, examine
     from qflow.inspect.logs import check_there
-    from qflow.inspect.pages import Page, read_message, read_newest, read_page, read_whole
+    from qflow.inspect.pages import Page, read_first_pages, read_message, read_newest, read_page, read_whole
     from qflow.inspect.repair import Loss, Repair, repair_spool
     from qflow.inspect.spills import spilled
     from qflow.inspect.spools import Rooms, read_rooms, read_spool
@@ -59,6 +59,7 @@ __all__ = [
     "examine",
     "list_spool",
     "owner_of",
+    "read_first_pages",
     "read_health",
     "read_live",
     "read_message",
@@ -82,7 +83,7 @@ _MODULES = {
     "live": ("read_live",),
     "log_check": ("check_spool", "examine"),
     "logs": ("check_there",),
-    "pages": ("Page", "read_message", "read_newest", "read_page", "read_whole"),
+    "pages": ("Page", "read_first_pages", "read_message", "read_newest", "read_page", "read_whole"),
     "repair": ("Loss", "Repair", "repair_spool"),
     "spills": ("spilled",),
     "spools": ("Rooms", "read_rooms", "read_spool"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import attrs
 from qflow.config import spool_path
 from qflow.errors import CorruptionError, NotFound
 from qflow.inspect.child import in_child
-from qflow.inspect.facts import MessageFacts
+from qflow.inspect.facts import MessageFacts, QueueFacts
 from qflow.inspect.logs import as_now, opened_environment, queue_of
 from qflow.message import DELAYED, LANE_SHIFT, Message, Record, body_of, decode_headers, lane_of
 from qflow.storage import blocks
@@ -122,6 +122,35 @@ def read_page(
     return _in_queue(spool_path(path), queue, read, number)
 
 
+def read_first_pages(
+    path: str | os.PathLike[str], queues: Sequence[QueueFacts], *, keep: Keep | None = None, most: int | None = None
+) -> list[Page]:
+    """Return the first page of each of the first of these queues: as many as are together no larger than one page.
+
+    That of a queue which was deleted meanwhile is empty. See `read_page`.
+
+    Cost: one child process for all of them.
+    """
+    spool = spool_path(path)
+
+    def read() -> list[Page]:
+        pages: list[Page] = []
+        left_bytes = PAGE_BYTES
+        with opened_environment(spool) as env:
+            for queue in queues:
+                page = Page({}, queue.number)
+                with suppress(NotFound), _found(env, queue.name, queue.number) as (txn, record):
+                    reading = _Reading(txn, record, page, keep, most)
+                    reading.left_bytes = left_bytes
+                    page, left_bytes = reading.run(), reading.left_bytes
+                pages.append(page)
+                if left_bytes <= 0:
+                    break
+        return pages
+
+    return in_child(spool, read)
+
+
 def read_newest(
     path: str | os.PathLike[str],
     queue: str,
@@ -141,12 +170,17 @@ def _in_queue(spool: str, queue: str, work: Callable[[Any, QueueRecord], Result]
     """Return what is made of a transaction and of the record of a queue in it, in a child process."""
 
     def read() -> Result:
-        with opened_environment(spool) as env:
-            record = _numbered(env, queue, number) or queue_of(recovery.read_log(env), queue)
-            with env.reading() as txn:
-                return work(txn, as_now(txn, record))
+        with opened_environment(spool) as env, _found(env, queue, number) as (txn, record):
+            return work(txn, record)
 
     return in_child(spool, read)
+
+
+@contextmanager
+def _found(env: Environment, queue: str, number: int | None) -> Iterator[tuple[Any, QueueRecord]]:
+    record = _numbered(env, queue, number) or queue_of(recovery.read_log(env), queue)
+    with env.reading() as txn:
+        yield txn, as_now(txn, record)
 
 
 def _numbered(env: Environment, queue: str, number: int | None) -> QueueRecord | None:
@@ -230,7 +264,7 @@ class _Reading:
         self._keep = keep
         self._most = most
         self._body_bytes = body_bytes
-        self._left_bytes = PAGE_BYTES
+        self.left_bytes = PAGE_BYTES
 
     def run(self) -> Page:
         """Fill the page."""
@@ -271,19 +305,19 @@ class _Reading:
                         page.positions[lane] = sequence + 1
                         return False
             page.positions[lane], expected = read.position, read.last_block
-            if self._left_bytes <= 0:
+            if self.left_bytes <= 0:
                 return read.position >= end
         return True
 
     def _note(self, sequence: int, record: Record, times: _Times) -> None:
-        self._left_bytes -= len(record)
+        self.left_bytes -= len(record)
         self.page.looked_at += 1
         message = _facts(self._record.name, sequence, record, times.of(sequence))
         if self._keep is None or self._keep(message):
             if self._body_bytes is not None:
                 message = attrs.evolve(message, body=message.body[: self._body_bytes])
             self.page.messages.append(message)
-            self._left_bytes -= MESSAGE_BYTES
+            self.left_bytes -= MESSAGE_BYTES
 
 
 def _facts(queue: str, sequence: int, record: Record, time_ms: int) -> MessageFacts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 
 import qflow
 from doors.command_line import CommandLine, numbers, text
+from qflow import inspect
 from qflow.cli import messages, tail
 from qflow.cli.main import app
 from qflow.errors import NotFound
@@ -369,3 +371,65 @@ def test_a_spool_is_looked_at_through_a_link_to_it(spool: Path, words: str) -> N
     command, *more = words.split()
     done = run(command, link, *more)
     assert (done.exit_code, done.stderr) == (0, ""), done.output
+
+
+def _many_queues(path: Path) -> list[str]:
+    """Make queues of which some are empty and one has several pages; return a line for each message, as `grep` has it."""
+    lines = []
+    with qflow.open(path) as broker:
+        for number in range(12):
+            queue = broker.declare_queue(f"q{number:02}")
+            for each in range([1, 0, 5][number % 3]):
+                queue.put(b"%d" % each + b"x" * 2**10)
+                lines.append(f"q{number:02}:{each}: {each}")
+    return lines
+
+
+def test_grep_reads_many_queues_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a page holds; of one that has more than that, the rest by itself."""
+    lines = _many_queues(tmp_path / "many")
+    children = []
+    in_child = pages.in_child
+    monkeypatch.setattr(pages, "in_child", lambda spool, work: children.append(spool) or in_child(spool, work))
+    assert [line.partition("x")[0] for line in run("grep", tmp_path / "many", "x").stdout.splitlines()] == lines
+    assert len(children) == 1
+    monkeypatch.setattr(pages, "PAGE_BYTES", 2**13)
+    monkeypatch.setattr(pages, "READ_BYTES", 2**10)
+    assert [line.partition("x")[0] for line in run("grep", tmp_path / "many", "x").stdout.splitlines()] == lines
+    assert 3 < len(children) < 12
+
+
+def test_grep_shows_all_that_comes_before_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One queue kills who reads it: what the queues before it hold was shown, then the damage is told."""
+    lines = _many_queues(tmp_path / "many")
+    as_now = pages.as_now
+
+    def read_or_die(txn: Any, record: Any) -> Any:
+        if record.name == "q06":
+            os.abort()
+        return as_now(txn, record)
+
+    monkeypatch.setattr(pages, "as_now", read_or_die)
+    done = run("grep", tmp_path / "many", "x")
+    assert [line.partition("x")[0] for line in done.stdout.splitlines() if line[0] == "q"] == lines[:12]
+    assert (done.exit_code, "is damaged" in done.output) == (1, True)
+
+
+def test_grep_finds_nothing_in_a_queue_that_is_deleted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are looked through."""
+    lines = _many_queues(tmp_path / "many")
+    read_first_pages = inspect.read_first_pages
+
+    def read_later(path: Path, queues: Any, **options: Any) -> list[Page]:
+        with qflow.open(path) as broker:
+            broker.delete_queue("q02")
+        monkeypatch.setattr(inspect, "read_first_pages", read_first_pages)
+        return read_first_pages(path, queues, **options)
+
+    monkeypatch.setattr(inspect, "read_first_pages", read_later)
+    done = run("grep", tmp_path / "many", "x")
+    assert done.exit_code == 0, done.output
+    shown = [line.partition("x")[0] for line in done.stdout.splitlines()]
+    assert shown == [line for line in lines if not line.startswith("q02")]

@@ -15,6 +15,7 @@ from qflow.restoring import Item
 
 if TYPE_CHECKING:
     from qflow.inspect import QueueFacts
+    from qflow.inspect.pages import Page
 
 
 @attrs.define
@@ -23,8 +24,7 @@ class Contents:
 
     spool: Path
     declared: list[Declared]
-    queues: dict[str, QueueFacts]
-    """By name."""
+    queues: list[QueueFacts]
     messages: int
     """About so many."""
     problems: list[str] = attrs.field(factory=list)
@@ -32,11 +32,12 @@ class Contents:
 
     def batches(self) -> Iterator[list[Item]]:
         """Yield the messages, one queue or stream after the other, in the order of delivery."""
+        queues = messages.pages_of(self.spool, self.queues)
         for one in self.declared:
-            yield from self._queue(self.queues[one.name]) if one.kind == "queue" else self._stream(one.name)
+            yield from self._queue(*next(queues)) if one.kind == "queue" else self._stream(one.name)
 
-    def _queue(self, queue: QueueFacts) -> Iterator[list[Item]]:
-        for page in messages.pages_of(self.spool, queue):
+    def _queue(self, queue: QueueFacts, pages: Iterator[Page]) -> Iterator[list[Item]]:
+        for page in pages:
             self.problems += page.problems
             yield [
                 Item(
@@ -86,4 +87,4 @@ def contents(spool: Path, names: tuple[str, ...]) -> Contents:
         *(Declared(kind="stream", name=one.name, settings=one.settings) for one in streams),
     ]
     count = sum(queue.messages for queue in queues) + sum(stream.messages for stream in streams)
-    return Contents(spool, declared, {queue.name: queue for queue in queues}, count)
+    return Contents(spool, declared, queues, count)
