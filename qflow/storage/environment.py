@@ -256,7 +256,7 @@ class Environment:
         """
         with log_errors(self.path, "read"):
             while True:
-                txn = self.begin(buffers=True) if buffers else self.begin()
+                txn = self.begin(buffers=buffers)
                 try:
                     if (seen := self.seen(txn)) is not None:
                         yield seen

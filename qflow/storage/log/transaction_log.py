@@ -338,7 +338,7 @@ class TransactionLog:
             if self._closed:
                 raise BrokerClosed(f"the log {self._env.path} is closed: open the spool again")
             try:
-                txn = self._env.begin(buffers=True) if buffers else self._env.begin()
+                txn = self._env.begin(buffers=buffers)
                 try:
                     yield txn
                 finally:
