@@ -18,14 +18,14 @@ from qflow.message import Headers, Message, Record, bodies_bytes
 from qflow.options import Body, Key, PutOptions
 from qflow.pickling import Unpicklable
 from qflow.queues import in_steps
-from qflow.queues.assembly import Assembly, Insert, Receipt, Reserving, draft_together
+from qflow.queues.assembly import Assembly, Insert, Preparing, Receipt
 from qflow.queues.dedupe import Keys
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
 from qflow.queues.gathering import Gathering
 from qflow.queues.overflow import Decision
 from qflow.queues.puts import Puts
-from qflow.queues.putting import Putting, TurnedAway
+from qflow.queues.putting import TurnedAway
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.together import Together
 from qflow.queues.transaction import Transaction, gathering_of
@@ -132,44 +132,19 @@ class AsyncTogether:
         return receipts[0].first
 
     async def _prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> None:
-        """Reserve room for all lanes of one queue, and add their puts, or those of their dead letters."""
-        queue = receipts[0].insert.queue
-        if queue.reserves_together:
-            drafts = draft_together(receipts)
-            await self._attend(self._together.waiting_together(drafts, assembly))
-            assembly.puts += drafts
-            return
-        lots = [(receipt.insert.number, receipt.insert.records) for receipt in receipts]
-        puts = queue.draft_all(lots)
-        try:
-            await self._reserve(queue.begin(puts, timeout, leaving=assembly.leaving(queue)), assembly)
-        except TurnedAway as error:
-            whole = Insert(queue, 0, [record for _, records in lots for record in records])
-            now = await self._redirect(whole, error.decision, assembly, False)
-        else:
-            for receipt, put in zip(receipts, puts, strict=True):
-                receipt.put = put
-            return
-        while now is not None:
-            puts = now.queue.draft_all([(0, now.records)], dead=True)
+        """`Together.preparing`, and waiting for it; in a thread if a queue may have to be declared."""
+        home, together = self._homes.here(), self._together
+        place: Preparing | None = together.preparing(receipts, timeout, assembly)
+        while place is not None:
             try:
-                await self._reserve(now.queue.begin(puts, timeout, dead=True), assembly)
+                await attend(home, self._worker, place.waiting)
             except TurnedAway as error:
-                now = await self._redirect(now, error.decision, assembly, True)
+                redirect = partial(together.redirect, place, error.decision)
+                place = redirect() if error.decision is Decision.DROP else await self._worker.run(home, redirect)
             else:
+                assembly.puts += place.puts
+                place.note()
                 return
-
-    async def _reserve(self, putting: Putting, assembly: Assembly) -> None:
-        await self._attend(self._together.waiting(assembly, putting.step, putting.give_up))
-        assembly.puts += putting.puts
-
-    async def _attend(self, waiting: Reserving) -> None:
-        await attend(self._homes.here(), self._worker, waiting)
-
-    async def _redirect(self, insert: Insert, decision: Decision, assembly: Assembly, dead: bool) -> Insert | None:
-        """`Together.redirect`; in a thread if a queue may have to be declared."""
-        redirect = partial(self._together.redirect, insert, decision, assembly, dead)
-        return redirect() if decision is Decision.DROP else await self._worker.run(self._homes.here(), redirect)
 
 
 class AsyncTransaction(Unpicklable):

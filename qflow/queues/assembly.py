@@ -222,6 +222,24 @@ class Reserving:
         self._give_up()
 
 
+class Preparing(NamedTuple):
+    """One queue in which a commit reserves room, for all lanes of it that it puts into; or that of dead letters."""
+
+    assembly: Assembly
+    queue: Puts
+    receipts: list[Receipt]
+    """Of these puts, to tell of them; none of dead letters, or where they do already."""
+    puts: list[Put]
+    waiting: Reserving
+    timeout: float | None = None
+    dead: bool = False
+
+    def note(self) -> None:
+        """The puts have their room: have their receipts tell of them."""
+        for receipt, put in zip(self.receipts, self.puts, strict=False):
+            receipt.put = put
+
+
 def by_lane(inserts: Iterable[Insert]) -> tuple[list[Receipt], list[Receipt]]:
     """Join inserts for the same lane; return the receipt of each, and of each lane, in the order to reserve in."""
     receipts: list[Receipt] = []

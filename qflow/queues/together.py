@@ -17,7 +17,7 @@ from qflow.errors import again
 from qflow.memory.line import Wake
 from qflow.memory.waiting import attend, shelter, sheltered
 from qflow.message import Record
-from qflow.queues.assembly import Assembly, Insert, Receipt, ReserveStep, Reserving, draft_together
+from qflow.queues.assembly import Assembly, Insert, Preparing, Receipt, ReserveStep, Reserving, draft_together
 from qflow.queues.context import Context
 from qflow.queues.dead_letters import Cause, dead_letters
 from qflow.queues.exits import Leaving
@@ -145,61 +145,60 @@ class Together:
 
     def _prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> None:
         """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
-        queue, dead = receipts[0].insert.queue, assembly.dead
-        if queue.reserves_together:
-            self._prepare_together(receipts, assembly)
-            return
-        lots = [(receipt.insert.number, receipt.insert.records) for receipt in receipts]
-        try:
-            puts = self._reserve(queue, lots, timeout, assembly, leaving=assembly.leaving(queue), dead=dead)
-        except TurnedAway as error:
-            whole = Insert(queue, 0, [record for _, records in lots for record in records])
-            now = self.redirect(whole, error.decision, assembly, dead)
-        else:
-            assembly.puts += puts
-            for receipt, put in zip(receipts, puts, strict=True):
-                receipt.put = put
-            return
-        while now is not None:
+        place: Preparing | None = self.preparing(receipts, timeout, assembly)
+        while place is not None:
             try:
-                assembly.puts += self._reserve(now.queue, [(0, now.records)], timeout, assembly, dead=True)
+                attend(partial(place.waiting.step, may_work=True), place.waiting.give_up)
             except TurnedAway as error:
-                now = self.redirect(now, error.decision, assembly, True)
+                place = self.redirect(place, error.decision)
             else:
+                assembly.puts += place.puts
+                place.note()
                 return
 
-    def _reserve(
+    def preparing(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> Preparing:
+        """Return what is to be waited for before all lanes of one queue have room; or all partitions of streams."""
+        queue = receipts[0].insert.queue
+        if queue.reserves_together:
+            puts = draft_together(receipts)
+            first: Any = puts[0].lane.publisher
+            return Preparing(assembly, queue, [], puts, self._waiting_for(assembly, *first.reserving(puts)))
+        lots = [(receipt.insert.number, receipt.insert.records) for receipt in receipts]
+        return self._preparing(assembly, queue, receipts, lots, timeout, assembly.leaving(queue), assembly.dead)
+
+    def _preparing(
         self,
+        assembly: Assembly,
         queue: Puts,
+        receipts: list[Receipt],
         lots: list[tuple[int, list[Record]]],
         timeout: float | None,
-        assembly: Assembly,
-        *,
-        leaving: Depth = NOTHING,
-        dead: bool = False,
-    ) -> list[Put]:
-        """Reserve room for lots of (number of a lane, records) of one queue; see `Puts.begin`."""
+        leaving: Depth,
+        dead: bool,
+    ) -> Preparing:
+        """The same for lots of (number of a lane, records) of one queue; see `Puts.begin`."""
         puts = queue.draft_all(lots, dead=dead)
         putting = queue.begin(puts, timeout, leaving=leaving, dead=dead)
-        waiting = self.waiting(assembly, putting.step, putting.give_up)
-        attend(partial(waiting.step, may_work=True), waiting.give_up)
-        return puts
+        waiting = self._waiting_for(assembly, putting.step, putting.give_up)
+        return Preparing(assembly, queue, receipts, puts, waiting, timeout, dead)
 
-    def _prepare_together(self, receipts: list[Receipt], assembly: Assembly) -> None:
-        """Reserve room for all partitions of streams, and add their puts."""
-        drafts = draft_together(receipts)
-        waiting = self.waiting_together(drafts, assembly)
-        attend(partial(waiting.step, may_work=True), waiting.give_up)
-        assembly.puts += drafts
-
-    def waiting(self, assembly: Assembly, step: ReserveStep, give_up: Callable[[], object]) -> Reserving:
+    def _waiting_for(self, assembly: Assembly, step: ReserveStep, give_up: Callable[[], object]) -> Reserving:
         """Return steps of reserving that end when a queue is deleted in which the commit has room; see `Reserving`."""
         return Reserving(self._waiting, assembly, step, give_up)
 
-    def waiting_together(self, drafts: list[Put], assembly: Assembly) -> Reserving:
-        """The same for partitions of streams, whose room is reserved all at once."""
-        first: Any = drafts[0].lane.publisher
-        return self.waiting(assembly, *first.reserving(drafts))
+    def redirect(self, place: Preparing, decision: Decision) -> Preparing | None:
+        """Return where the messages go that a limit turned away; None if they are dropped.
+
+        Cost: a commit, where their queue must be declared.
+        """
+        records = [record for put in place.puts for record in put.records]
+        place.assembly.turned.append((place.queue, len(records), decision is Decision.DROP))
+        if decision is Decision.DROP:
+            return None
+        if not place.dead:
+            records = dead_letters(place.queue.name, [Segment(-1, records, 0)], Cause("limit"), self._clock())
+        target = self._dead_letter_queue(place.queue.context)
+        return self._preparing(place.assembly, target, [], [(0, records)], place.timeout, NOTHING, True)
 
     def leave_deleted(self) -> None:
         """Have commits that wait for room elsewhere give back what they have in queues that were deleted, and fail.
@@ -215,19 +214,6 @@ class Together:
                 wake = self._waiting.get(assembly)
                 if wake is not None:
                     wake()
-
-    def redirect(self, insert: Insert, decision: Decision, assembly: Assembly, dead: bool) -> Insert | None:
-        """Return where the messages of an insert go that a limit turned away; None if they are dropped.
-
-        Cost: a commit, where their queue must be declared.
-        """
-        queue, _, records = insert
-        assembly.turned.append((queue, len(records), decision is Decision.DROP))
-        if decision is Decision.DROP:
-            return None
-        if not dead:
-            records = dead_letters(queue.name, [Segment(-1, records, 0)], Cause("limit"), self._clock())
-        return Insert(self._dead_letter_queue(queue.context), 0, records)
 
     def clear_up(self, assembly: Assembly) -> None:
         """After an error or an interrupt, wherever that came."""
