@@ -19,12 +19,12 @@ from qflow.errors import QflowError, again
 from qflow.figures import Figures
 from qflow.listeners import Bell, Listeners
 from qflow.loggers import get_logger
+from qflow.memory.changed import Changed
 from qflow.memory.waiting import sheltered
 from qflow.queues.parts import Parts
 from qflow.queues.queue import Queue, parts_of
 from qflow.queues.registry import Queues
-from qflow.queues.tending import fit, tick
-from qflow.queues.watch import Watch
+from qflow.queues.tending import fit, has_something_to_do, tick
 from qflow.spool import Spool
 from qflow.starting import start
 from qflow.streams.registry import Attempt, Streams, at_once
@@ -45,6 +45,39 @@ CLEARED_AT_ONCE = 64
 """Deleted owners that are handed over for one commit: as many as it takes, see `removal.owners_within`."""
 
 _logger = get_logger("qflow")
+
+
+class Watch:
+    """Which queues maintenance looks at: those that have changed since it did, and those that time does something to.
+
+    Whoever changes a queue tells that, see `Changed`; what is under way while it is looked at is found in the next
+    round. By one thread at a time.
+    """
+
+    def __init__(self, changed: Changed[Queue]) -> None:
+        self._changed = changed
+        self._awake: dict[Queue, bool] = {}  # what is to be looked at, and whether it has changed since it was
+
+    def look(self) -> None:
+        """Find what has changed. Cost: O(queues that have, or that are awake), and 1 ns for any other."""
+        for queue in [queue for queue in self._awake if parts_of(queue).context.was_deleted]:
+            del self._awake[queue]
+        self._awake |= dict.fromkeys(self._changed.take(), True)
+
+    def awake(self) -> list[Queue]:
+        """Return what is to be looked at, as it was found last."""
+        return list(self._awake)
+
+    def changed(self) -> list[Queue]:
+        """Return those of them that have changed since time did to them what it does."""
+        return [queue for queue, has_changed in self._awake.items() if has_changed]
+
+    def let_rest(self, queue: Queue) -> None:
+        """Time has done to a queue what it does: look at it no more, if it has not changed since the last time."""
+        if self._awake.get(queue):
+            self._awake[queue] = False  # once more, for what was under way
+        elif not has_something_to_do(parts_of(queue)):
+            self._awake.pop(queue, None)
 
 
 class Upkeep:

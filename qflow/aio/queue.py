@@ -12,10 +12,9 @@ from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.home import Log, Promise
-from qflow.aio.loops import Homes, Waiter, Worker
+from qflow.aio.loops import Homes, Waiter, Worker, task_name
 from qflow.aio.putting import AsyncPutting
 from qflow.aio.queue_work import QueueWork
-from qflow.aio.takers import task_name
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback
 from qflow.config import QueueSettings, SlowConsumer, parse_timeout

@@ -6,8 +6,7 @@ of `examine`.
 """
 
 from qflow.doctor.finding import Finding, Severity
-from qflow.doctor.gathering import gathered
-from qflow.doctor.judging import KINDS, examine, judge, judge_each
+from qflow.doctor.judging import KINDS, examine, gathered, judge, judge_each
 from qflow.doctor.look import Letters, Look
 from qflow.doctor.looking import is_stopped, look_at, look_inside, seen_in
 

@@ -17,8 +17,7 @@ from qflow.errors import CorruptionError
 from qflow.inspect.child import in_child
 from qflow.inspect.facts import Examination
 from qflow.inspect.logs import opened_log
-from qflow.inspect.moments import Moments, Readable
-from qflow.inspect.stream_check import as_problems, check_streams
+from qflow.inspect.stream_check import Moments, Readable, as_problems, check_streams
 from qflow.storage import last_commit
 from qflow.storage.environment import Environment
 from qflow.storage.files import Files

@@ -24,10 +24,9 @@ from qflow.names import printable
 from qflow.top import acting, drawing
 from qflow.top.look import Board, Key, Look, Mode, Order
 from qflow.top.one import Inside
-from qflow.top.screens import Change, Opened, Question, Reading
 from qflow.top.source import Source
 from qflow.top.watching import Watcher
-from qflow.top.widgets import Lines, Table
+from qflow.top.widgets import Change, Lines, Opened, Question, Reading, Table
 
 KINDS = (("queue", "stream"), ("queue",), ("stream",))
 SILENT_S = 3.0

@@ -33,9 +33,8 @@ from doors.event_loop import (
 )
 from drivers import joining, opening_tasks, owner_of
 from faults.seams import Faults, open_faulty
-from qflow.aio.loops import Worker
+from qflow.aio.loops import THREADS, Worker
 from qflow.aio.queue import nack_all
-from qflow.aio.threads import THREADS
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
 from qflow.queues import spiller as spilling

@@ -15,7 +15,7 @@ import qflow
 import qflow.aio
 from doors.event_loop import run, until
 from qflow.aio.broker import in_thread
-from qflow.aio.threads import Threads
+from qflow.aio.loops import Threads
 from qflow.memory import waiting
 from qflow.streams.history import History
 from unit.clocks import LONG_S

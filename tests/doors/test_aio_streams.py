@@ -20,7 +20,7 @@ import qflow
 import qflow.aio
 from doors.event_loop import close_spool, leave_no_reader_behind, plain, run, told, turns, until
 from drivers import joining, opening_tasks, owner_of
-from qflow.aio.threads import THREADS
+from qflow.aio.loops import THREADS
 from qflow.errors import MessageTooLarge
 from qflow.memory.line import FOREVER
 from qflow.queues.queue import parts_of

@@ -17,7 +17,7 @@ from faults.bare_log import Line, bare_log, create_log, in_log
 from faults.seams import Faults, in_thread
 from faults.strikes import Strike
 from qflow import inspect, upkeep
-from qflow.inspect import log_check, moments
+from qflow.inspect import log_check, stream_check
 from qflow.inspect.logs import opened_log
 from qflow.message import DELAYED, LANE_SHIFT, lane_of
 from qflow.queues.queue import parts_of
@@ -236,7 +236,7 @@ def test_a_check_of_many_lanes_begins_few_transactions(
         for name in ("s", "t"):
             broker.declare_stream(name, topics=[name], partitions=20)
             broker.publish(name, b"x")
-    monkeypatch.setattr(moments, "SHARED_S", shared_s)
+    monkeypatch.setattr(stream_check, "SHARED_S", shared_s)
     with opened_log(str(spool)) as (env, found):
         begun: list[int] = []
         monkeypatch.setattr(env, "seen", lambda txn: begun.append(txn.id()) or txn)
@@ -250,7 +250,7 @@ def test_a_check_of_many_lanes_begins_few_transactions(
 def test_a_queue_that_is_deleted_while_it_is_checked_misses_nothing(before, removed, written, monkeypatch):
     """I10: before any transaction of a check in another process, whatever is left of it by then."""
     monkeypatch.setattr(log_check, "READ_AT_ONCE", 1)
-    monkeypatch.setattr(moments, "SHARED_S", 0.0)
+    monkeypatch.setattr(stream_check, "SHARED_S", 0.0)
     monkeypatch.setattr(removal, "REMOVED_AT_ONCE", 1)
     monkeypatch.setattr(upkeep, "REMOVING_S", 0)  # one commit a step
     with qflow.open(written, journal="off") as broker:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from inside import copy_as_killed
 from mqtt_loop import PINGRESP, PUBACK, PUBREC, PUBREL, Raw, Server, SetClock, client, serving, serving_at, slept
 from qflow import DiskFull
+from qflow.mqtt.model.filters import Search
 from qflow.mqtt.model.messages import Message
-from qflow.mqtt.model.searching import Search
 from qflow.mqtt.server import feeding, retaining
 from qflow.mqtt.server.storing import RETAINED, Measured
 from qflow.storage.log.facts import fact_key

@@ -12,7 +12,7 @@ import pytest
 import qflow
 from door_raw import until
 from qflow import Event, EventKind, listeners
-from qflow.remote.client import events, lone
+from qflow.remote.client import broker, lone
 from remote.test_callers import ASK, Owner, by_hand  # noqa: F401  (a fixture)
 
 PATIENCE_S = 30
@@ -73,7 +73,7 @@ def test_of_events_that_wait_for_their_callbacks_the_newest_are_kept(
 ) -> None:
     """As many as the owner keeps."""
     monkeypatch.setattr(listeners, "EVENTS_KEPT", 10)
-    remote._events = events.Events(remote._connection)
+    remote._events = broker.Events(remote._connection)
     seen: list[str] = []
     begun, go_on = threading.Event(), threading.Event()
 

@@ -15,8 +15,8 @@ import qflow.aio
 from door_raw import RawDoor, until
 from doors import event_loop
 from doors.event_loop import cancelled_at, run, struck, turns
-from qflow.remote.client import browsing, requests, stream_requests
 from qflow.remote.client import link as client
+from qflow.remote.client import queue, requests, stream_requests
 from qflow.remote.client.link import Link, Reply, Request
 from qflow.remote.server.grants import MOST_GAPS, Grants
 from qflow.remote.server.session import Session
@@ -103,9 +103,9 @@ GIVEN_BACK = {"op": "give_back", "grant": 3, "from": 0}
         (requests.get("jobs", 1, None, "me"), GET, GIVEN_BACK),
         (requests.get("jobs", 1, None, "me"), {"sequences": []}, None),
         (requests.consume("jobs", "me"), 3, {"op": "consume_end", "consumer": 3}),
-        (browsing.browse("jobs"), {"browse": 3, "entries": []}, {"op": "browse_close", "browse": 3}),
-        (browsing.browse_next(3), {"browse": 3, "entries": []}, {"op": "browse_close", "browse": 3}),
-        (browsing.browse("jobs"), {"browse": None, "entries": []}, None),
+        (queue.browse("jobs"), {"browse": 3, "entries": []}, {"op": "browse_close", "browse": 3}),
+        (queue.browse_next(3), {"browse": 3, "entries": []}, {"op": "browse_close", "browse": 3}),
+        (queue.browse("jobs"), {"browse": None, "entries": []}, None),
         (stream_requests.query("s", "#", {}), {"offsets": [], "query": 3}, {"op": "query_close", "query": 3}),
         (stream_requests.query_next("s", 3), {"offsets": [], "query": 3}, {"op": "query_close", "query": 3}),
         (stream_requests.query("s", "#", {}), {"offsets": [], "query": None}, None),

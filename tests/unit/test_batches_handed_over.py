@@ -11,7 +11,7 @@ import pytest
 import qflow
 from qflow.inspect import check_spool
 from qflow.spark import spools
-from qflow.spark.handover import Handover
+from qflow.spark.places.local import Handover
 from unit.handing import hand, staged
 
 ROWS = [(f"plant/{number % 3}", b"%d" % number) for number in range(20)]
@@ -90,12 +90,12 @@ def test_the_only_batch_of_a_query_is_taken_back(spool, uuid):
 
 def test_a_spool_that_cannot_be_opened_has_the_batch_taken_back(spool, uuid, monkeypatch):
     """Whatever prevents it, the error names it."""
-    from qflow.spark import handover
+    from qflow.spark.places import local
 
     def full(path: str, **options: Any) -> Any:
         raise qflow.DiskFull("the disk is full")
 
-    monkeypatch.setattr(handover, "open_broker", full)
+    monkeypatch.setattr(local, "open_broker", full)
     with pytest.raises(qflow.StorageError, match="the disk is full.*taken back"):
         Handover(str(spool), staged(spool, uuid, ROWS, once=True), SOON_S).run()
     assert inbox(spool) == []
@@ -103,13 +103,13 @@ def test_a_spool_that_cannot_be_opened_has_the_batch_taken_back(spool, uuid, mon
 
 def test_one_of_which_a_part_is_stored_is_not_taken_back(spool, uuid, monkeypatch):
     """And whoever writes it is told not to write it again."""
-    from qflow.spark import handover
+    from qflow.spark.places import local
 
     def small(path: str, **options: Any) -> Any:
         assert options == {"door": False}  # nobody is let in by who owns it for a moment
         return qflow.open(path, max_transaction_bytes=20, **options)
 
-    monkeypatch.setattr(handover, "open_broker", small)
+    monkeypatch.setattr(local, "open_broker", small)
     manifest = staged(spool, uuid, [*ROWS, ("job", b"x")], once=True)
     with pytest.raises(qflow.StorageError, match="do not write it again"):
         Handover(str(spool), manifest, SOON_S).run()

@@ -15,7 +15,7 @@ import qflow
 from pages import ROOT
 from qflow.cli.main import app
 from qflow.doctor import KINDS, Finding, Letters, Look, Severity, judge, judge_each, looking
-from qflow.doctor.gathering import MOST
+from qflow.doctor.judging import MOST
 from qflow.doctor.words import harmless, size, span
 from qflow.errors import CorruptionError, FormatTooNew
 from qflow.stats import BrokerStats, TimeStats

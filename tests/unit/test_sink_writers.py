@@ -18,7 +18,8 @@ pa = pytest.importorskip("pyarrow")
 from pyspark.sql import types  # noqa: E402
 
 from qflow.arrow import handover as handing  # noqa: E402
-from qflow.spark import handover, sink, spools  # noqa: E402
+from qflow.spark import sink, spools  # noqa: E402
+from qflow.spark.places import local  # noqa: E402
 from qflow.spark.places.parse import local_path  # noqa: E402
 from qflow.spark.sink import make_durable  # noqa: E402
 from qflow.spark.source import QflowDataSource  # noqa: E402
@@ -267,7 +268,7 @@ def test_a_version_of_several_transactions_is_stored_once(ready, monkeypatch):
     def small(path: str, **options: Any) -> Any:
         return qflow.open(path, max_transaction_bytes=200, **options)
 
-    monkeypatch.setattr(handover, "open_broker", small)
+    monkeypatch.setattr(local, "open_broker", small)
     for _ in range(2):
         found = writer(ready, txnAppId="a", txnVersion="0")
         found.commit([found.write(iter([numbered(0, 500)]))])
@@ -345,7 +346,7 @@ def hand_in_only(found: Any, staged: Any) -> None:
         raise Killed
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(handover.Handover, "_wait", die)
+        patched.setattr(local.Handover, "_wait", die)
         with pytest.raises(Killed):
             found.commit([staged])
 
@@ -380,7 +381,7 @@ def test_a_frame_that_waits_is_taken_back_as_soon_as_nobody_is_at_it(ready, monk
     found = writer(ready, commitTimeout="5")
     with monkeypatch.context() as patched:
         patched.setattr(stages, "withdraw", withdraw)
-        patched.setattr(handover, "owner_pid", somebody)
+        patched.setattr(local, "owner_pid", somebody)
         patched.setattr(handing, "time", Passing())
         with pytest.raises(qflow.StorageError, match="taken back, and nothing of it is stored"):
             found.commit([found.write(iter([numbered(0, 5)]))])
@@ -412,7 +413,7 @@ def test_a_frame_that_cannot_be_adopted_is_waited_for_no_longer_than_that(ready,
         expected = "It is not in the inbox any more"
     else:
         expected = "is being adopted and cannot be taken back" if once else "waits in the inbox"
-        monkeypatch.setattr(handover, "owner_pid", lambda path: 1)
+        monkeypatch.setattr(local, "owner_pid", lambda path: 1)
         monkeypatch.setattr(stages, "withdraw", lambda *args: False)
     with pytest.raises(qflow.StorageError, match=expected):
         found.commit([found.write(iter([numbered(0, 5)]))])
@@ -611,7 +612,7 @@ def test_an_attempt_that_did_not_hear_that_it_was_handed_in_may_be_repeated(read
     made = writer(ready, txnAppId="app", txnVersion="1")
     message = made.write(iter([numbered(0, 10)]))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(handover.Handover, "_wait", lambda self: None)  # its answer is lost
+        patched.setattr(local.Handover, "_wait", lambda self: None)  # its answer is lost
         made.commit([message])
     made.commit([message])
     made.commit([message])
@@ -642,13 +643,13 @@ def test_a_query_goes_on_with_the_spools_that_know_it(tmp_path: Path, monkeypatc
         with pytest.raises(qflow.StorageError, match="third has none of its batches"):
             write(2, *places)
     with monkeypatch.context() as patched:
-        taken = handover.Handover.run
+        taken = local.Handover.run
 
         def once(handing_over: Any) -> None:
             taken(handing_over)
             raise qflow.StorageError("the driver is killed")
 
-        patched.setattr(handover.Handover, "run", once)
+        patched.setattr(local.Handover, "run", once)
         with pytest.raises(qflow.StorageError, match="the driver is killed"):
             write(2, *paths[:2])
     for place in paths[:2]:

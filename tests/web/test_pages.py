@@ -23,7 +23,7 @@ import httpx
 import inside
 import qflow
 from planted import plant
-from qflow.doctor.gathering import MOST
+from qflow.doctor.judging import MOST
 from qflow.web import listing, reading
 from qflow.web.figures import Figures
 from qflow.web.listing import AT_ONCE

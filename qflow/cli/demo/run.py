@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +15,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from qflow import inspect
+from qflow import children, inspect
 from qflow.cli import facts
 from qflow.cli.demo import evidence
 from qflow.cli.demo.evidence import Verdict
-from qflow.cli.demo.phase import Phase, run_phase
 from qflow.cli.demo.worker import Task
+from qflow.cli.exits import Exit
 from qflow.cli.facts import mebibytes
 from qflow.message import BATCH_BYTES
 
@@ -33,6 +36,75 @@ _FIGURES: dict[str, Callable[[Phase], object]] = {
     "peak RssFile": lambda phase: facts.mebibytes(phase.peak("rss_file_bytes")),
 }
 _PEAKS = ("backlog_bytes", "resident_bytes", "spilled_bytes", "rss_anon_bytes", "rss_file_bytes")
+
+
+class WorkerFailed(click.ClickException):
+    """A worker ended as it should not."""
+
+    exit_code = Exit.DIFFERS
+
+
+@attrs.define
+class Phase:
+    """What a worker printed while it lived."""
+
+    pid: int
+    opened: dict[str, Any]
+    """Its recovery report."""
+    samples: list[dict[str, Any]] = attrs.field(factory=list)
+    """Its progress, every 50 ms."""
+
+    def last(self, field: str) -> Any:
+        """Return the last figure of a field."""
+        return self.samples[-1][field]
+
+    def peak(self, field: str) -> int:
+        """Return the highest figure of a field."""
+        return max(int(sample[field]) for sample in self.samples)
+
+    @property
+    def seconds(self) -> float:
+        """From opening the spool to the last sample."""
+        return float(self.last("time_s") - self.opened["time_s"])
+
+
+def run_phase(task: Task, watch: Callable[[Phase], None], kill_at: int | None) -> Phase:
+    """Run a worker.
+
+    Args:
+        task: what it does.
+        watch: called after each sample.
+        kill_at: kill it with SIGKILL as soon as it said that so many flights are confirmed.
+
+    Raises:
+        WorkerFailed: it ended in another way than that.
+    """
+    # A group of its own, so that Ctrl-C reaches it through this process only.
+    with subprocess.Popen(
+        children.command("qflow.cli.demo.worker", json.dumps(attrs.asdict(task))), env=children.environment(),
+        stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, process_group=0,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            phase: Phase | None = None
+            for line in process.stdout:
+                if phase is None:
+                    phase = Phase(process.pid, json.loads(line))
+                    continue
+                phase.samples.append(json.loads(line))
+                watch(phase)
+                if kill_at is not None and phase.last("confirmed") >= kill_at:
+                    break
+        except BaseException:
+            process.kill()
+            raise
+        if kill_at is not None:
+            process.kill()
+        status = process.wait()
+    expected = 0 if kill_at is None else -signal.SIGKILL
+    if phase is None or not phase.samples or status != expected:
+        raise WorkerFailed(f"the demo's worker ended with {status} where {expected} was expected")
+    return phase
 
 
 @attrs.frozen(kw_only=True)

@@ -18,9 +18,9 @@ from qflow.aio.broker import in_thread
 from qflow.errors import CorruptionError, QflowError
 from qflow.loggers import get_logger
 from qflow.mqtt.errors import MqttError, ReasonCode, as_mqtt_error
+from qflow.mqtt.model.filters import Search
 from qflow.mqtt.model.marks import Passed, comes_behind, is_stored
 from qflow.mqtt.model.messages import Message, message_of, unpack
-from qflow.mqtt.model.searching import Search
 from qflow.mqtt.model.sessions import Flight, Subscribed
 from qflow.mqtt.server.hub import Hub
 from qflow.mqtt.server.outbound import Outbound

@@ -4,25 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from threading import current_thread
-from typing import Unpack
+from typing import Any, Unpack
 
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.deliveries import Deliveries
 from qflow.delivery import Delivery, Entry
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, InvalidArgument, QueueEmpty
+from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueEmpty
 from qflow.options import Body, ConsumeOptions, PutOnceOptions, PutOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.consumer import Consumer, Consuming, begin_consumer
 from qflow.remote.client import requests
-from qflow.remote.client.browsing import entries
 from qflow.remote.client.consuming import Ending, RemoteConsumed
 from qflow.remote.client.deliveries import first_of, shown_of
+from qflow.remote.client.link import Request
 from qflow.remote.client.threads import Connection
 from qflow.stats import QueueStats
 from qflow.takers import cut_name, parse_name
+
+
+def browse(name: str) -> Request:
+    """Its reply has the first page."""
+    return Request({"op": "browse", "queue": name}, undo=_left)
+
+
+def browse_next(number: int) -> Request:
+    return Request({"op": "browse_next", "browse": number}, undo=_left)
+
+
+def browse_close(number: int) -> Request:
+    return Request({"op": "browse_close", "browse": number})
+
+
+def _left(page: dict[str, Any]) -> Request | None:
+    """A page was handed to nobody: those that follow are not asked for."""
+    return browse_close(page["browse"]) if page["browse"] else None
+
+
+def move_entry(name: str, sequence: int, to: str) -> Request:
+    """Its reply is the state of the entry."""
+    return Request({"op": "move_entry", "queue": name, "sequence": sequence, "to": to})
+
+
+class Keeper:
+    """Moves entries of a queue, for threads; as `delivery.Keeper` says."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+
+    def spill_entry(self, sequence: int) -> str:
+        return self._connection.call(move_entry(self._name, sequence, "disk"))
+
+    def restore_entry(self, sequence: int) -> str:
+        return self._connection.call(move_entry(self._name, sequence, "memory"))
+
+
+def entries_of(page: dict[str, Any], keeper: Any) -> list[Entry]:
+    """Return the entries of a page."""
+    return [Entry(sequence, size, state, keeper, due_ms) for sequence, size, state, due_ms in page["entries"]]
+
+
+def entries(connection: Connection, name: str) -> Iterator[Entry]:
+    """Yield what waits in a queue, as it was when this was called."""
+    page: dict[str, Any] = connection.call(browse(name))
+    return _pages(connection, Keeper(connection, name), page)
+
+
+def _pages(connection: Connection, keeper: Keeper, page: dict[str, Any]) -> Iterator[Entry]:
+    try:
+        yield from entries_of(page, keeper)
+        while page["browse"] is not None:
+            page = connection.call(browse_next(page["browse"]))
+            yield from entries_of(page, keeper)
+    finally:
+        number = page["browse"]
+        if number is not None:
+            with suppress(BrokerClosed):
+                connection.tell(lambda: browse_close(number))
 
 
 class TimedOptions(PutOptions, total=False):

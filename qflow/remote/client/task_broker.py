@@ -32,9 +32,8 @@ from qflow.options import (
 )
 from qflow.periodic import Schedule
 from qflow.remote.client import replies, requests, stream_requests
-from qflow.remote.client.broker import AnyRemoteBroker
+from qflow.remote.client.broker import AnyRemoteBroker, event_of
 from qflow.remote.client.connecting import AGAIN_S, gone, open_socket, path_of, silent
-from qflow.remote.client.events import event_of
 from qflow.remote.client.task_queue import AsyncRemoteQueue, queue_of
 from qflow.remote.client.task_streams import AsyncRemoteStream, AsyncRemoteSubscription, stream_of, subscription_of
 from qflow.remote.client.task_transaction import AsyncRemoteTransaction, transaction_of

@@ -10,8 +10,7 @@ from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
 from qflow.aio.home import Home
-from qflow.aio.loops import running_loop
-from qflow.aio.takers import task_name
+from qflow.aio.loops import running_loop, task_name
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback
 from qflow.config import QueueSettings, SlowConsumer
@@ -23,13 +22,12 @@ from qflow.held_batch import HeldBatch
 from qflow.options import Body, PutOnceOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.consumer import Listed
-from qflow.remote.client import browsing, requests
+from qflow.remote.client import requests
 from qflow.remote.client.consuming import AnyConsumed, Ending
 from qflow.remote.client.grants import RemoteBatch, grant_of
-from qflow.remote.client.queue import TimedOnceOptions, TimedOptions
+from qflow.remote.client.queue import TimedOnceOptions, TimedOptions, browse, browse_close, browse_next, entries_of
 from qflow.remote.client.replies import Granted
-from qflow.remote.client.task_settling import Settles, TaskSettler
-from qflow.remote.client.tasks import TaskConnection
+from qflow.remote.client.tasks import Settles, TaskConnection, TaskSettler
 from qflow.stats import QueueStats
 from qflow.takers import Taker, cut_name, named, parse_name
 
@@ -187,17 +185,17 @@ class AsyncRemoteQueue(Unpicklable):
 
     async def browse(self) -> AsyncIterator[Entry]:
         """Yield every waiting entry in order; see `qflow.Queue.browse`. (They cannot be moved from tasks.)"""
-        page: dict[str, Any] = await self._connection.call(browsing.browse(self._name))
+        page: dict[str, Any] = await self._connection.call(browse(self._name))
         try:
             while True:
-                for entry in browsing.entries_of(page, _Unmoved()):
+                for entry in entries_of(page, _Unmoved()):
                     yield entry
                 if page["browse"] is None:
                     return
-                page = await self._connection.call(browsing.browse_next(page["browse"]))
+                page = await self._connection.call(browse_next(page["browse"]))
         finally:
             if page["browse"] is not None and not self._connection.closed:
-                self._connection.tell(browsing.browse_close(page["browse"]))
+                self._connection.tell(browse_close(page["browse"]))
 
     async def stats(self) -> QueueStats:
         """Return a snapshot; see `qflow.Queue.stats`."""

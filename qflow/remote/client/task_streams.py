@@ -15,8 +15,7 @@ from qflow.errors import BrokerClosed, InvalidArgument, QueueEmpty
 from qflow.remote.client import stream_requests
 from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamBatch, StreamGrant, Subscribed
 from qflow.remote.client.stream_replies import Granted, Opened, Page
-from qflow.remote.client.task_settling import Settles, TaskSettler
-from qflow.remote.client.tasks import TaskConnection
+from qflow.remote.client.tasks import Settles, TaskConnection, TaskSettler
 from qflow.stats import StreamStats, SubscriptionStats
 from qflow.streams.deliveries import StreamMessage, stream_deliveries_of
 from qflow.streams.history import Bound

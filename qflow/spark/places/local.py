@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from qflow.arrow.bounds import Bound, Offsets, resolve
 from qflow.arrow.eras import eras_of, is_other, other_era
-from qflow.arrow.handover import discard_staged
+from qflow.arrow.handover import Handing, discard_staged
 from qflow.arrow.losses import ByOption
 from qflow.arrow.ranges import Cutting, Span, cut, offset_after
 from qflow.arrow.states import SpoolState, StreamState
 from qflow.arrow.takers import Takers
-from qflow.errors import StorageError
+from qflow.errors import QflowError, SpoolInUse, StorageError
 from qflow.message import LANE_SHIFT
+from qflow.opening import open as open_broker
+from qflow.spark import spools
 from qflow.spark.offsets import LogPosition, Progress
 from qflow.spark.places.place import OfOwners, Reading, Staging, Written
 from qflow.spark.spools import look, reading
@@ -26,6 +30,7 @@ from qflow.storage.files import Files, storage_error
 from qflow.storage.inbox import stages
 from qflow.storage.inbox.stage_files import StageWriter
 from qflow.storage.inbox.stages import Batch, Manifest
+from qflow.storage.lock import owner_pid
 from qflow.storage.log import recovery
 from qflow.storage.log.rows import read_row
 from qflow.storage.streams.groups import Group, committed_of
@@ -34,6 +39,49 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from qflow.arrow.outgoing import Outgoing
+
+
+class Handover(Handing):
+    """Hands it to the spool's owner, or adopts it here if there is none."""
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        return spools.reading(self._spool, self._manifest.uuid)
+
+    def _adopt_here(self) -> bool:
+        """Own the spool for a moment, and adopt what waits; False if another process owns it, or it failed."""
+        if owner_pid(self._spool) is not None:
+            return False
+        self._problem = None
+        spools.let_go(self._spool)  # LMDB opens a file once in a process
+        try:
+            with open_broker(self._spool, door=False) as broker:  # nobody is to be cut off in a moment
+                broker.engine.adoption.run()
+                found = broker.engine.adoption.stats()
+        except SpoolInUse:
+            return False
+        except QflowError as error:
+            self._problem = str(error)
+            return False
+        self._problem = found.problem
+        return found.problem is None and not found.waiting
+
+    def _in_vain(self) -> str:
+        pid = owner_pid(self._spool)
+        who = "nobody could" if pid is None else f"its owner, process {pid or 'unknown'}, did not"
+        why = self._problem if pid is None else self._problem_of_owner()
+        return (
+            f"batch {self._batch.batch} of query {self._batch.query} was handed in to the spool at {self._spool}, and "
+            f"{who} adopt it within {self._timeout_s:g} s{f' ({why})' if why else ''}"
+        )
+
+    def _problem_of_owner(self) -> str | None:
+        """Return the reason the owner gives for a batch that waits."""
+        try:
+            with open(os.path.join(self._spool, "stats.json"), "rb") as file:
+                problem = json.load(file)["inbox"]["problem"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return None if problem is None else str(problem)
 
 
 @attrs.frozen
@@ -120,13 +168,13 @@ class LocalPlace:
 
     def check_hand_over(self, manifest: Manifest) -> None:
         """See that a batch would not be refused for its number or its plan."""
-        from qflow.spark.handover import Handover
+        from qflow.spark.places.local import Handover
 
         Handover(self.where, manifest, 0.0).check()
 
     def hand_over(self, manifest: Manifest, staged: Batch, timeout_s: float) -> None:
         """Return when a batch is in the log."""
-        from qflow.spark.handover import Handover  # imports the engine, which tasks do not need
+        from qflow.spark.places.local import Handover  # imports the engine, which tasks do not need
 
         Handover(self.where, manifest, timeout_s, staged).run()
 
