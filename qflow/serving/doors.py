@@ -75,6 +75,7 @@ class Opening:
     has_tls: bool = False
 
 
+@attrs.define(eq=False, slots=False)
 class Service:
     """Doors in one process, from the first that is opened to the signal that ends them all.
 
@@ -88,29 +89,18 @@ class Service:
         check: raises what ends the service when it cannot go on; called once a second, in the event loop's thread.
     """
 
-    def __init__(
-        self,
-        openings: Sequence[Opening],
-        read: Callable[[], Secrets],
-        *,
-        grace_s: float,
-        tell: Callable[[str], object],
-        warn: Callable[[str], object],
-        notify: Callable[[str], None] = manager.notify,
-        check: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._openings = openings
-        self._read = read
-        self._grace_s = grace_s
-        self._tell = tell
-        self._warn = warn
-        self._notify = notify
-        self._check = check
-        self._doors: list[tuple[Opening, Door]] = []
-        self._stops: asyncio.Queue[signal.Signals] = asyncio.Queue()
-        self._is_to_reload = asyncio.Event()
-        self._validity: Validity | None = None
-        self._is_read = asyncio.Event()  # there is another validity
+    _openings: Sequence[Opening]
+    _read: Callable[[], Secrets]
+    _grace_s: float = attrs.field(kw_only=True)
+    _tell: Callable[[str], object] = attrs.field(kw_only=True)
+    _warn: Callable[[str], object] = attrs.field(kw_only=True)
+    _notify: Callable[[str], None] = attrs.field(default=manager.notify, kw_only=True)
+    _check: Callable[[], object] = attrs.field(default=lambda: None, kw_only=True)
+    _doors: list[tuple[Opening, Door]] = attrs.field(factory=list, init=False)
+    _stops: asyncio.Queue[signal.Signals] = attrs.field(factory=asyncio.Queue, init=False)
+    _is_to_reload: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)
+    _validity: Validity | None = attrs.field(default=None, init=False)
+    _is_read: asyncio.Event = attrs.field(factory=asyncio.Event, init=False)  # there is another validity
 
     def receive(self, number: signal.Signals) -> None:
         """Do what a signal asks for; in the thread of the event loop."""

@@ -6,11 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import attrs
+
 from qflow.loggers import Logger
 
 TOLD_EACH_S = 10.0
 
 
+@attrs.define(eq=False, slots=False)
 class Telling:
     """The log has one line about trouble with clients in so many seconds, with how many there were between.
 
@@ -22,21 +25,14 @@ class Telling:
         clock: seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        logger: Logger,
-        *,
-        others: str = " (and {:,} more since the last line)",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._logger = logger
-        self._others = others
-        self._clock = clock
-        self._next_s: float | None = None
-        self._untold = 0
-        self._last: tuple[str, tuple[object, ...], BaseException | None] = "", (), None
-        """The latest of those that were left out."""
-        self._timer: asyncio.TimerHandle | None = None
+    _logger: Logger
+    _others: str = attrs.field(default=" (and {:,} more since the last line)", kw_only=True)
+    _clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    _next_s: float | None = attrs.field(default=None, init=False)
+    _untold: int = attrs.field(default=0, init=False)
+    _last: tuple[str, tuple[object, ...], BaseException | None] = attrs.field(default=("", (), None), init=False)
+    """The latest of those that were left out."""
+    _timer: asyncio.TimerHandle | None = attrs.field(default=None, init=False)
 
     def tell(self, text: str, *values: object, fault: BaseException | None = None) -> None:
         """Write a warning, unless there was one a short time ago; with where a `fault` of ours was raised."""

@@ -38,6 +38,7 @@ class Look:
     """Fields of `StreamStats`."""
 
 
+@attrs.define(eq=False, slots=False)
 class Figures:
     """See the module.
 
@@ -47,23 +48,16 @@ class Figures:
         now: seconds since the epoch.
     """
 
-    def __init__(
-        self,
-        broker: AsyncBroker,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], float] = time.time,
-    ) -> None:
-        self._broker = broker
-        self._clock = clock
-        self._now = now
-        self._queues: dict[str, Mapping[str, Any]] = {}
-        self._number = 0
-        self._last: Look | None = None
-        self._due_s = 0.0
-        """When the last look is old, on the clock."""
-        self._looking: asyncio.Task[Look] | None = None
-        self._points: deque[dict[str, float]] = deque(maxlen=POINTS)
+    _broker: AsyncBroker
+    _clock: Callable[[], float] = attrs.field(default=time.monotonic, kw_only=True)
+    _now: Callable[[], float] = attrs.field(default=time.time, kw_only=True)
+    _queues: dict[str, Mapping[str, Any]] = attrs.field(factory=dict, init=False)
+    _number: int = attrs.field(default=0, init=False)
+    _last: Look | None = attrs.field(default=None, init=False)
+    _due_s: float = attrs.field(default=0.0, init=False)
+    """When the last look is old, on the clock."""
+    _looking: asyncio.Task[Look] | None = attrs.field(default=None, init=False)
+    _points: deque[dict[str, float]] = attrs.field(factory=lambda: deque(maxlen=POINTS), init=False)
 
     async def look(self) -> Look:
         """Return the figures of now, or of a moment ago.

@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
+import attrs
+
 from qflow.aio.delivery import AsyncDelivery
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.client import Client
@@ -44,54 +46,27 @@ class Outlet(Protocol):
     def fail_channel(self, error: AmqpError) -> None: ...
 
 
+@attrs.define(eq=False)
 class Consumer:
     """Takes messages of one queue for one client. A task of its own; it ends with its channel, or its queue."""
 
-    __slots__ = (
-        "_average",
-        "_outlet",
-        "_source",
-        "_steps_back",
-        "_task",
-        "_waits",
-        "_wake",
-        "exclusive",
-        "hosted",
-        "no_ack",
-        "prefetch",
-        "priority",
-        "tag",
-        "unacked",
-    )
-
-    def __init__(
-        self,
-        outlet: Outlet,
-        hosted: HostedQueue,
-        tag: str,
-        *,
-        no_ack: bool,
-        exclusive: bool,
-        prefetch: int,
-        priority: int = 0,
-    ) -> None:
-        self.hosted = hosted
-        self.tag = tag
-        self.no_ack = no_ack
-        self.exclusive = exclusive
-        self.prefetch = prefetch
-        """The most messages it may hold; 0 = no limit."""
-        self.priority = priority
-        """Those with a higher one are served first."""
-        self.unacked = 0
-        self._waits = False
-        self._steps_back = False
-        self._outlet = outlet
-        self._source: Source | None = None
-        self._average = BUFFER_BYTES
-        """Bytes of a message, lately."""
-        self._wake: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+    _outlet: Outlet
+    hosted: HostedQueue
+    tag: str
+    no_ack: bool = attrs.field(kw_only=True)
+    exclusive: bool = attrs.field(kw_only=True)
+    prefetch: int = attrs.field(kw_only=True)
+    """The most messages it may hold; 0 = no limit."""
+    priority: int = attrs.field(default=0, kw_only=True)
+    """Those with a higher one are served first."""
+    unacked: int = attrs.field(default=0, init=False)
+    _waits: bool = attrs.field(default=False, init=False)
+    _steps_back: bool = attrs.field(default=False, init=False)
+    _source: Source | None = attrs.field(default=None, init=False)
+    _average: int = attrs.field(default=BUFFER_BYTES, init=False)
+    """Bytes of a message, lately."""
+    _wake: asyncio.Future[None] | None = attrs.field(default=None, init=False)
+    _task: asyncio.Task[None] | None = attrs.field(default=None, init=False)
 
     async def open(self, arguments: Mapping[str, Any], client: Mapping[str, Any] | None = None) -> None:
         """Look where it is to begin. Statistics call it by its tag and the name of its connection, if there is one.

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import attrs
+
 from qflow.aio.transaction import AsyncTransaction
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import DROP_HEAD, QUORUM, QueueArguments
@@ -34,28 +36,24 @@ class Consuming(Protocol):
     def look_again(self) -> None: ...
 
 
+@attrs.define(eq=False)
 class HostedQueue:
     """See the module. Used by the tasks of one event loop."""
 
-    __slots__ = ("_expiring", "_pending", "_pending_bytes", "consumers", "model", "store", "used_s", "where")
-
-    def __init__(
-        self, model: Queue, where: str, store: QueueStore | StreamStore, expiring: Expiring | None = None
-    ) -> None:
-        """`expiring`: of a queue with dead letters, who sees to it that they leave when they expire."""
-        self.model = model
-        """How it was declared."""
-        self.where = where
-        """As texts name it."""
-        self.store = store
-        """Its messages."""
-        self.consumers: dict[Consuming, None] = {}
-        """In the order they came, those of a higher priority first."""
-        self.used_s = time.monotonic()
-        """When it was declared, consumed or got from."""
-        self._pending = 0
-        self._pending_bytes = 0
-        self._expiring = expiring
+    model: Queue
+    """How it was declared."""
+    where: str
+    """As texts name it."""
+    store: QueueStore | StreamStore
+    """Its messages."""
+    _expiring: Expiring | None = None
+    """Of a queue with dead letters: it sees to it that they leave when they expire."""
+    consumers: dict[Consuming, None] = attrs.field(factory=dict, init=False)
+    """In the order they came, those of a higher priority first."""
+    used_s: float = attrs.field(factory=time.monotonic, init=False)
+    """When it was declared, consumed or got from."""
+    _pending: int = attrs.field(default=0, init=False)
+    _pending_bytes: int = attrs.field(default=0, init=False)
 
     @property
     def name(self) -> str:
