@@ -12,7 +12,7 @@ import pytest
 
 import qflow
 from door_raw import RawDoor
-from qflow.remote.server import pages, session
+from qflow.remote.server import session
 from qflow.remote.server.operations import queues
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import encode_frame
@@ -77,8 +77,8 @@ def test_so_many_may_be_open_whose_pages_are_to_come(
     owner.publish_many([("a", b"x")] * 300)
     head = {"op": kind, source: "one", "filter": "#"}
     with RawDoor(spool).greeted() as raw:
-        raw.send(b"".join(b"".join(encode_frame(number, head)) for number in range(100, 105 + pages.MOST_OPEN)))
-        answers = [raw.frame() for _ in range(5 + pages.MOST_OPEN)]
+        raw.send(b"".join(b"".join(encode_frame(number, head)) for number in range(100, 105 + session.MOST_OPEN)))
+        answers = [raw.frame() for _ in range(5 + session.MOST_OPEN)]
         refused = [decode_error(one.head) for one in answers if one and "error" in one.head]
         assert [type(error) for error in refused] == [qflow.InvalidArgument] * 5
         assert "end some of them" in str(refused[0])

@@ -13,7 +13,7 @@ import pytest
 import qflow
 import qflow.aio
 from qflow.remote.client.stream_holding import RemoteStreamBatch
-from qflow.remote.server import pages
+from qflow.remote.server import session
 from qflow.stats import Rates
 from qflow.streams.batches import StreamBatch
 from unit.clocks import until
@@ -60,11 +60,11 @@ def test_a_query_gives_what_it_gives_at_the_owner(stream: qflow.Stream, remote: 
 
 def test_queries_that_do_not_come_to_their_end_are_ended(stream: qflow.Stream, remote: qflow.RemoteBroker) -> None:
     """One that is left says so; too many that are open at once are refused."""
-    for _ in range(2 * pages.MOST_OPEN):
+    for _ in range(2 * session.MOST_OPEN):
         left = remote.stream("s").query()
         assert next(left).offset == 0
         left.close()  # type: ignore[attr-defined]
-    held = [remote.stream("s").query() for _ in range(pages.MOST_OPEN)]
+    held = [remote.stream("s").query() for _ in range(session.MOST_OPEN)]
     with pytest.raises(qflow.InvalidArgument, match="end some of them"):
         remote.stream("s").query()
     assert len(list(held[0])) == COUNT

@@ -14,10 +14,8 @@ from qflow.amqp.model.arguments import QUORUM
 from qflow.amqp.model.plans import Plan
 from qflow.amqp.model.queues import place_of
 from qflow.amqp.model.topology import Topology
-from qflow.amqp.server.dead_letters import DeadLetters, Trimming
-from qflow.amqp.server.deaths import TOO_MANY
-from qflow.amqp.server.expiring import expiring_of
-from qflow.amqp.server.hosted import Consuming, HostedQueue
+from qflow.amqp.server.dead_letters import TOO_MANY, DeadLetters, Trimming
+from qflow.amqp.server.hosted import Consuming, HostedQueue, expiring_of
 from qflow.amqp.server.stores import QueueStore, StreamStore, make_store
 from qflow.broker import Broker
 from qflow.errors import (

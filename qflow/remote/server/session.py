@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from inspect import isawaitable
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import qflow
-from qflow.aio.broker import AsyncBroker
+from qflow.aio.broker import AsyncBroker, in_thread
 from qflow.aio.home import Promise
 from qflow.aio.queue import put_at_once
 from qflow.delivery import Entry
@@ -30,20 +30,103 @@ from qflow.queues.consumer import Consumers
 from qflow.remote.server.arguments import Columns
 from qflow.remote.server.grants import Grants
 from qflow.remote.server.lone import PLAIN_PUT
-from qflow.remote.server.pages import Pages
 from qflow.remote.wire.errors import encode_error
 from qflow.remote.wire.values import plain
 from qflow.streams.deliveries import StreamMessage
 from qflow.takers import Taker
 
+MOST_OPEN = 100
+"""Of one kind, at one connection, that have not come to their end."""
+MOST_BYTES = 8 * 2**20
+"""Of messages in one page; the first is always there."""
+T = TypeVar("T")
 Reply = tuple[dict[str, Any], list[Any]]
 """A head and columns."""
-T = TypeVar("T")
 Operation = Callable[["Session", dict[str, Any], Columns], Awaitable[Any]]
 """Gives the result, which is no tuple; with columns, a `Reply`."""
 Notify = Callable[[dict[str, Any]], object]
 
 _logger = get_logger("qflow")
+
+
+class Pages(Generic[T]):
+    """What a connection reads page by page, up to the last one: queries of streams, or what waits in queues.
+
+    Those of one kind. In the loop of the connection; pages are read in threads.
+    """
+
+    def __init__(
+        self, broker: AsyncBroker, kind: str, most: int, size_of: Callable[[T], int], numbers: count[int]
+    ) -> None:
+        """Begin.
+
+        Args:
+            kind: what errors call one of these.
+            most: as many items are in a page.
+            size_of: returns the bytes of an item.
+            numbers: of what is opened.
+        """
+        self._broker = broker
+        self._kind = kind
+        self._most = most
+        self._size_of = size_of
+        self._numbers = numbers
+        self._open: dict[int, Iterator[T] | None] = {}
+        """By number: what is left of each; None while a page of it is read."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def begin(self, make: Callable[[], Iterator[T]]) -> tuple[list[T], int | None]:
+        """Return the first page of what `make` returns, and the number under which it goes on; None: that was all.
+
+        Raises:
+            InvalidArgument: too many are open.
+        """
+        if len(self._open) >= MOST_OPEN:
+            raise InvalidArgument(
+                f"{MOST_OPEN} of operation {self._kind!r} have not come to their end at this connection: end some of "
+                "them, or connect once more"
+            )
+        return await self._page(next(self._numbers), make)
+
+    async def go_on(self, number: int) -> tuple[list[T], int | None]:
+        """Return the next page of one. Raises NotFound: it is not open."""
+        items = self._open.get(number)
+        if items is None:
+            raise NotFound(f"there is no {self._kind} {number} of this connection: it has come to its end")
+        return await self._page(number, lambda: items)
+
+    async def _page(self, number: int, make: Callable[[], Iterator[T]]) -> tuple[list[T], int | None]:
+        self._open[number] = None
+        items: Any = None
+        try:
+            found, items = await in_thread(self._broker, partial(self._read, make))
+        finally:
+            if items is None:
+                self.close(number)
+        if number not in self._open:  # it was closed meanwhile
+            return found, None
+        self._open[number] = items
+        return found, number
+
+    def _read(self, make: Callable[[], Iterator[T]]) -> tuple[list[T], Iterator[T] | None]:
+        """Return a page, and what is left; None: nothing."""
+        items, found, size = make(), [], 0
+        for item in items:
+            found.append(item)
+            size += self._size_of(item)
+            if len(found) == self._most or size >= MOST_BYTES:
+                return found, items
+        return found, None
+
+    def close(self, number: int) -> None:
+        """Forget one; twice is fine."""
+        self._open.pop(number, None)
+
+    def close_all(self) -> None:
+        """Forget all."""
+        self._open.clear()
 
 
 def by_name(*operations: Operation) -> dict[str, Operation]:
