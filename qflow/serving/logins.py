@@ -7,6 +7,8 @@ A check of a password takes 50 ms of a processor and 16 MiB, so:
   come with the same one share a check;
 - tries come in *lines*, by the address of the client and a share of the user names; a line is served one by one, is
   slower after each wrong password in a row, up to 4 s, and what does not fit in it is refused unchecked;
+- a *crowd*, tries of other names than those that wait, fits in until some passwords in a row were wrong: the devices
+  behind one gateway come all at once when a server has started again;
 - users that do not exist cost what others do, so that nobody can tell them apart;
 - the log has one line in 10 s at most.
 
@@ -37,7 +39,13 @@ _logger = get_logger("qflow")
 
 CHECKS_AT_ONCE = 2
 MOST_WAITING = 8
-"""Different passwords that wait in a line; more are refused."""
+"""Different passwords that wait in a line; more are refused, but for those of a crowd."""
+_MOST_CHECKS = 20_000
+"""Checks that wait at once, in all lines, for a crowd to have more than that: as many as there are connections."""
+_SHORT = 512
+"""Characters of a name and a password of a crowd, which are kept while they wait."""
+_IN_A_ROW = 4
+"""Wrong passwords after which no crowd waits in a line."""
 _MOST_LINES = 4096
 _LINES_OF_AN_ADDRESS = 16
 _MOST_KNOWN = 4096
@@ -106,11 +114,11 @@ class Logins:
             return account.user
         line = self._line(name, peer)
         check = self._checks.get(digest)
-        if digest in self._wrong or (check is None and line.waiting >= MOST_WAITING):
+        if digest in self._wrong or (check is None and line.is_full and not self._may_crowd(line, name, password)):
             return await self._refuse(name, peer, line.failed(self._clock()))
         if check is None:
-            line.waiting += 1
-            check = self._checks[digest] = asyncio.create_task(self._check(line, account, password, digest))
+            line.waiting.append(name)
+            check = self._checks[digest] = asyncio.create_task(self._check(line, name, account, password, digest))
             check.add_done_callback(lambda _: self._checks.pop(digest))
         if await asyncio.shield(check) and account is not None:
             return account.user
@@ -123,10 +131,17 @@ class Logins:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._refusals.end()
 
-    async def _check(self, line: _Line, account: Account | None, password: str, digest: bytes) -> bool:
+    def _may_crowd(self, line: _Line, name: str, password: str) -> bool:
+        """Tell whether a try may wait in a line that is full; a user has one password, so that two are no crowd."""
+        is_short = len(name) + len(password) <= _SHORT
+        return is_short and not line.is_guessed and name not in line.waiting and len(self._checks) < _MOST_CHECKS
+
+    async def _check(self, line: _Line, name: str, account: Account | None, password: str, digest: bytes) -> bool:
         """Check a password when it is its turn in the line."""
         try:
             async with line.turn:
+                if line.is_guessed and len(line.waiting) > MOST_WAITING:
+                    return False  # unchecked: it waited as one of a crowd
                 pause_s = line.next_at - self._clock()
                 if pause_s > 0:
                     await self._sleep(pause_s)
@@ -141,7 +156,7 @@ class Logins:
                     line.failed(self._clock())  # before the next one of the line has its turn
                 return right
         finally:
-            line.waiting -= 1
+            line.waiting.remove(name)
 
     def tell_refused(self, name: str, peer: str) -> None:
         """Have the log tell of a login that was refused: here, or by who saw that there is nothing to check."""
@@ -179,10 +194,21 @@ class _Line:
     """Tries of one address and a share of the names, one after the other."""
 
     turn: asyncio.Lock = attrs.field(factory=asyncio.Lock)
-    waiting: int = 0
+    waiting: list[str] = attrs.field(factory=list)
+    """The names of those that wait, or are checked."""
     failures: int = 0
+    """Wrong passwords in a row."""
     next_at: float = 0.0
     """When the next check may begin."""
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.waiting) >= MOST_WAITING
+
+    @property
+    def is_guessed(self) -> bool:
+        """So many were wrong in a row that somebody tries passwords."""
+        return self.failures >= _IN_A_ROW
 
     def failed(self, now: float) -> float:
         """Note a wrong password; return the seconds until the next check."""

@@ -179,6 +179,69 @@ def test_a_thousand_passwords_at_once_are_checked_one_by_one_and_most_not_at_all
     assert len(guesses) == MOST_WAITING
 
 
+def test_a_crowd_with_right_passwords_waits_for_its_checks_and_nobody_is_refused(checked: list[str]) -> None:
+    """As the devices behind one gateway do, each with a name of its own, when a server has started again."""
+    names = tuple(f"device {number}" for number in range(1000))
+
+    async def scenario() -> list[User | None]:
+        logins = logins_of(users_of(names=names), time := Time())
+        found = await asyncio.gather(*(logins.check(name, "secret", PEER) for name in names))
+        assert not time.slept
+        logins.close()
+        return found
+
+    assert run(scenario()) == [User(name) for name in names]
+    assert len(checked) == len(names)
+
+
+def test_a_crowd_waits_beside_one_whose_password_is_wrong() -> None:
+    """A device that was given the wrong one has the others refused no more than it has itself accepted."""
+    names = tuple(f"device {number}" for number in range(1000))
+
+    async def scenario() -> list[User | None]:
+        logins = logins_of(users_of(names=names))
+        wrong = asyncio.create_task(logins.check(names[0], "wrong", PEER))
+        found = await asyncio.gather(*(logins.check(name, "secret", PEER) for name in names[1:]))
+        assert await wrong is None
+        logins.close()
+        return found
+
+    assert run(scenario()) == [User(name) for name in names[1:]]
+
+
+def test_one_password_tried_with_a_thousand_names_is_checked_for_few_of_them(checked: list[str]) -> None:
+    """After some wrong ones in a row those that wait are refused unchecked, but for as many as wait in any line."""
+    names = tuple(f"name {number}" for number in range(1000))
+
+    async def scenario() -> None:
+        logins = logins_of(users_of(), Time(stands_still=True))
+        assert await asyncio.gather(*(logins.check(name, "guess", PEER) for name in names)) == [None] * 1000
+        assert not logins._checks
+        logins.close()
+
+    run(scenario())
+    assert len(checked) <= module._LINES_OF_AN_ADDRESS * (module._IN_A_ROW + MOST_WAITING)
+
+
+def test_what_waits_of_a_crowd_is_bounded(monkeypatch: pytest.MonkeyPatch, checked: list[str]) -> None:
+    """Above that, and where a name or password is long, as few wait in a line as of one name."""
+    monkeypatch.setattr(module, "_MOST_CHECKS", 200)
+    names = tuple(f"name {number}" for number in range(1000))
+    most = module._LINES_OF_AN_ADDRESS * MOST_WAITING
+
+    async def scenario(password: str) -> int:
+        logins = logins_of(users_of(), Time(stands_still=True))
+        tries = [asyncio.create_task(logins.check(name, password, PEER)) for name in names]
+        await turns(1)
+        waiting = len(logins._checks)
+        await asyncio.gather(*tries)
+        logins.close()
+        return waiting
+
+    assert most < run(scenario("guess")) <= 200 + most
+    assert run(scenario("long" * 1000)) == most
+
+
 def test_after_a_wrong_password_the_next_one_of_the_line_is_checked_later() -> None:
     """Three that come at once: each waits for its answer, and the second and third also for their checks."""
 
