@@ -28,6 +28,7 @@ What is not there allows nothing.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -39,7 +40,7 @@ from typing import Any, Literal, TypeVar
 import attrs
 
 from qflow.errors import InvalidArgument, NotFound
-from qflow.serving.addresses import is_loopback
+from qflow.serving.addresses import Address, ip_address, is_loopback, is_of_this_machine_alone
 from qflow.serving.passwords import PasswordHash
 from qflow.streams.topic_filter import check_filter
 
@@ -173,11 +174,16 @@ class Users:
         return json.dumps({"virtual_hosts": self.virtual_hosts, "users": users}, indent=2, ensure_ascii=False) + "\n"
 
 
-def check_users(users: object, host: str) -> None:
-    """Refuse what are no users, and an address that other machines can reach without any. Raises InvalidArgument."""
+async def check_users(users: object, host: str) -> None:
+    """Refuse what are no users, and an address that other machines can reach without any. Raises InvalidArgument.
+
+    A name is looked up in a thread: that may take seconds.
+    """
     if users is not None and not isinstance(users, Users):
         raise InvalidArgument(f"users are what Users.load(FILE) of qflow.serving.users returns, not {users!r}")
-    if users is None and host != "localhost" and not is_loopback(host):
+    if users is not None or host == "localhost" or is_loopback(host):
+        return
+    if ip_address(host) is not None or not await asyncio.to_thread(is_of_this_machine_alone, Address(host, 0)):
         raise InvalidArgument(
             f"{host!r} can be reached from other machines: give users, or listen on 127.0.0.1, ::1 or localhost"
         )

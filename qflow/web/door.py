@@ -163,7 +163,7 @@ async def serve(
         InvalidArgument: another address than one of this machine alone, without users; no port.
     """
     check_port(port)
-    check_users(users, host)
+    await check_users(users, host)
     around = broker if isinstance(broker, AsyncBroker) else AsyncBroker(broker)
     server = Server(around, users, ssl, routes)
     try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import socket
 import stat
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +17,7 @@ import pytest
 from qflow.errors import InvalidArgument, NotFound
 from qflow.serving import users_file
 from qflow.serving.passwords import PasswordHash
-from qflow.serving.users import Account, Permission, Topics, User, Users, parse
+from qflow.serving.users import Account, Permission, Topics, User, Users, check_users, parse
 
 CHEAP = PasswordHash.of("secret", n=2)
 
@@ -170,3 +172,29 @@ def test_a_change_makes_no_file_unless_it_may(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no directory"):
         users_file.change(tmp_path / "nowhere" / "users.json", lambda users: users, create=True)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "is_taken"),
+    [
+        (("127.0.1.1",), True),
+        (("127.0.0.1", "::1"), True),
+        (("127.0.1.1", "192.0.2.7"), False),
+        (("192.0.2.7",), False),
+    ],
+)
+def test_a_name_needs_users_where_it_stands_for_an_address_that_others_reach(
+    found: tuple[str, ...], is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian has the name of a machine stand for 127.0.1.1."""
+
+    def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
+        assert host == "own.test"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    if is_taken:
+        asyncio.run(check_users(None, "own.test"))
+    else:
+        with pytest.raises(InvalidArgument, match="'own.test' can be reached from other machines"):
+            asyncio.run(check_users(None, "own.test"))

@@ -252,7 +252,7 @@ async def serve(
             number out of its bounds, such as a port.
     """
     check_port(port)
-    check_users(users, host)
+    await check_users(users, host)
     around = broker if isinstance(broker, AsyncBroker) else AsyncBroker(broker)
     server = Server(around, users, ssl, Clock(), Terms(**terms))
     await server.start(host, port, stream, websockets)
