@@ -292,8 +292,8 @@ class Getting:
             if over and (batch.total or held.is_any()):  # what passes on slack waits to be spilled
                 if not may_work:
                     return Lack.WORK
-                if queue.restorer.find_room() or not admission.cover():
-                    continue
+                if queue.restorer.find_room() or batch not in held.batches or not admission.cover():
+                    continue  # looking for room lets go of the lock: a purge may have ended the batch
                 if batch.total or not queue.restorer.is_refused or over * REFUSED_SHARE > gate.account.capacity:
                     return self._no_room()
             looks = queue.lanes.must_look()

@@ -389,6 +389,40 @@ def test_a_purge_takes_what_a_get_has_collected_before_it_reads_on(spool, faults
         assert broker.check() == []
 
 
+def test_a_purge_while_a_get_looks_for_room_on_a_full_disk_loses_nothing_that_comes_after_it(spool, faults, spill):
+    """Edge 16: what is put then is delivered, each message once, though the purge has ended the batch of the get."""
+    with faulty_broker(spool, faults, capacity_bytes="1MiB", **spill) as broker:
+        inside.still(broker)
+        queue = broker.declare_queue("q", durable=False, capacity_bytes="64KiB")
+        bodies = [b"%04d" % number * 236 for number in range(128)]  # 64 of them fill it
+
+        def fill(bodies):
+            for body in bodies:
+                queue.put(body, timeout_s=0)
+            held.append(queue.get(timeout_s=0))  # passes above the capacity, as the get that looks for room did
+
+        held: list[qflow.Delivery] = []
+        fill(bodies[:64])
+        faults.fail("pwrite", errno.ENOSPC)
+        once = iter([True])
+
+        def purge_and_fill():
+            if threading.current_thread().name == "getter" and next(once, False):
+                assert in_thread(queue.purge) == 64
+                in_thread(lambda: fill(bodies[64:]))
+
+        faults.before["pwrite"] = purge_and_fill
+        getter = threading.Thread(target=lambda: held.append(queue.get(timeout_s=0)), name="getter")
+        getter.start()
+        getter.join(PATIENCE_S)
+        assert [delivery.body for delivery in held[1:]] == bodies[64:66]
+        assert broker.check() == []
+        for delivery in held[1:]:
+            delivery.ack()
+        assert drained(queue) == bodies[66:]
+        assert len(queue) == 0
+
+
 def test_what_comes_back_of_a_spill_that_failed_is_charged_as_a_group_of_its_own(spool, faults):
     """Of messages that were put together a part is being spilled, and the others leave meanwhile."""
     with faulty_broker(spool, faults, capacity_bytes=CAPACITY) as broker:
