@@ -876,6 +876,31 @@ def test_a_read_whose_batch_fails_for_another_request_sees_all_of_it(tmp_path: P
 
 
 @pytest.mark.usefixtures("never_idle")
+def test_a_read_beside_acks_that_the_disk_refuses_each_time_sees_what_is_confirmed(tmp_path: Path) -> None:
+    """They are tried again in each batch, so each that it asks for fails: it asked without an end."""
+    faults = Faults()
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        inside.still(broker)
+        put_some(broker)
+        log = broker.engine.log
+        deliveries = [broker.queue("q").get(timeout_s=0) for _ in range(2)]
+        assert log.held_back
+        faults.fail("make_room", qflow.StorageError("the file system is read-only"))
+        deliveries[1].ack()
+        until(lambda: log._writer._again is not None)
+
+        def read() -> int:
+            with log.read() as txn:
+                return read_state(txn, "").applied
+
+        assert in_thread(read) > 0
+        assert not log.held_back
+        faults.heal()
+        log.drain()
+        assert there(broker) == list(range(2, 20))
+
+
+@pytest.mark.usefixtures("never_idle")
 def test_what_is_damaged_in_a_journal_is_told_by_a_snapshot_and_by_a_check(tmp_path: Path) -> None:
     size = {"journal_bytes": "64KiB"}
     killed(tmp_path / "spool", put_some, **size)

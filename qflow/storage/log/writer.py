@@ -350,6 +350,8 @@ class Writer:
             batch.error = log_error(error, self._env.path, "written")
         if self.handing.failure is None and batch.is_settling:
             self._again = batch.rest()
+        if batch.applies:
+            self._apply()  # who reads waits for that alone, and asks again as long as something is held back
 
     def _work_alone(self, batch: Batch, work: Work) -> None:
         self._committing.apply()
