@@ -75,6 +75,8 @@ class Ledger:
         self._caches: list[Account] = []
         self._spare: OrderedDict[Account, None] = OrderedDict()  # that may have something unused, the idlest first
         self._ranks: SortedList[int] = SortedList()
+        self._is_ranking = False
+        """Ranks are being changed; where that was before, too, a handler that raises came in the middle, in a loop."""
         self._barren: OrderedDict[Account, None] = OrderedDict()  # that had nothing to spill when asked
 
     def open(self, number: int, name: str, capacity: int | None, *, is_cache: bool = False) -> Account:
@@ -185,8 +187,10 @@ class Ledger:
     def _heavier(self, account: Account, missing: int) -> Iterator[Account]:
         """Yield who has more than `account` would have with `missing` more, the heaviest each time."""
         with self._lock:
+            self._begin_ranking()
             for _ in range(min(ASKED_AGAIN, len(self._barren))):
                 self._rank(next(iter(self._barren)))
+            self._is_ranking = False
         for _ in range(len(self._ranks)):
             with self._lock:
                 if not self._ranks:
@@ -200,13 +204,17 @@ class Ledger:
         """An account had nothing to spill: do not ask it the next time, unless something of it changes."""
         with self._lock:
             if account.rank:
+                self._begin_ranking()
                 self._ranks.remove(account.rank)
                 account.rank = 0
                 self._barren[account] = None
+                self._is_ranking = False
 
     def problems(self) -> list[str]:
         """Recount; return what is wrong, in words."""
         with self._lock:
+            self._begin_ranking()
+            self._is_ranking = False
             accounts = self._accounts.values()
             total = sum(account.borrowed for account in accounts)
             problems = [
@@ -229,12 +237,14 @@ class Ledger:
         return self.capacity // (UNUSED_SHARE * max(1, len(self._ranks) + len(self._barren)))
 
     def _change(self, account: Account, amount: int) -> None:
-        account.borrowed += amount
-        self.borrowed += amount
         if amount:
+            self._begin_ranking()
+            account.borrowed += amount
+            self.borrowed += amount
             self._rank(account)
 
     def _rank(self, account: Account) -> None:
+        """Rank an account by what it has; after `_begin_ranking`."""
         if account.rank:
             self._ranks.remove(account.rank)
         else:
@@ -242,6 +252,15 @@ class Ledger:
         account.rank = _rank_of(account) if _is_ranked(account) else 0
         if account.rank:
             self._ranks.add(account.rank)
+        self._is_ranking = False
+
+    def _begin_ranking(self) -> None:
+        """Note that ranks are being changed; rank all accounts anew where an earlier change was interrupted."""
+        if self._is_ranking:
+            for account in self._accounts.values():
+                account.rank = _rank_of(account) if _is_ranked(account) and account not in self._barren else 0
+            self._ranks = SortedList(account.rank for account in self._accounts.values() if account.rank)
+        self._is_ranking = True
 
     def _note_spare(self, account: Account) -> None:
         if account.give_way is not None and not account.is_cache:

@@ -21,6 +21,7 @@ import qflow.aio
 from faults.seams import in_thread
 from faults.strikes import TORTURE, Strike, places, reach
 from faults.test_strikes_queues import Round, World
+from qflow.memory.ledger import Ledger
 from qflow.memory.run_list import OWN_RUN
 from qflow.memory.waiting import in_place
 from qflow.queues.queue import parts_of
@@ -369,6 +370,29 @@ def test_a_publish_that_is_struck_as_it_asks_leaves_its_place_in_line(tmp_path: 
         for at in range(struck(NEVER).seen):
             strike = struck(at)
             assert (room.used, room.problems()) == (0, []), f"struck at place {at}: {strike.where}"
+
+
+def test_the_ledger_ranks_its_accounts_anew_after_an_interrupt() -> None:
+    """At whatever place of a change a handler exits: what comes later changes what others have, and finds the heaviest."""
+
+    def struck(at: int) -> Strike:
+        ledger, strike = Ledger(2**20), Strike(at, leave)
+        accounts = [ledger.open(number, f"q{number}", None) for number in range(1, 4)]
+        for account in accounts:
+            account.give_way = lambda missing, spills: False
+            assert ledger.borrow_exactly(account, 1000 * account.number)
+        with suppress(Exit):
+            strike.run(lambda: ledger.borrow_exactly(accounts[1], 5000))
+        for account in accounts:
+            assert ledger.borrow_exactly(account, 10_000), f"struck at place {at}: {strike.where}"
+        assert ledger.problems() == [], f"struck at place {at}: {strike.where}"
+        for account in accounts:
+            ledger.close(account)
+        assert (ledger.borrowed, ledger.problems()) == (0, [])
+        return strike
+
+    for at in range(struck(NEVER).seen):
+        struck(at)
 
 
 def test_a_batch_that_expires_is_visible_and_counted_in_one(tmp_path: Path) -> None:
