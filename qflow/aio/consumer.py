@@ -66,7 +66,7 @@ class ConsumerTasks:
         self._troubles = Troubles(self._consumed.tell_failure)
         self._current: dict[asyncio.Task[None], Delivery] = {}
         in_place(partial(self._consumed.list_consumer, self))
-        home.unfinished.add(self._give_up)
+        home.begin(self._give_up)
         self._tasks = [home.loop.create_task(self._run()) for _ in range(concurrency)]
         for task in self._tasks:
             task.add_done_callback(self._task_ended)

@@ -66,8 +66,11 @@ class Home:
         self._called = False
         self._crowd: Crowd | None = None
         self._rooms: dict[asyncio.Future[Any], asyncio.Future[bool]] = {}
-        self.unfinished: set[Callable[[], object]] = set()
-        """What gives up each thing that a task has begun and not ended; twice is fine."""
+        self.unfinished: dict[Callable[[], object], asyncio.Task[Any] | None] = {}
+        """What gives up each thing that a task has begun and not ended, twice is fine; and the task, so that it is not
+        collected before: the collector comes in the middle of any call, under whatever lock."""
+        self.is_over = False
+        """The loop is closed, and all that was unfinished given up: what is left of a task has nothing to do."""
 
     def call(self, function: Callable[[], object]) -> None:
         """Have the loop call a function; from any thread, also under locks. Cost: 0.2 µs, 10 µs if the loop sleeps."""
@@ -91,9 +94,15 @@ class Home:
         """Give up what tasks have begun, which do not go on: the loop is closed."""
         self._crowd = None
         self._forget_calls()
+        unfinished = dict(self.unfinished)  # with the tasks, until the end
         with ExitStack() as each:  # whichever of them fails
-            for one in list(self.unfinished):
+            each.callback(setattr, self, "is_over", True)  # the last one
+            for one in unfinished:
                 each.callback(self.end, one)
+
+    def begin(self, give_up: Callable[[], object]) -> None:
+        """Note what gives up something that the running task begins."""
+        self.unfinished[give_up] = asyncio.current_task(self.loop)
 
     def end(self, give_up: Callable[[], object]) -> None:
         """Give up what a task has begun, once more if that was struck, and have it unfinished no more."""
@@ -104,7 +113,7 @@ class Home:
                 in_place(give_up)
                 raise
         finally:
-            self.unfinished.discard(give_up)
+            self.unfinished.pop(give_up, None)
 
     def look_after(self) -> None:
         """Have a loop that runs do what stands here: an interrupt may have struck what was to do it. Any thread."""

@@ -317,18 +317,20 @@ class Worker:
                 finished = outcome.copy()
                 outcome.clear()
             if finished and undo is not None:
-                self.begin(partial(undo, finished[0]))
+                with suppress(BrokerClosed):  # nothing is left to undo; and a cancellation stays one
+                    self.begin(partial(undo, finished[0]))
 
         self.begin(job)
         try:
-            home.unfinished.add(give_up)
+            home.begin(give_up)
             await waiter.wait()
             return outcome[0]
-        except asyncio.CancelledError:
-            give_up()
+        except BaseException:
+            if not home.is_over:
+                give_up()
             raise
         finally:
-            home.unfinished.discard(give_up)
+            home.unfinished.pop(give_up, None)
 
     def spill(self, queue: Any, asked_for: float = math.inf) -> None:
         """Have a queue spill what is above its bounds, without waiting for it; other jobs have their turn meanwhile."""
@@ -358,7 +360,7 @@ async def attend(home: Home, worker: Worker, waiting: Waiting) -> None:
     """
     give_up = waiting.give_up
     try:
-        home.unfinished.add(give_up)
+        home.begin(give_up)
         while True:
             waiter = Waiter(home)
             while (wait_s := in_place(partial(waiting.step, waiter, False))) != WORK:  # a keyword takes 0.1 µs more
@@ -378,12 +380,14 @@ async def attend(home: Home, worker: Worker, waiting: Waiting) -> None:
             await waiter.wait(wait_s)
     except BaseException:
         try:
-            in_place(give_up)
+            if not home.is_over:
+                in_place(give_up)
         finally:  # a handler that raises may have come before that began, or in its middle
-            in_place(give_up)
+            if not home.is_over:
+                in_place(give_up)
         raise
     finally:
-        home.unfinished.discard(give_up)
+        home.unfinished.pop(give_up, None)
 
 
 def task_name() -> Noted:

@@ -57,16 +57,17 @@ class AsyncPublishing:
         now = home.loop.time
         ends = None if timeout is None else now() + timeout
         try:
-            home.unfinished.add(claim.give_up)
+            home.begin(claim.give_up)
             if not await self._take(claim, timeout):
                 return [duplicate_result() for _ in messages]
             left = None if ends is None else max(0.0, ends - now())
             return await self._publish(messages, headers, claim, timeout_s=left)
         except BaseException:
-            in_place(claim.give_up)
+            if not home.is_over:
+                in_place(claim.give_up)
             raise
         finally:
-            home.unfinished.discard(claim.give_up)
+            home.unfinished.pop(claim.give_up, None)
 
     def submit_many(self, messages: list[tuple[str, bytes]]) -> asyncio.Future[Sequence[PublishResult]]:
         """`publish` without headers and producer that returns a future; without a task if there is room at once."""

@@ -165,7 +165,7 @@ class AsyncPutting:
 
     def _stand(self, home: Home, standing: Putting | None) -> Turn:
         if standing is not None:
-            home.unfinished.add(standing.give_up)
+            home.begin(standing.give_up)
         line: Line = self._homes.lines.setdefault((home.loop, self._puts), OrderedDict())
         turn: Turn = home.loop.create_future()
         if not line:

@@ -115,7 +115,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
             waiter.future = home.loop.create_future()
             putting = putting_of(puts, put)
             try:
-                waiter.home.unfinished.add(putting.give_up)
+                home.begin(putting.give_up)
                 if putting.stand(waiter):
                     await waiter.future
                     if putting.go_on():
@@ -123,12 +123,14 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
                 return await self._putting.wait_for_room(putting)  # type: ignore[return-value]
             except BaseException:
                 try:
-                    in_place(putting.give_up)
+                    if not home.is_over:
+                        in_place(putting.give_up)
                 finally:  # see `attend`
-                    in_place(putting.give_up)
+                    if not home.is_over:
+                        in_place(putting.give_up)
                 raise
             finally:
-                waiter.home.unfinished.discard(putting.give_up)
+                home.unfinished.pop(putting.give_up, None)
         envelope = puts.envelope(headers, durable, priority, ttl_s, delay_s, not_before)
         record = envelope.record(body)
         if dedupe_key is not None:
@@ -242,7 +244,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
             batch = await self._work.collect(prefetch, None, taker)
             give_up = partial(claims.give_up, batch)
             try:
-                home.unfinished.add(give_up)
+                home.begin(give_up)
                 for index in range(len(batch)):
                     try:
                         delivery = claims.leave_batch(batch, index)

@@ -82,12 +82,16 @@ class QueueWork(InMemory):
     async def log_attempts(self, home: Home, getting: Getting) -> None:
         """Have it in the log that messages are delivered a second time, before they are; see `Gets`."""
         try:
+            home.begin(getting.give_up)
             joined = self._gets.join_attempts(getting.batch)
             if joined is not None:
                 await home.confirmed(joined)
         except BaseException:
-            in_place(getting.give_up)
+            if not home.is_over:
+                in_place(getting.give_up)
             raise
+        finally:
+            home.unfinished.pop(getting.give_up, None)
 
     async def delete_many(self, sequences: Iterable[int]) -> list[int]:
         """Delete waiting messages; see `AsyncQueue.delete_many`."""

@@ -128,7 +128,7 @@ class AsyncSubscription(Unpicklable):
                 return
             give_up = partial(claims.release, batch)
             try:
-                home.unfinished.add(give_up)
+                home.begin(give_up)
                 for delivery in shown_by_one(batch, held.returned, held.ahead.get(batch)):
                     yield AsyncStreamDelivery(delivery, self._settling)
                     settled = batch.settled

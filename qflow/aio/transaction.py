@@ -62,15 +62,16 @@ class AsyncTogether:
         assembly = Assembly(inserts, leavings, puts)
         ends = None if timeout is None else home.loop.time() + timeout
         try:
-            home.unfinished.add(assembly.withdraw)
+            home.begin(assembly.withdraw)
             while blocked := in_place(assembly.reserve):
                 left = None if ends is None else max(0.0, ends - home.loop.time())
                 await self._prepare(blocked, left, assembly)
         except BaseException:
-            in_place(assembly.withdraw)
+            if not home.is_over:
+                in_place(assembly.withdraw)
             raise
         finally:
-            home.unfinished.discard(assembly.withdraw)
+            home.unfinished.pop(assembly.withdraw, None)
         entered = in_place(partial(together.enter, assembly, soon=False))
         home.has_room()
         if entered is not None:
@@ -111,7 +112,7 @@ class AsyncTogether:
         claim = keys.claim(puts, key, record)
         ask = partial(keys.ask, claim)
         try:
-            home.unfinished.add(claim.give_up)
+            home.begin(claim.give_up)
             while (answer := ask() if keys.is_quick(claim) else await self._worker.run(home, ask)) is not None:
                 if isinstance(answer, int):
                     return answer
@@ -125,10 +126,11 @@ class AsyncTogether:
             left = None if ends is None else max(0.0, ends - home.loop.time())
             receipts = await self.commit([Insert(puts, number, [record])], [claim], left)  # type: ignore[list-item]
         except BaseException:
-            claim.give_up()
+            if not home.is_over:
+                claim.give_up()
             raise
         finally:
-            home.unfinished.discard(claim.give_up)
+            home.unfinished.pop(claim.give_up, None)
         return receipts[0].first
 
     async def _prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> None:

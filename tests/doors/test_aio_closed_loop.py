@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from qflow.aio.loops import Waiter, homes_of
 from qflow.aio.subscription import subscription_of
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, until
+
+PATIENCE_S = 5.0
 
 Act = Callable[[qflow.aio.AsyncBroker], Awaitable[Any]]
 
@@ -424,8 +428,67 @@ def test_what_cannot_be_given_up_keeps_nothing_else_from_it(left: Left) -> None:
     homes = homes_of(left.broker.engine)._homes
     for _ in range(2):
         left.close_with(_get, lambda: getters(queue) > len(homes) - 1)
-        next(reversed(homes.values())).unfinished.add(lambda: 1 // 0)
+        next(reversed(homes.values())).unfinished[lambda: 1 // 0] = None
     assert (getters(queue), len(homes)) == (2, 2)
     with pytest.raises(ZeroDivisionError):
         left.tend()
     assert (getters(queue), len(homes)) == (0, 0)
+
+
+@pytest.mark.parametrize("tended", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("act", [_get, _get_many, _put, _put_many, _publish, _commit], ids=lambda act: act.__name__)
+def test_a_task_of_a_closed_loop_is_collected_without_a_lock(left: Left, act: Act, tended: bool) -> None:
+    """The collector comes in the middle of any call, under whatever lock: before maintenance has given up, or after."""
+    broker = left.broker
+    queue = broker.declare_queue("q", durable=False, limit_messages=2)
+    broker.declare_queue("other", durable=False)
+    broker.bind("q", "t/#")
+    waits = getters if act in (_get, _get_many) else in_line
+    if waits is in_line:
+        queue.put_many([b"old"] * 2)
+    left.close_with(act, lambda: waits(queue))
+    while left.ended:
+        left.ended.pop()._log_destroy_pending = False  # type: ignore[attr-defined]
+    if waits is getters:
+        queue.put(b"new")  # wakes it, and nobody hears that
+    else:
+        queue.get_many(2, 0).ack()
+    if tended:
+        left.tend()
+    collected = threading.Thread(target=gc.collect)
+    with parts_of(queue).context.lock:
+        collected.start()
+        collected.join(PATIENCE_S)
+        is_stuck = collected.is_alive()
+    collected.join()
+    left.tend()
+    assert not is_stuck
+    assert not inside.left_behind(queue)
+    queue.purge()
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["collected", "by hand"])
+def test_what_a_thread_has_made_for_a_task_that_ends_is_undone(left: Left, by_hand: bool) -> None:
+    """A subscription that its task was never told of is closed, so that another one may begin."""
+    left.broker.declare_stream("s", topics=["s/#"])
+    tasks = left.tasks
+
+    async def subscribe() -> None:
+        await tasks.subscribe("s", name="me", start="earliest")
+
+    async def begin() -> Any:
+        task = asyncio.ensure_future(subscribe())
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        await event_loop.until(lambda: homes_of(left.broker.engine).here().unfinished)
+        wait(tasks._worker.begun())  # in which the loop does nothing
+        return task.get_coro() if by_hand else None
+
+    loop = asyncio.new_event_loop()
+    coroutine = loop.run_until_complete(begin())
+    if by_hand:
+        coroutine.close()
+    loop.close()
+    gc.collect()
+    left.tend()
+    wait(tasks._worker.begun())
+    left.broker.subscribe("s", name="me", start="earliest").close()
