@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from qflow.errors import InvalidArgument
@@ -15,6 +15,7 @@ from qflow.streams.claims import Claims
 from qflow.streams.counting import count_matching
 from qflow.streams.history import History
 from qflow.streams.part import Part
+from qflow.streams.room import QUIET_S
 from qflow.streams.shared import Shared
 
 
@@ -76,7 +77,7 @@ class Positions:
         moving = False
         try:
             with self._held.lock:
-                self._wait_until_moved()
+                self._wait_until_left()
                 self._held.check_open()
                 if member not in self._held.members:
                     raise InvalidArgument("the subscription is closed: subscribe again")
@@ -102,6 +103,22 @@ class Positions:
                 sleep(PAUSE_S)
             finally:
                 self._held.lock.acquire()
+
+    def _wait_until_left(self) -> None:
+        """Return when neither a seek nor a commit is on its way that settles some of what is held; else as that one.
+
+        A seek takes back what is held: a commit that settles it comes before, or finds it gone.
+        """
+        ends = monotonic() + QUIET_S  # an interrupt may have struck who began it
+        self._wait_until_moved()
+        while self._held.owner and any(batch.leaving for batch in self._held.batches) and monotonic() < ends:
+            self._held.lock.release()
+            try:
+                self._log.drain()
+                sleep(PAUSE_S)
+            finally:
+                self._held.lock.acquire()
+            self._wait_until_moved()
 
     def _leave_place(self, part: Part, place: int) -> None:
         """Take back what is held of one partition, and read on there from `place`. Under the lock."""

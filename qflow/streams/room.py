@@ -31,7 +31,7 @@ TOPIC_BYTES = 80
 HELD_BYTES = 1_000
 """Bytes charged for each batch that is held, beside its messages: its lists, a `StreamDelivery` if it has but one."""
 QUIET_S = 10.0
-"""Seconds an end waits for publishes that have reserved memory and not joined a batch yet."""
+"""Seconds an end waits for publishes that have reserved memory and not joined a batch yet, and a seek for commits."""
 LOOK_S = 1.0
 """Seconds after which the first in line looks again: it is not woken for what queues give back."""
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import inside
 import qflow
+from qflow.storage.log.transaction_log import TransactionLog
 from qflow.streams.claims import Leaving
-from unit.clocks import Clock
+from unit.clocks import Clock, until
 
 LEASE_S = 10
 
@@ -272,3 +275,35 @@ def _answer(broker: qflow.Broker, delivery: qflow.StreamDelivery) -> None:
     with broker.transaction() as tx:
         tx.put("q", delivery.body)
         tx.ack(delivery)
+
+
+def test_a_seek_comes_before_a_commit_or_after_it(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not come between what a commit is to settle and the log: what is held anew would be settled with that."""
+    with qflow.open(spool) as broker:
+        broker.declare_stream("s", topics=["t"])
+        broker.publish_many([("t", b"%d" % number) for number in range(10)])
+        subscription = broker.subscribe("s", name="me", start="earliest")
+        place, called = inside.cursor(subscription).place, threading.Event()
+        seeking = threading.Thread(target=subscription.seek, args=(0,))
+        join, drain = TransactionLog.join, TransactionLog.drain
+
+        def join_late(log: TransactionLog, unit: Any, *arguments: Any, **named: Any) -> Any:
+            if unit.settles:
+                seeking.start()
+                until(lambda: not seeking.is_alive() or (called.is_set() and not place.moving))
+            return join(log, unit, *arguments, **named)
+
+        def note(log: TransactionLog) -> None:
+            if threading.current_thread() is seeking:
+                called.set()
+            drain(log)
+
+        monkeypatch.setattr(TransactionLog, "join", join_late)
+        monkeypatch.setattr(TransactionLog, "drain", note)
+        with broker.transaction() as transaction:
+            transaction.ack_many(subscription.get_many(10))
+        seeking.join()
+        assert subscription.get_many(10, 0).offsets == list(range(10))
+    with qflow.open(spool) as broker:
+        subscription = broker.subscribe("s", name="me", start="committed")
+        assert subscription.get_many(10, 0).offsets == list(range(10))
