@@ -160,7 +160,7 @@ def _first_gone(records: list[Record | None], begin: int, end: int) -> int:
 class HeldBatch(AnyBatch):
     """A batch of a queue; see the module. Under the lock of the queue, where a description says nothing else."""
 
-    __slots__ = ("_front", "_index", "_left", "_measured", "is_over", "kept", "late", "segments")
+    __slots__ = ("_front", "_index", "_left", "_measured", "is_over", "kept", "late", "segments", "was_seen")
 
     def __init__(self, settler: BatchSettler, segments: list[Segment], taker: Any = None) -> None:
         self.settler = settler
@@ -173,6 +173,8 @@ class HeldBatch(AnyBatch):
         """It was settled, or went back, as a whole, or nothing of it is left."""
         self.late: str | None = None
         """What whoever settles it is told, where it was held for too long."""
+        self.was_seen = False
+        """Somebody has had it, of one that nobody has now: it was delivered; see `Held.unseen`."""
         self.total = sum([len(segment.records) for segment in segments]) if segments else 0
         self.leaving = 0
         self._measured = (0, 0)  # messages and bytes of `segments`, once somebody has asked

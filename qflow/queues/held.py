@@ -155,6 +155,10 @@ class Held:
         self.leaving.clear()
         self._kept = ()
 
+    def unseen(self) -> list[HeldBatch]:
+        """Return what nobody has seen, and nobody has: what gets are collecting, or is being given up."""
+        return [batch for batch, since in self.batches.items() if since is None and not batch.was_seen]
+
     def keep_all(self) -> None:
         """Let nobody settle what is held any more: the broker is being closed."""
         self._kept = [*self._kept, *segments_of(self.all())]

@@ -129,6 +129,14 @@ class Leases:
         if self.coming:
             self.claims.returns.take_some_back(self.coming[0])
 
+    def give_up_unseen(self) -> None:
+        """Take back what nobody has seen, not counted as delivered, before all else is kept as delivered."""
+        for batch in self._held.unseen():
+            self.claims.returns.give_up(batch)
+        for batch in [*self._held.batches, *self._held.apart.batches]:
+            if isinstance(batch.taker, Taker) and batch.taker.in_hand is not None:
+                self._handed_out(batch)
+
     def _handed_out(self, held: HeldOne) -> list[HeldOne]:
         """Return what a holder has seen, but for a long batch, which is `coming`.
 

@@ -27,10 +27,15 @@ def has_many_pieces(batch: HeldBatch) -> bool:
     return batch.is_long(batch.total, PIECES)
 
 
-def hand_over(held: Held, batch: HeldBatch) -> HeldBatch:
-    """Have what is left of a batch held by another one, which only the caller knows. Under the lock."""
+def hand_over(held: Held, batch: HeldBatch, *, was_seen: bool = True) -> HeldBatch:
+    """Have what is left of a batch held by another one, which only the caller knows. Under the lock.
+
+    Args:
+        was_seen: somebody has had it: else it is not counted as delivered.
+    """
     held.drop([batch], ends=False)
     rest = batch.hand_over()
+    rest.was_seen = was_seen
     held.batches[rest] = None
     return rest
 

@@ -7,11 +7,12 @@ thread or task that gave something back waits for them: they take memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from time import sleep
 from typing import TypeVar
 
 from qflow.delivery import AT_ONCE, ONE_ATTEMPT, Delivery, Return, Segment
-from qflow.errors import QflowError
+from qflow.errors import BrokerClosed, QflowError
 from qflow.held_batch import HeldBatch
 from qflow.memory.line import PAUSE_S
 from qflow.message import RETURNED
@@ -79,7 +80,7 @@ class Returns:
     def begin(self, one: HeldOne, how: Return | None = AT_ONCE) -> HeldBatch | None:
         """Take one back, or give it up where nothing says `how`; of a long batch return what is left, for `go_on`."""
         if not isinstance(one, Delivery) and one in self._held and portions.is_long(one):
-            return portions.hand_over(self._held, one)
+            return portions.hand_over(self._held, one, was_seen=how is not None)
         if how is None:
             self.give_up(one)
         else:
@@ -90,11 +91,14 @@ class Returns:
         """Do with what is left of a long batch what `begin` would have done with a short one. Takes the lock."""
         if rest is None:
             return
-        use = self._give_up_left if how is None else lambda some: self.take_back([some], how)
-        if how is not None and self._may_bury(how.requeue):
-            self._in_portions(rest, use, self._wait_for_dead_letters, portions.DEAD_LETTERS)
+        if how is None:
+            with suppress(BrokerClosed):  # whose end has given up the rest
+                self._in_portions(rest, self._give_up_left)
+        elif self._may_bury(how.requeue):
+            wait, most = self._wait_for_dead_letters, portions.DEAD_LETTERS
+            self._in_portions(rest, lambda some: self.take_back([some], how), wait, most)
         else:
-            self._in_portions(rest, use)
+            self._in_portions(rest, lambda some: self.take_back([some], how))
 
     def settle(self, rest: HeldBatch, settle: Callable[[list[HeldBatch]], Request | None]) -> Request | None:
         """Settle what is left of a long batch; return what `settle` has handed over last. Takes the lock."""

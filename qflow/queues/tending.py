@@ -283,6 +283,7 @@ def refuse_calls(queue: Parts, reason: type[QflowError]) -> None:
         context.ended = context.ended or reason
         queue.consumers.end_all()
         if context.ended is BrokerClosed:
+            queue.leases.give_up_unseen()
             queue.held.keep_all()
         queue.apply(context.settings)
         queue.admission.wake_putters()
