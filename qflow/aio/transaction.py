@@ -18,7 +18,7 @@ from qflow.message import Headers, Message, Record, bodies_bytes
 from qflow.options import Body, Key, PutOptions
 from qflow.pickling import Unpicklable
 from qflow.queues import in_steps
-from qflow.queues.assembly import Assembly, Insert, Preparing, Receipt
+from qflow.queues.assembly import Assembly, Insert, Receipt
 from qflow.queues.dedupe import Keys
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
@@ -136,17 +136,17 @@ class AsyncTogether:
     async def _prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> None:
         """`Together.preparing`, and waiting for it; in a thread if a queue may have to be declared."""
         home, together = self._homes.here(), self._together
-        place: Preparing | None = together.preparing(receipts, timeout, assembly)
-        while place is not None:
-            try:
-                await attend(home, self._worker, place.waiting)
-            except TurnedAway as error:
-                redirect = partial(together.redirect, place, error.decision)
-                place = redirect() if error.decision is Decision.DROP else await self._worker.run(home, redirect)
+        place = together.preparing(receipts, timeout, assembly)
+        try:
+            await attend(home, self._worker, place.waiting)
+        except TurnedAway as error:
+            redirect = partial(together.redirect, place, error.decision)
+            if error.decision is Decision.DROP:
+                redirect()
             else:
-                assembly.puts += place.puts
-                place.note()
-                return
+                await self._worker.run(home, redirect)
+        else:
+            place.note()
 
 
 class AsyncTransaction(Unpicklable):

@@ -19,6 +19,10 @@ from qflow.queues.overflow import Depth, plus
 from qflow.queues.puts import NOTHING, Puts
 from qflow.storage.log.transaction_log import Put, Unit
 
+DEAD_LETTERS_S = 2.0
+"""For so long dead letters of what limits turned away wait for room. Their queue may come before others in which the
+commit has room by then, so who has room there may wait for that."""
+
 
 class Insert(NamedTuple):
     """Messages for one lane of one queue."""
@@ -31,10 +35,12 @@ class Insert(NamedTuple):
 class Receipt:
     """What an insert returns: where its messages are in the put of their lane."""
 
-    __slots__ = ("_lane", "count", "first_records", "insert", "offset", "put")
+    __slots__ = ("_lane", "count", "first_records", "insert", "is_dead", "offset", "put")
 
-    def __init__(self, insert: Insert, lane: Receipt | None = None, offset: int = 0) -> None:
+    def __init__(self, insert: Insert, lane: Receipt | None = None, offset: int = 0, *, is_dead: bool = False) -> None:
         """`lane`: the receipt of the first insert of the same lane, unless this is that."""
+        self.is_dead = is_dead
+        """They are dead letters of what a limit turned away."""
         self.insert = insert
         self.first_records = insert.records
         self.count = len(insert.records)
@@ -48,6 +54,10 @@ class Receipt:
         """The first sequence, once it is committed; None if it was turned away."""
         put = self.put if self._lane is None else self._lane.put
         return None if put is None else put.first + self.offset
+
+    def patience_s(self, timeout: float | None) -> float | None:
+        """Return how long it waits for room, where the commit may wait so long; None = without end."""
+        return timeout if not self.is_dead else DEAD_LETTERS_S if timeout is None else min(timeout, DEAD_LETTERS_S)
 
 
 class Assembly:
@@ -76,6 +86,7 @@ class Assembly:
         self.leavings = list(leavings)
         self.turned: list[tuple[Puts, int, bool]] = []
         """(queue, messages, they are dropped) of what limits turned away."""
+        self._dead_letters: list[Receipt] = []  # of that; they have no room yet
         self.unit: Unit | None = None
         """All of it, once it is to join a batch."""
         self._leave: dict[object, Depth] = {}
@@ -94,7 +105,8 @@ class Assembly:
 
         That is of one queue, or all of the partitions of streams, and reserved by the caller. What stops this is a
         queue or streams in which a put would have to wait, a queue from which something is leaving, or several lanes
-        of one.
+        of one. Dead letters of what limits turned away come behind all queues: whoever waits for one of these has room
+        in no other one that comes behind it.
 
         Cost: 3 µs a queue, 0.5 µs where messages fan out.
         """
@@ -104,6 +116,8 @@ class Assembly:
         if not self.dead:
             self._reserve_lanes()
         blocked = _of_one_party(self._lanes, self._start)
+        if self._dead_letters and (not blocked or blocked[0].insert.queue.reserves_together):
+            return [self._dead_letters.pop(0)]
         self._start += len(blocked)
         return [] if blocked and self._reserve_together(blocked) else blocked
 
@@ -136,6 +150,10 @@ class Assembly:
             self.puts.append(put)
             receipt.put = put
             self._start = index + 1
+
+    def redirect(self, insert: Insert) -> None:
+        """Have dead letters of what a limit turned away go there."""
+        self._dead_letters.append(Receipt(insert, is_dead=True))
 
     def spreads(self) -> list[Put]:
         """Return what fans out into queues that have room for it."""
@@ -223,19 +241,19 @@ class Reserving:
 
 
 class Preparing(NamedTuple):
-    """One queue in which a commit reserves room, for all lanes of it that it puts into; or that of dead letters."""
+    """One queue in which a commit reserves room, for all lanes of it that it puts into; or for dead letters."""
 
     assembly: Assembly
     queue: Puts
     receipts: list[Receipt]
-    """Of these puts, to tell of them; none of dead letters, or where they do already."""
+    """Of these puts, to tell of them; none where they do already."""
     puts: list[Put]
     waiting: Reserving
-    timeout: float | None = None
     dead: bool = False
 
     def note(self) -> None:
-        """The puts have their room: have their receipts tell of them."""
+        """The puts have their room: they are part of the commit, and their receipts tell of them."""
+        self.assembly.puts += self.puts
         for receipt, put in zip(self.receipts, self.puts, strict=False):
             receipt.put = put
 

@@ -16,14 +16,13 @@ from qflow.delivery import Segment
 from qflow.errors import again
 from qflow.memory.line import Wake
 from qflow.memory.waiting import attend, shelter, sheltered
-from qflow.message import Record
 from qflow.queues.assembly import Assembly, Insert, Preparing, Receipt, ReserveStep, Reserving, draft_together
 from qflow.queues.context import Context
 from qflow.queues.dead_letters import Cause, dead_letters
 from qflow.queues.exits import Leaving
 from qflow.queues.fan_out import FanOut
-from qflow.queues.overflow import Decision, Depth
-from qflow.queues.puts import NOTHING, Puts
+from qflow.queues.overflow import Decision
+from qflow.queues.puts import Puts
 from qflow.queues.putting import TurnedAway
 from qflow.storage.log.transaction_log import Put, TransactionLog, Unit
 
@@ -144,61 +143,45 @@ class Together:
             raise again(unit.error)
 
     def _prepare(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> None:
-        """Reserve room for all lanes of one queue, and add their puts, or that of their dead letters."""
-        place: Preparing | None = self.preparing(receipts, timeout, assembly)
-        while place is not None:
-            try:
-                attend(partial(place.waiting.step, may_work=True), place.waiting.give_up)
-            except TurnedAway as error:
-                place = self.redirect(place, error.decision)
-            else:
-                assembly.puts += place.puts
-                place.note()
-                return
+        """Reserve room for all lanes of one queue, and add their puts; dead letters of them are for a later call."""
+        place = self.preparing(receipts, timeout, assembly)
+        try:
+            attend(partial(place.waiting.step, may_work=True), place.waiting.give_up)
+        except TurnedAway as error:
+            self.redirect(place, error.decision)
+        else:
+            place.note()
 
     def preparing(self, receipts: list[Receipt], timeout: float | None, assembly: Assembly) -> Preparing:
         """Return what is to be waited for before all lanes of one queue have room; or all partitions of streams."""
-        queue = receipts[0].insert.queue
+        queue, dead = receipts[0].insert.queue, assembly.dead or receipts[0].is_dead
         if queue.reserves_together:
             puts = draft_together(receipts)
             first: Any = puts[0].lane.publisher
             return Preparing(assembly, queue, [], puts, self._waiting_for(assembly, *first.reserving(puts)))
-        lots = [(receipt.insert.number, receipt.insert.records) for receipt in receipts]
-        return self._preparing(assembly, queue, receipts, lots, timeout, assembly.leaving(queue), assembly.dead)
-
-    def _preparing(
-        self,
-        assembly: Assembly,
-        queue: Puts,
-        receipts: list[Receipt],
-        lots: list[tuple[int, list[Record]]],
-        timeout: float | None,
-        leaving: Depth,
-        dead: bool,
-    ) -> Preparing:
-        """The same for lots of (number of a lane, records) of one queue; see `Puts.begin`."""
-        puts = queue.draft_all(lots, dead=dead)
-        putting = queue.begin(puts, timeout, leaving=leaving, dead=dead)
-        waiting = self._waiting_for(assembly, putting.step, putting.give_up)
-        return Preparing(assembly, queue, receipts, puts, waiting, timeout, dead)
+        puts = queue.draft_all([(receipt.insert.number, receipt.insert.records) for receipt in receipts], dead=dead)
+        timeout = receipts[0].patience_s(timeout)
+        putting = queue.begin(puts, timeout, leaving=assembly.leaving(queue), dead=dead)
+        return Preparing(
+            assembly, queue, receipts, puts, self._waiting_for(assembly, putting.step, putting.give_up), dead
+        )
 
     def _waiting_for(self, assembly: Assembly, step: ReserveStep, give_up: Callable[[], object]) -> Reserving:
         """Return steps of reserving that end when a queue is deleted in which the commit has room; see `Reserving`."""
         return Reserving(self._waiting, assembly, step, give_up)
 
-    def redirect(self, place: Preparing, decision: Decision) -> Preparing | None:
-        """Return where the messages go that a limit turned away; None if they are dropped.
+    def redirect(self, place: Preparing, decision: Decision) -> None:
+        """Have messages that a limit turned away go where dead letters go; nowhere if they are dropped.
 
         Cost: a commit, where their queue must be declared.
         """
         records = [record for put in place.puts for record in put.records]
         place.assembly.turned.append((place.queue, len(records), decision is Decision.DROP))
         if decision is Decision.DROP:
-            return None
+            return
         if not place.dead:
             records = dead_letters(place.queue.name, [Segment(-1, records, 0)], Cause("limit"), self._clock())
-        target = self._dead_letter_queue(place.queue.context)
-        return self._preparing(place.assembly, target, [], [(0, records)], place.timeout, NOTHING, True)
+        place.assembly.redirect(Insert(self._dead_letter_queue(place.queue.context), 0, records))
 
     def leave_deleted(self) -> None:
         """Have commits that wait for room elsewhere give back what they have in queues that were deleted, and fail.

@@ -1,0 +1,105 @@
+"""Two publishes that want the same queues never wait for each other, also where some of it becomes a dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import pytest
+
+import qflow
+from qflow.queues import assembly
+from qflow.queues.admission import Admission
+from qflow.queues.assembly import Receipt
+from qflow.queues.queue import parts_of
+from qflow.queues.together import Together
+
+Open = Callable[..., qflow.Broker]
+PATIENCE_S = 10.0
+BODY = bytes(2_000_000)
+"""More than a queue may have in memory: one put of those at a time passes alone."""
+
+
+def _declared(broker: qflow.Broker, order: str) -> dict[str, qflow.Queue]:
+    """Return queues, declared in this order; what goes into `full` is a dead letter, in `dead`."""
+    queues = {name: broker.declare_queue(name, capacity_bytes="1MB") for name in order.split()}
+    broker.alter_queue("full", limit_messages=1, on_overflow="dead_letter", dead_letter="dead")
+    queues["full"].put(b"")
+    for name, topic in (("full", "turned"), ("both", "turned"), ("both", "plain"), ("dead", "plain")):
+        broker.bind(name, topic)
+    return queues
+
+
+def test_dead_letters_do_not_wait_for_who_waits_for_them(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue of dead letters comes before one in which their commit has room: they wait for a while only."""
+    broker = open_spool()
+    queues = _declared(broker, "dead both full")
+    waits = Event()
+    redirect, note_blocked = Together.redirect, Admission.note_blocked
+
+    with ThreadPoolExecutor() as threads:
+        plain: list[Any] = []
+
+        def redirect_late(*arguments: Any) -> Any:
+            plain.append(threads.submit(broker.publish, "plain", BODY))
+            assert waits.wait(PATIENCE_S)
+            return redirect(*arguments)
+
+        def note(admission: Admission, putter: Any) -> None:
+            note_blocked(admission, putter)
+            if admission is parts_of(queues["both"]).admission:
+                waits.set()
+
+        monkeypatch.setattr(Together, "redirect", redirect_late)
+        monkeypatch.setattr(Admission, "note_blocked", note)
+        monkeypatch.setattr(assembly, "DEAD_LETTERS_S", 0.0)
+        turned = threads.submit(broker.publish, "turned", BODY)
+        try:
+            with pytest.raises(qflow.QueueFull, match="'dead'"):
+                turned.result(PATIENCE_S)
+            assert dict(plain[0].result(PATIENCE_S).sequences) == {"dead": 0, "both": 0}
+        finally:
+            if not turned.done():
+                broker.close()  # lets them go
+    assert {name: len(queue) for name, queue in queues.items()} == {"dead": 1, "both": 1, "full": 1}
+
+
+def test_dead_letters_have_no_room_while_their_commit_waits(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue of dead letters comes behind one in which their commit waits for room."""
+    broker = open_spool()
+    queues = _declared(broker, "full both dead")
+    waits, comes = Event(), Event()
+    redirect, prepare, note_blocked = Together.redirect, Together._prepare, Admission.note_blocked
+
+    with ThreadPoolExecutor() as threads:
+        plain: list[Any] = []
+
+        def redirect_late(*arguments: Any) -> Any:
+            plain.append(threads.submit(broker.publish, "plain", BODY))
+            assert comes.wait(PATIENCE_S)
+            return redirect(*arguments)
+
+        def prepare_late(together: Together, receipts: list[Receipt], *others: Any) -> None:
+            if receipts[0].insert.queue.name == "dead" and not comes.is_set():
+                comes.set()
+                assert waits.wait(PATIENCE_S)
+            prepare(together, receipts, *others)
+
+        def note(admission: Admission, putter: Any) -> None:
+            note_blocked(admission, putter)
+            if admission is parts_of(queues["both"]).admission:
+                waits.set()
+
+        monkeypatch.setattr(Together, "redirect", redirect_late)
+        monkeypatch.setattr(Together, "_prepare", prepare_late)
+        monkeypatch.setattr(Admission, "note_blocked", note)
+        turned = threads.submit(broker.publish, "turned", BODY)
+        try:
+            results = [turned.result(PATIENCE_S), plain[0].result(PATIENCE_S)]
+        finally:
+            if not turned.done():
+                broker.close()  # lets them go
+    assert [dict(one.sequences) for one in results] == [{"full": None, "both": 1}, {"both": 0, "dead": 0}]
+    assert {name: len(queue) for name, queue in queues.items()} == {"dead": 2, "both": 2, "full": 1}
