@@ -24,6 +24,11 @@ class Plan:
     is_new: bool = False
     """What is declared was not there."""
 
+    @property
+    def is_nothing(self) -> bool:
+        """What is asked for is there as it is, or is not there to be deleted."""
+        return not self.facts and not self.changes
+
     def apply(self) -> None:
         """Make the change in memory. Cost: 2 µs for each thing that is added or removed."""
         for change in self.changes:

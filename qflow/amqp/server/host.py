@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -254,7 +255,11 @@ class Host:
 
     @ending
     async def change(self, plan: Callable[[VirtualHost], Plan]) -> None:
-        """Have what is planned in the log, then make the change."""
+        """Have what is planned in the log, then make the change; at once, where that changes nothing."""
+        with suppress(AmqpError):  # it may be right when it is its turn
+            planned = plan(self._model)
+            if planned.is_nothing and (planned.exchange is None or not planned.exchange.auto_delete):
+                return
         async with self._hosts.changing:
             await self._hosts.commit(plan(self._model))
 
@@ -279,16 +284,20 @@ class Host:
         self, connection: int, name: str, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Table
     ) -> HostedQueue:
         """Return a queue, making it if there is none; the server names one without a name."""
+        declare = partial(
+            self._model.plan_declare_queue,
+            name,
+            connection,
+            durable=durable,
+            exclusive=exclusive,
+            auto_delete=auto_delete,
+            arguments=arguments,
+        )
+        if (there := self._declared_again(name, declare)) is not None:
+            return there
         async with self._hosts.changing:
             await self._forget_if_gone(name)
-            plan = self._model.plan_declare_queue(
-                name,
-                connection,
-                durable=durable,
-                exclusive=exclusive,
-                auto_delete=auto_delete,
-                arguments=arguments,
-            )
+            plan = declare()
             assert plan.queue is not None
             name = plan.queue.name
             if plan.is_new:
@@ -311,10 +320,29 @@ class Host:
         async with self._hosts.changing:
             return await self._delete(name, connection, if_unused, if_empty)
 
+    def _declared_again(self, name: str, declare: Callable[[], Plan]) -> HostedQueue | None:
+        """Return a queue that is declared as it is, and goes only when somebody deletes it; None: declare it in turn.
+
+        It need not wait while others declare what is new, at some milliseconds each.
+        """
+        model = self._model.queues.get(name)
+        if model is None or model.auto_delete or model.owner is not None or model.settled.expires_ms is not None:
+            return None
+        with suppress(AmqpError):  # it may be right when it is its turn
+            if not self._is_gone(name, model) and declare().is_nothing:
+                hosted = self._hosted(name)
+                hosted.used()
+                return hosted
+        return None
+
+    def _is_gone(self, name: str, model: Queue) -> bool:
+        """Tell whether a program has deleted a queue that AMQP declared."""
+        return self._hosts.engine_has(self._model.engine_name(name), model.settled.is_stream) is None
+
     async def _forget_if_gone(self, name: str) -> None:
         """Forget a queue that AMQP declared and a program has deleted, with its bindings."""
         model = self._model.queues.get(name)
-        if model is not None and self._hosts.engine_has(self._model.engine_name(name), model.settled.is_stream) is None:
+        if model is not None and self._is_gone(name, model):
             await self._hosts.commit(self._model.plan_forget_queues([name]))
             self.queues.pop(name, None)
 
