@@ -12,9 +12,7 @@ from qflow.storage.files import Files
 from qflow.storage.log.snapshots import make_snapshot, remove_snapshot
 
 
-def copy_spool(
-    path: str | os.PathLike[str], to: str | os.PathLike[str], *, unsafe_filesystem: bool = False
-) -> SnapshotReport:
+def copy_spool(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> SnapshotReport:
     """Copy the log of a spool to a new one; see `Broker.snapshot`. A commit under way is in the copy or not.
 
     The copy of a spool that was closed cleanly is clean, too, with exact counts of deliveries.
@@ -26,7 +24,7 @@ def copy_spool(
 
     def copy() -> SnapshotReport:
         with opened_log(spool) as (env, _):
-            return make_snapshot(env, spool, to, Files(), unsafe_filesystem=unsafe_filesystem)
+            return make_snapshot(env, spool, to, Files())
 
     return in_child(spool, copy)
 

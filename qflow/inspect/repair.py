@@ -86,9 +86,7 @@ class _Part(NamedTuple):
     """Keys of records that do not match their checksum, and why."""
 
 
-def repair_spool(
-    path: str | os.PathLike[str], to: str | os.PathLike[str], *, unsafe_filesystem: bool = False
-) -> Repair:
+def repair_spool(path: str | os.PathLike[str], to: str | os.PathLike[str]) -> Repair:
     """Bring what can be read of a spool into a new one at `to`, a directory that does not exist or is empty.
 
     Raises:
@@ -104,7 +102,7 @@ def repair_spool(
             f"the spool {spool} is in use by {process_in_words(owner)}: a repair reads it when it is closed"
         )
     files = Files()
-    with making(spool, to, files, "new spool", unsafe_filesystem=unsafe_filesystem) as target:
+    with making(spool, to, files, "new spool", unsafe_filesystem=False) as target:
         begun = in_child(spool, lambda: _begun(spool))
         done = _repair(spool, target, files, begun)
     if begun.journal is None:

@@ -23,17 +23,17 @@ from qflow.storage.log.rows import Row
 from qflow.streams.counting import Waiting, count_waiting
 
 
-def read_spool(path: str | os.PathLike[str], *, now_s: float | None = None) -> SpoolFacts:
+def read_spool(path: str | os.PathLike[str]) -> SpoolFacts:
     """Return what a spool's log and its owner's `stats.json` say. Cost: reads one row a lane, partition and cursor.
 
     Raises:
         NotFound: there is no spool. FormatTooNew, CorruptionError, StorageError: as `qflow.open`.
     """
     spool = spool_path(path)
-    return in_child(spool, lambda: _read_spool(spool, now_s))
+    return in_child(spool, lambda: _read_spool(spool))
 
 
-def _read_spool(spool: str, now_s: float | None) -> SpoolFacts:
+def _read_spool(spool: str) -> SpoolFacts:
     with opened_log(spool) as (env, found):
         queues = [_facts(record) for record in found.queues if not record.deleted]
         streams = streams_of(found)
@@ -41,7 +41,7 @@ def _read_spool(spool: str, now_s: float | None) -> SpoolFacts:
             origin = recovery.read_origin(txn, spool)
         journal_records = count_unapplied(env, Files())
     live = read_live(spool)
-    age = None if live is None else (time.time() if now_s is None else now_s) - float(live["time_s"])
+    age = None if live is None else time.time() - float(live["time_s"])
     return SpoolFacts(
         path=spool,
         uuid=found.uuid,

@@ -241,11 +241,11 @@ def owner_pid(spool_path: str | os.PathLike[str]) -> int | None:
     return None
 
 
-def lock_holders(path: str, locks: str = "/proc/locks") -> list[int]:
+def lock_holders(path: str) -> list[int]:
     """Return the processes that hold a POSIX lock on a file, as far as the system tells."""
     try:
         found = os.stat(path)
-        with open(locks, "rb") as file:
+        with open("/proc/locks", "rb") as file:
             lines = file.read().decode().splitlines()
     except OSError:
         return []
