@@ -157,6 +157,9 @@ class Consuming:
     def _hand_over(self) -> None:
         """Take a batch, and call back for each message of it."""
         queue = self._queue
+        if self._batch is not None:  # what is left of one that failed, for want of memory
+            queue.give_up_batch(self._batch)
+            self._batch = None
         batch = self._batch = queue.collect(self._prefetch, None, self.taker, lambda: self._stopped)
         self._troubles.end()
         for index in range(len(batch)):

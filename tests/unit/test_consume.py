@@ -135,6 +135,24 @@ def test_a_get_that_fails_is_told_once_and_tried_again(spool: Path, monkeypatch:
         assert "tries again" in events[0].detail
 
 
+@pytest.mark.owner_only
+def test_what_is_left_of_a_batch_that_failed_goes_back(queue: qflow.Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else would let go of it: it comes again, not counted as delivered."""
+    consumers, received = parts_of(queue).consumers, list[tuple[bytes, int]]()
+    leave_batch, failures = consumers.leave_batch, [None, MemoryError("no memory")]
+
+    def leave(*arguments: Any) -> Any:
+        if failures and (failure := failures.pop(0)) is not None:
+            raise failure
+        return leave_batch(*arguments)
+
+    monkeypatch.setattr("qflow.queues.consumer.AGAIN_S", 0.0)
+    monkeypatch.setattr(consumers, "leave_batch", leave)
+    with queue.consume(lambda delivery: received.append((delivery.body, delivery.delivery_count))):
+        until(lambda: len(queue) == 0)
+    assert received == [(b"%d" % number, 1) for number in range(10)]
+
+
 def test_a_consumer_that_rests_is_closed_at_once(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a get that failed, it does not look before an hour is over; closing it, or the broker, ends that."""
     monkeypatch.setattr("qflow.queues.consumer.AGAIN_S", 3600)
