@@ -145,6 +145,7 @@ class Fanned:
                     admission.pending -= puts
                     admission.pending_messages -= messages
                     admission.pending_bytes -= size
+                    gate.changed[gate.place] = True
                     if gate.used + charged > gate.passing:
                         gate.borrow_ahead(charged)
                     continue

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import inside
 import qflow
 from qflow.memory.changed import Changed
+from qflow.queues.fan_out import Fanned
 
 PACKAGE = Path(qflow.__file__).parent
 TELLING = {"count_in", "cover", "forget_places", "note_change", "rebalance", "refresh", "_finish", "_trim"}
@@ -78,3 +82,23 @@ def test_whoever_changes_what_is_used_tells() -> None:
     found = [one for path in paths for one in functions(path) if one.name != "__init__" and changes(one)]
     assert len(found) > 20
     assert [one.name for one in found if not tells(one)] == []
+
+
+def test_what_fans_out_tells_of_each_queue_as_it_is_shown(
+    open_spool: Callable[..., qflow.Broker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though somebody has looked since room was reserved: a sync may take that long."""
+    broker = open_spool()
+    queues = broker.declare_queues([f"q{number}" for number in range(3)])
+    for queue in queues:
+        broker.bind(queue, "t")
+    changed, publish_all = broker.engine.queues.changed, Fanned.publish_all
+
+    def after_a_look(*arguments: Any) -> None:
+        changed.take()
+        publish_all(*arguments)
+
+    monkeypatch.setattr(Fanned, "publish_all", after_a_look)
+    with inside.paused(broker):
+        broker.publish("t", b"")
+        assert {queue.name for queue in changed.take()} == {"q0", "q1", "q2"}
