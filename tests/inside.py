@@ -66,17 +66,23 @@ def without_maintenance() -> Iterator[None]:
 
 
 @contextmanager
-def before_lock(queue: qflow.Queue, act: Callable[[], object], entry: int = 1) -> Iterator[None]:
-    """Have another thread do something as the calling one is about to get a queue's lock for the n-th time."""
-    context, me, entries = parts_of(queue).context, threading.get_ident(), count(1)
-    lock = context.lock
+def before_lock(
+    queue: qflow.Queue, act: Callable[[], object], entry: int = 1, *, straight: bool = False
+) -> Iterator[None]:
+    """Have another thread do something as the calling one is about to get a queue's lock for the n-th time.
+
+    `straight`: in a straight line of `Queue` itself; else elsewhere.
+    """
+    owner: Any = queue if straight else parts_of(queue).context
+    name, me, entries = "_lock" if straight else "lock", threading.get_ident(), count(1)
+    lock = getattr(owner, name)
 
     class Watched:
         """The lock, until then."""
 
         def __enter__(self) -> None:
             if threading.get_ident() == me and next(entries) == entry:
-                context.lock = lock
+                setattr(owner, name, lock)
                 thread = threading.Thread(target=act)
                 thread.start()
                 thread.join()
@@ -85,11 +91,12 @@ def before_lock(queue: qflow.Queue, act: Callable[[], object], entry: int = 1) -
         def __exit__(self, *_: object) -> None:
             lock.release()
 
-    context.lock = Watched()  # type: ignore[assignment]
+    setattr(owner, name, Watched())
     try:
         yield
     finally:
-        is_done, context.lock = context.lock is lock, lock
+        is_done = getattr(owner, name) is lock
+        setattr(owner, name, lock)
     assert is_done
 
 

@@ -351,12 +351,13 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
 
     def __len__(self) -> int:
         """Messages not settled: waiting and acquired."""
-        lanes = self._lanes
-        if len(lanes.lists) > 1:
-            return looking.length(self._parts)
-        runs = self._runs
-        with self._lock:  # a straight line; see `waiting`
-            return runs.next - lanes.skipped - lanes.gone - lanes.acked
+        lanes, runs = self._lanes, self._runs
+        if len(lanes.lists) == 1:
+            with self._lock:  # a straight line; see `waiting`
+                messages = runs.next - lanes.skipped - lanes.gone - lanes.acked
+            if len(lanes.lists) == 1:  # still: a lane may have begun as this waited for the lock
+                return messages
+        return looking.length(self._parts)
 
     def stats(self) -> QueueStats:
         """Return a snapshot, also where it is gone. Cost: O(runs + what is held), most of it outside the lock."""

@@ -323,6 +323,16 @@ def test_what_expires_waits_for_no_transaction_that_waits_for_room(
 
 
 @pytest.mark.owner_only
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_length_is_right_as_the_first_delayed_message_comes(open_at: Open, durable: bool) -> None:
+    """Its lane is another one, whose sequences begin far up: they are not taken off those of the first lane."""
+    queue = open_at().declare_queue("q", durable=durable)
+    queue.put(b"0")
+    with inside.before_lock(queue, lambda: queue.put(b"later", delay_s=LONG_S), straight=True):
+        assert len(queue) == 2
+
+
+@pytest.mark.owner_only
 def test_what_another_thread_brings_into_memory_is_to_be_looked_at_again(
     open_at: Open, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
