@@ -113,12 +113,13 @@ class Server(Listening):
     async def login(self, login: Login, address: str, certificate: dict[str, Any] | None) -> User | None:
         """Return who logs in; None if that is refused."""
         given = credentials(login.mechanism, login.response, certificate)
-        if given is None:
-            return None
-        if given.password is None:
-            users = self._logins.users
-            return None if users is None else users.get(given.name)
-        return await self._logins.check(given.name, given.password, address)
+        if given is not None and given.password is not None:
+            return await self._logins.check(given.name, given.password, address)
+        users = self._logins.users
+        user = None if given is None or users is None else users.get(given.name)
+        if user is None:
+            self._logins.tell_refused("" if given is None else given.name, address)
+        return user
 
     async def host(self, name: str) -> Host | None:
         """Return a virtual host; None if there is none of this name."""
