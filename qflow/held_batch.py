@@ -193,7 +193,8 @@ class HeldBatch(AnyBatch):
     def left_size(self) -> tuple[int, int]:
         """Return (messages, bytes) of what is not settled yet. Cost: O(1), but for the first time.
 
-        Without the queue's lock, too: it is then about what it was at some moment.
+        Without the queue's lock, too, of one that is not being collected: it is then what it was at some moment. What
+        is remembered while messages come and go would be wrong for good.
         """
         segments, measured = self.segments, self._measured
         if self.is_over:

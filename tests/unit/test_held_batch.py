@@ -16,6 +16,8 @@ from qflow.delivery import Segment
 from qflow.held_batch import HeldBatch
 from qflow.memory.waiting import in_place
 from qflow.message import Record
+from qflow.queues import getting, looking
+from qflow.queues.queue import parts_of
 
 BODIES = [b"%d" % number * 10 for number in range(10)]
 
@@ -107,3 +109,28 @@ def test_a_batch_that_ends_before_a_caller_is_told_of_it_stops_no_later_ones(
         with pytest.raises(qflow.AlreadySettled):
             queue.get_many(10)
         assert queue.get_many(10, 30).bodies == BODIES
+
+
+def test_a_look_at_figures_while_a_batch_is_collected_leaves_its_size_as_it_is(
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maintenance looks each second, without the lock: what was settled then stayed charged for good."""
+    queue = broker.declare_queue("q", durable=False)
+    queue.put_many(BODIES)
+    append = getting._append
+    seen = []
+
+    def look_then(segments: list[Segment], more: list[Segment]) -> None:
+        monkeypatch.setattr(getting, "_append", append)
+        looked = threading.Thread(target=lambda: seen.append(looking.present(parts_of(queue)).held_bytes()))
+        looked.start()
+        looked.join()
+        append(segments, more)
+
+    monkeypatch.setattr(getting, "_append", look_then)
+    batch = queue.get_many(5)
+    assert seen == [0]
+    batch.ack()
+    queue.get_many(10).ack()
+    figures = queue.stats()
+    assert (figures.messages, figures.bytes, figures.resident_bytes) == (0, 0, 0)
