@@ -104,6 +104,11 @@ class Home:
         """Note what gives up something that the running task begins."""
         self.unfinished[give_up] = asyncio.current_task(self.loop)
 
+    def undo(self, give_up: Callable[[], object]) -> None:
+        """Give up what a task has begun, unless maintenance has: of a closed loop, the collector may be at work."""
+        if not self.is_over:
+            in_place(give_up)
+
     def end(self, give_up: Callable[[], object]) -> None:
         """Give up what a task has begun, once more if that was struck, and have it unfinished no more."""
         try:

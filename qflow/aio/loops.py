@@ -380,11 +380,9 @@ async def attend(home: Home, worker: Worker, waiting: Waiting) -> None:
             await waiter.wait(wait_s)
     except BaseException:
         try:
-            if not home.is_over:
-                in_place(give_up)
+            home.undo(give_up)
         finally:  # a handler that raises may have come before that began, or in its middle
-            if not home.is_over:
-                in_place(give_up)
+            home.undo(give_up)
         raise
     finally:
         home.unfinished.pop(give_up, None)

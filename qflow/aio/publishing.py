@@ -63,8 +63,7 @@ class AsyncPublishing:
             left = None if ends is None else max(0.0, ends - now())
             return await self._publish(messages, headers, claim, timeout_s=left)
         except BaseException:
-            if not home.is_over:
-                in_place(claim.give_up)
+            home.undo(claim.give_up)
             raise
         finally:
             home.unfinished.pop(claim.give_up, None)

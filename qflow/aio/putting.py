@@ -101,15 +101,18 @@ class AsyncPutting:
         put = putting.puts[0]
         try:
             await attend(home, self._worker, putting)
+            if turn is not None and not turn.done():
+                await turn
+            _enter(queue, self._log, put)
         except TurnedAway as turned:
             if turned.decision is Decision.DROP:
                 queue.turn_away(put.records, turned.decision)
             else:
                 await self._worker.run(home, partial(queue.turn_away, put.records, turned.decision))
             return None
-        if turn is not None and not turn.done():
-            await turn
-        _enter(queue, self._log, put)
+        except BaseException:
+            home.undo(putting.give_up)  # again, where a handler that raises came when it had its room
+            raise
         self._leave(turn)
         home.has_room()
         if put.lane.is_logged:

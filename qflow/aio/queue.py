@@ -123,11 +123,9 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
                 return await self._putting.wait_for_room(putting)  # type: ignore[return-value]
             except BaseException:
                 try:
-                    if not home.is_over:
-                        in_place(putting.give_up)
+                    home.undo(putting.give_up)
                 finally:  # see `attend`
-                    if not home.is_over:
-                        in_place(putting.give_up)
+                    home.undo(putting.give_up)
                 raise
             finally:
                 home.unfinished.pop(putting.give_up, None)

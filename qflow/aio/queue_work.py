@@ -87,8 +87,7 @@ class QueueWork(InMemory):
             if joined is not None:
                 await home.confirmed(joined)
         except BaseException:
-            if not home.is_over:
-                in_place(getting.give_up)
+            home.undo(getting.give_up)
             raise
         finally:
             home.unfinished.pop(getting.give_up, None)

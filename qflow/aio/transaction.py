@@ -67,8 +67,7 @@ class AsyncTogether:
                 left = None if ends is None else max(0.0, ends - home.loop.time())
                 await self._prepare(blocked, left, assembly)
         except BaseException:
-            if not home.is_over:
-                in_place(assembly.withdraw)
+            home.undo(assembly.withdraw)
             raise
         finally:
             home.unfinished.pop(assembly.withdraw, None)
@@ -126,8 +125,7 @@ class AsyncTogether:
             left = None if ends is None else max(0.0, ends - home.loop.time())
             receipts = await self.commit([Insert(puts, number, [record])], [claim], left)  # type: ignore[list-item]
         except BaseException:
-            if not home.is_over:
-                claim.give_up()
+            home.undo(claim.give_up)
             raise
         finally:
             home.unfinished.pop(claim.give_up, None)

@@ -154,8 +154,8 @@ class Gate:
         missing = self.used + amount - self.account.borrowed
         if missing > 0 and not self.borrow(missing):
             return False
-        self.used += amount
         self.note_change()
+        self.used += amount  # no call from here on; see `Putting.step`
         return True
 
     def could_charge(self, amount: int) -> bool:
@@ -177,9 +177,9 @@ class Gate:
         Others are left a share: their small puts would each have to spill something, for as long as this one takes.
         """
         self.ledger.borrow_most(self.account, self.over + amount, alone=True)
-        self.used += amount
         self.note_change()
-        self.put_slack = max(0, self.over - self.get_slack)
+        self.put_slack = max(0, self.over + amount - self.get_slack)
+        self.used += amount
 
     def trim(self) -> int:
         """Give up slack that is not needed any more; return what is above the bounds."""

@@ -132,9 +132,15 @@ class Line:
         n, self.rung = n + self.rung, 0
         while n > 0 and (fresh or order):
             n -= 1
-            watcher = self._back.pop(-order.pop()) if self._is_back_first() else fresh.popitem(last=False)[1]
+            is_back = self._is_back_first()
+            number = -order[-1] if is_back else next(iter(fresh))
+            watcher = self._back[number] if is_back else fresh[number]
+            watcher.wake()  # and leaves behind that, so that a handler that raises keeps no wake-up from it
             watcher.called = True
-            watcher.wake()
+            if is_back:
+                del order[-1], self._back[number]
+            else:
+                del fresh[number]
         self._find_bell()
 
     def _is_back_first(self) -> bool:

@@ -340,10 +340,15 @@ class Puts:
 
     def publish_transient(self, put: Put) -> None:
         """Make the messages of a queue that is not logged visible, with their batch if they have one."""
-        with self.context.lock:
-            first = self.lanes.lists[put.lane.lane].next
-            self._publish(first, put.records, put.size, put.charged, 1, put.expires_ms)
-            put.first, put.visible = first, True
+        try:
+            with self.context.lock:
+                first = self.lanes.lists[put.lane.lane].next
+                self._publish(first, put.records, put.size, put.charged, 1, put)
+        except BaseException:
+            if put.visible:  # a handler that raises came before others were told
+                with self.context.lock:
+                    self._tell(len(put.records))
+            raise
 
     def purged(self, ends: dict[int, int]) -> None:
         """Drop everything below these ends, by lane: their settling is committed, and nothing after that visible."""
@@ -368,9 +373,9 @@ class Puts:
         self.spiller.keep_within_bounds()
 
     def _publish(
-        self, first: int, records: list[Record], size: int, charged: int, puts: int, expires_ms: int = 0
+        self, first: int, records: list[Record], size: int, charged: int, puts: int, put: Put | None = None
     ) -> None:
-        """Append what was reserved. Under the lock."""
+        """Append what was reserved. Under the lock. `put`: that which is visible then."""
         gate, lanes, admission = self.gate, self.lanes, self.admission
         number = lane_of(first)
         runs = lanes.lists[number]
@@ -414,17 +419,24 @@ class Puts:
         admission.pending -= puts
         admission.pending_messages -= count
         admission.pending_bytes -= size
+        if put is not None:
+            put.first, put.visible = first, True
         if schedule is not None:  # what was reserved for its groups, against what they take
             lanes.cover(schedule.overhead_bytes - overhead - (charged - charge(records)))
-        elif expires_ms:
-            note_expiry(runs.open, first, count, expires_ms)
+        elif put is not None and put.expires_ms:
+            note_expiry(runs.open, first, count, put.expires_ms)
+        self._tell(count)
+        gate.borrow_ahead(charged)
+
+    def _tell(self, count: int) -> None:
+        """After messages have become visible: wake who waits for them, or for what they no longer stand before."""
+        gate, admission = self.gate, self.admission
         if gate.getters:
             gate.arrived.notify(count)
         if gate.room.watching:
             gate.room.notify()
         if admission.line and when_full(self.context.settings) is Decision.MAKE_ROOM:
             admission.admit_line()  # what was on its way in is there now, and may be dropped
-        gate.borrow_ahead(charged)
 
 
 def _for_groups(puts: int, messages: int) -> int:

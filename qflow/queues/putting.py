@@ -103,9 +103,17 @@ class Putting:
             if self.given_up:
                 return None
             if wait_s is None:
-                admission.forget_blocked(self)
-                admission.count_in(self.count, *self.size, self.charged)
+                # No call since it was charged, so that an interrupt finds it done, or not charged.
+                messages, size = self.size
+                admission.pending += self.count
+                admission.pending_messages += messages
+                admission.pending_bytes += size
+                gate.incoming += self.charged
                 self.done = True
+                gate.forget_places()
+                if gate.put_slack:
+                    queue.lanes.refresh()
+                admission.forget_blocked(self)
                 admission.leave_line(self)
                 admission.count_places()
                 if gate.room.watching:
@@ -258,7 +266,6 @@ class Putting:
             if (gate.put_slack and gate.incoming) or spiller.spilling:
                 return admission.patience_s(self._deadline if gate.put_slack else None)
             gate.pass_alone(charged)  # and is spilled as soon as it is visible
-            queue.lanes.refresh()
             return None
 
     def _pass_limit(self, may_work: bool) -> float | None:

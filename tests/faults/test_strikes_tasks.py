@@ -395,6 +395,38 @@ def test_the_ledger_ranks_its_accounts_anew_after_an_interrupt() -> None:
         struck(at)
 
 
+@pytest.mark.parametrize("durable", [False, True], ids=["transient", "durable"])
+def test_a_put_of_a_task_that_borrows_is_charged_while_it_is_there(tmp_path: Path, durable: bool) -> None:
+    """And no longer, wherever a handler exits; and a get that waits is woken if it is there."""
+    with qflow.open(tmp_path / "spool", capacity_bytes=2**20) as broker:
+        tasks = qflow.aio.AsyncBroker(broker)
+
+        def struck(at: int) -> Strike:
+            queue, strike, woken = broker.declare_queue("q", durable=durable), Strike(at, leave), []
+            parts = parts_of(queue)
+            queue.put(b"x" * 30_000)  # less than what is borrowed at once
+            with parts.context.lock:
+                watcher, parts.gate.getters = parts.gate.arrived.watch(lambda: woken.append(1)), 1
+            loop = asyncio.new_event_loop()
+            with suppress(Exit, asyncio.CancelledError):
+                strike.run(lambda: loop.run_until_complete(tasks.queue("q").put(b"y" * 40_000)))
+            end(loop, str(strike.where))
+            broker.engine.log.drain()
+            with parts.context.lock:
+                parts.gate.arrived.unwatch(watcher)
+                parts.gate.getters = 0
+            where = f"struck at place {at}: {strike.where}"
+            assert (parts.gate.incoming, parts.admission.pending, broker.check()) == (0, 0, []), where
+            assert bool(woken) == (len(queue) > 1), where
+            broker.delete_queue("q")
+            return strike
+
+        number = struck(NEVER).seen
+        assert number > 50
+        for at in range(number):
+            struck(at)
+
+
 def test_a_batch_that_expires_is_visible_and_counted_in_one(tmp_path: Path) -> None:
     """Where a handler exits as it becomes so, it is not on its way in for good, which a close would wait for."""
     with qflow.open(tmp_path / "spool") as broker:
