@@ -188,11 +188,11 @@ class Held:
             since += [table.get(one) for one in some]
         return ones, since
 
-    def segments(self) -> list[Segment]:
-        """Return everything that is acquired or on its way out."""
-        found = [*segments_of(self.all()), *self._kept]
+    def by_delivered(self) -> dict[bool, list[Segment]]:
+        """Return what is acquired or on its way out, by whether it was delivered: else it left its place by itself."""
+        found: dict[bool, list[Segment]] = {True: [*segments_of(self.all()), *self._kept], False: []}
         for leaving in self.leaving:
-            found += leaving.segments
+            found[leaving.is_delivered] += leaving.segments
         return found
 
     def listed(self) -> tuple[list[Delivery], list[HeldBatch], list[Segment]]:

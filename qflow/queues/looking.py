@@ -291,8 +291,8 @@ def _lane_attempts(queue: Parts, number: int) -> tuple[int, list[tuple[int, int,
     known = [
         (run.first, run.stop, run.marks // ONE_ATTEMPT) for run in runs if run.waiting and run.place is not Place.LOGGED
     ]
-    for first, records, marks in queue.held.segments():
-        known.append((first, first + len(records), marks // ONE_ATTEMPT + 1))
+    for delivered, segments in queue.held.by_delivered().items():
+        known += ((first, first + len(records), marks // ONE_ATTEMPT + delivered) for first, records, marks in segments)
     for schedule in queue.lanes.schedules.values():
         known += ((first, end, marks // ONE_ATTEMPT) for first, end, marks in inventory.marked(schedule))
     below = next((run.first for run in runs if run.place is Place.LOGGED), runs.next)

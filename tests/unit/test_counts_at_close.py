@@ -9,7 +9,9 @@ import pytest
 
 import qflow
 import qflow.aio
+from qflow.memory.waiting import shelter
 from qflow.queues import portions, returns
+from qflow.queues.deleting import Deleting
 from qflow.queues.queue import parts_of
 from qflow.queues.tending import refuse_calls
 
@@ -80,6 +82,18 @@ def test_what_is_given_up_a_portion_at_a_time_is_not_counted(open_spool: Open, m
     parts.claims.give_up(batch.held)
     broker.close()
     assert _delivered_now(open_spool()) == [1] * MANY
+
+
+def test_what_is_being_moved_is_not_counted(open_spool: Open) -> None:
+    """It was taken out of its place, and waits for room elsewhere."""
+    broker = open_spool()
+    queue = broker.declare_queue("q", max_deliveries=1)
+    queue.put(b"")
+    moving = Deleting(parts_of(queue), 0, moves=True)
+    shelter(lambda: moving.step(None, True))
+    assert moving.leaving is not None
+    broker.close()
+    assert _delivered_now(open_spool()) == [1]
 
 
 def test_what_is_held_goes_back_counted_a_portion_at_a_time(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
