@@ -23,6 +23,7 @@ from qflow.queues.queue import Queue, parts_of
 from qflow.queues.tending import read_delayed
 from qflow.queues.transaction import Transaction, gathering_of
 from qflow.storage.log.transaction_log import Unit
+from qflow.takers import Taker, named, this_thread
 
 if TYPE_CHECKING:
     from qflow.stats import RedriveReport
@@ -85,6 +86,7 @@ class Redrive:
         self.in_doubt = 0
         """As many more at most have moved: of those in a commit that was interrupted, or whose end is not known."""
         self._patience_s = PATIENCE_S
+        self._taker = Taker(named(this_thread())[0], "get", in_hand=0)  # what it looks at was delivered to nobody
         self._flying: list[tuple[Queue, Leaving]] = []  # chosen ones in commits, and where they go
         self._begin()
 
@@ -110,6 +112,7 @@ class Redrive:
                 most = min(BATCH_MESSAGES, left, room)
                 looked_at.append(self._dead.get_many(most, timeout_s=0))  # at once, so that an interrupt finds it there
                 batch = looked_at[-1]
+                batch.held.taker = self._taker
                 if not batch:
                     if read_delayed(parts_of(self._dead)):
                         continue  # a get has not seen all that is due

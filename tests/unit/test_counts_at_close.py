@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from qflow.memory.waiting import shelter
 from qflow.queues import portions, returns
 from qflow.queues.deleting import Deleting
 from qflow.queues.queue import parts_of
+from qflow.queues.redrive import redrive
 from qflow.queues.tending import refuse_calls
 
 Open = Callable[..., qflow.Broker]
@@ -94,6 +96,21 @@ def test_what_is_being_moved_is_not_counted(open_spool: Open) -> None:
     assert moving.leaving is not None
     broker.close()
     assert _delivered_now(open_spool()) == [1]
+
+
+def test_what_a_redrive_looked_at_is_not_counted(open_spool: Open) -> None:
+    """It holds what stays, and what is to go with its next commit."""
+    broker = open_spool()
+    broker.declare_queue("q", max_deliveries=1).put_many([b"%d" % number for number in range(MANY)])
+    broker.declare_queue("other")
+
+    def revive(record: Any) -> tuple[None, Any]:
+        broker.close()
+        return None, record
+
+    with pytest.raises(qflow.BrokerClosed):
+        redrive(broker, "q", "other", revive=revive)
+    assert _delivered_now(open_spool()) == [1] * MANY
 
 
 def test_what_is_held_goes_back_counted_a_portion_at_a_time(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
