@@ -54,6 +54,8 @@ _MAGIC = b"qflowjnl"
 _RECORD = struct.Struct("<4sIQQ")
 """Magic, bytes of the changes, number, checksum of number and changes with the uuid."""
 _RECORD_MAGIC = b"\xf5jr\n"
+_LENGTHS = struct.Struct("<IQ")
+"""Of that, behind the magic: the bytes of the changes, and the number."""
 _NUMBERED = struct.Struct("<QI")
 CLEARED = bytes(_RECORD.size)
 _STATE = struct.Struct("<Q8s")
@@ -62,6 +64,8 @@ _CHUNK = 2**20
 """The file is written in so few pieces, for after each write a thread that computes has the interpreter for 5 ms."""
 MOST_BYTES = 2**30
 """A header that says more is none of ours."""
+_SEARCHED = 16
+"""Records are searched for with so many times the bytes of a journal: those that are there do not overlap."""
 _TRIES = 10
 """So often is a header read that cannot be understood: its owner may be writing it."""
 REMEDY = (
@@ -384,13 +388,24 @@ def is_up_to(files: Files, fd: int, applied: int, seed: int, *, clean: bool) -> 
     return _record(files.pread(fd, _RECORD.size + length, HEADER_BYTES), 0, seed) is not None
 
 
-def scan(data: bytes, position: int, seed: int, above: int) -> Iterator[int]:
-    """Yield the numbers of all records that can be read from some place on and are higher."""
+def search(data: bytes, position: int, seed: int, above: int) -> tuple[int, bool]:
+    """Return the highest number of a record from some place on, if it is above one, else 0; and whether all was seen.
+
+    Messages may be full of what looks like records: so many bytes are checked as `_SEARCHED` says, and no more.
+    """
+    highest, left = 0, _SEARCHED * len(data)
     while (position := data.find(_RECORD_MAGIC, position)) >= 0:
-        number = int.from_bytes(data[position + 8 : position + 16], "little")
-        if number > above and position % 8 == 0 and _record(data, position, seed) is not None:
-            yield number
+        size, number = _LENGTHS.unpack(data[position + 4 : position + 16].ljust(_LENGTHS.size, b"\0"))
+        end = position + _RECORD.size + size
+        if number > above and position % 8 == 0 and end <= len(data):
+            left -= end - position
+            if left < 0:
+                return highest, False
+            if _record(data, position, seed) is not None:
+                highest, position = max(highest, number), end
+                continue
         position += 1
+    return highest, True
 
 
 def _record(data: bytes, position: int, seed: int) -> tuple[int, bytes] | None:
@@ -399,10 +414,10 @@ def _record(data: bytes, position: int, seed: int) -> tuple[int, bytes] | None:
     if len(data) < start:
         return None
     magic, length, number, checksum = _RECORD.unpack_from(data, position)
-    changes = data[start : start + length]
+    changes = memoryview(data)[start : start + length]
     if magic != _RECORD_MAGIC or len(changes) != length or _checksum(seed, number, changes) != checksum:
         return None
-    return number, changes
+    return number, bytes(changes)
 
 
 def _header(uuid: str, head: Head) -> bytes:
@@ -415,5 +430,5 @@ def seed_of(uuid: str) -> int:
     return xxh3_64_intdigest(bytes_of(uuid))
 
 
-def _checksum(seed: int, number: int, changes: bytes) -> int:
+def _checksum(seed: int, number: int, changes: bytes | memoryview) -> int:
     return xxh3_64_intdigest(changes, xxh3_64_intdigest(_NUMBERED.pack(number, len(changes)), seed))

@@ -20,7 +20,7 @@ from qflow.storage.log.journal import (
     read_head,
     reading,
     records_in,
-    scan,
+    search,
     seed_of,
 )
 
@@ -161,7 +161,7 @@ def _examine(path: str, files: Files, fd: int, uuid: str, state: JournalState, c
                 "and commits may be lost; what the journal holds was carried over"
             )
         return head, found
-    if (state.in_use and not clean) or any(scan(data, HEADER_BYTES, seed, applied)):
+    if (state.in_use and not clean) or search(data, HEADER_BYTES, seed, applied)[0]:
         refusal = f"{path} is another journal than its log was written with; {NOT_NEEDED if clean else REMEDY}"
         return head, nothing._replace(refusal=refusal)
     return head, nothing  # it was given up, or made as its owner was killed, before the log said so
@@ -186,12 +186,17 @@ def _find(data: bytes, size: int, seed: int, applied: int, path: str) -> Found:
         if number > applied:
             records.append(changes)
     due = max(due, applied + 1)
-    last = max(scan(data, position, seed, due - 1), default=0)
+    last, is_whole = search(data, position, seed, due - 1)
     if last >= due and data[HEADER_BYTES : HEADER_BYTES + len(CLEARED)] == CLEARED:
         problems.append(_fell_back(applied, last))
     elif last >= due:
         problems.append(
             f"{path}: record {due} of the journal is damaged: {last - due + 1} commits from there on are lost"
+        )
+    if not is_whole:
+        problems.append(
+            f"{path} is full of what looks like its records, and was not searched to its end: it is not known whether "
+            f"commits behind record {max(last, due - 1)} are lost"
         )
     return Found(applied, records, max(last, due - 1), problems)
 
