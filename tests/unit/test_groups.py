@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import qflow
+from faults.seams import in_thread
 from faults.test_full_disk import disk_of, fill
 from qflow.storage import lock
 from qflow.storage.files import Files
@@ -110,6 +111,42 @@ def test_a_group_that_is_seen_holds_for_as_long_after(open_at: Open, join: Join,
     assert first(stream) == 20
     clock.advance(1)
     assert first(stream) == 29
+
+
+def test_a_clock_that_is_set_back_lets_go_of_what_a_group_has_had_after_the_grace_time(
+    open_at: Open, join: Join, clock: Clock
+) -> None:
+    """A moment that was ahead stayed the one that counts until the clock came to it, by a day or by years."""
+    broker = open_at()
+    stream = declare(broker)
+    broker.publish_many([("s", b"x")] * 100)
+    group = join(broker, "g")
+    group.acknowledge({stream.owner: {0: 10}})
+    clock.wall_s -= 86_400
+    for offset in range(20, 60):
+        group.acknowledge({stream.owner: {0: offset}})
+        clock.advance(GRACE_S / 10)
+    assert first(stream) in range(40, 51)
+
+
+def test_a_fifo_in_the_place_of_offsets_holds_up_nobody(
+    open_at: Open, join: Join, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no file of offsets, and is not waited for: so retention keeps everything, and the group is refused."""
+    broker = open_at()
+    stream = declare(broker)
+    broker.publish_many([("s", b"x")] * 30)
+    group = join(broker, "g")
+    group.acknowledge({stream.owner: {0: 20}})
+    group.close()
+    file = Path(broker.path) / "cursors/g/offsets.json"
+    file.unlink()
+    os.mkfifo(file)
+    assert in_thread(lambda: first(stream)) == 0
+    (record,) = caplog.records
+    assert "retention keeps everything" in record.getMessage()
+    with pytest.raises(qflow.CorruptionError, match="damaged"):
+        in_thread(lambda: join(broker, "g"))
 
 
 def test_a_group_whose_lock_cannot_be_looked_at_holds_everything(

@@ -25,7 +25,7 @@ from qflow.config import MAX_PARTITIONS
 from qflow.errors import CorruptionError, GroupInUse, SpoolInUse, StorageError
 from qflow.loggers import get_logger
 from qflow.named_tuples import NamedTuple
-from qflow.storage.files import Files, create_anew, read_whole, storage_error, write_all
+from qflow.storage.files import READ, Files, create_anew, read_whole, storage_error, write_all
 from qflow.storage.lock import Place, SpoolLock, acquire_lock, owner_pid, process_in_words
 
 _logger = get_logger("qflow")
@@ -140,7 +140,8 @@ class Group:
             for _, known in self._history:  # else a moment close to the one before would be thinned out with them
                 for owner, parts in done.items():
                     known.setdefault(owner, parts)
-            self._history = _thinned([*self._history, (now, done)], now - self._grace_s, self._grace_s / _KEPT)
+            before = [(min(moment, now), known) for moment, known in self._history]  # the clock may have been set back
+            self._history = _thinned([*before, (now, done)], now - self._grace_s, self._grace_s / _KEPT)
             self._write(now)
         else:
             self.keep_seen()
@@ -229,7 +230,7 @@ def _read(directory: str) -> _State | None:
     """Return what is kept of a group, None if nothing is. Raises CorruptionError: it is damaged. OSError."""
     path = os.path.join(directory, _FILE)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=lambda path, _: os.open(path, READ)) as file:  # a FIFO is not waited for
             found = json.load(file)
         return _State(
             str(found["uuid"]),
