@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from qflow.storage.inbox.batches import ONCE_EXPIRY_S, Adopted, Partial
 from qflow.storage.inbox.inbox import Inbox
 from qflow.storage.inbox.stage_files import StageWriter
 from qflow.storage.inbox.stages import Batch
+from qflow.storage.log.sealing import seal, unseal
 from qflow.storage.log.table import Forgotten
 from unit.clocks import Clock, until
 from unit.handing import hand, staged, write_file
@@ -257,6 +260,52 @@ def test_what_is_planted_in_the_place_of_a_stage_is_set_aside_and_not_followed(k
     broker.engine.adoption.run()
     assert bodies(broker) == [b"z", *(body for _, body in ROWS)]
     assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda fields: {},
+        lambda fields: [],
+        lambda fields: 7,
+        lambda fields: fields | {"batch": ["q"]},
+        lambda fields: fields | {"files": [[*fields["files"][0], 1]]},
+        lambda fields: fields | {"files": [[None, *fields["files"][0][1:]]]},
+        lambda fields: fields | {"files": [["../../lock", *fields["files"][0][1:]]]},
+        lambda fields: fields | {"files": [[*fields["files"][0][:3], "1", 1]]},
+        lambda fields: fields | {"targets": [["a", "b", "c"]]},
+        lambda fields: fields | {"targets": [["a", 1]]},
+        lambda fields: fields | {"uuid": None},
+        lambda fields: fields | {"plan": 1},
+    ],
+)
+def test_a_manifest_that_another_version_wrote_has_its_batch_set_aside(change, broker, spool):
+    """Whole, as its checksum says, and not as it is expected: the batches of others were held up by it for ever."""
+    hand(spool, broker.uuid, ROWS)
+    rewrite_manifest(spool, lambda data: json.dumps(change(json.loads(data))).encode())
+    hand(spool, broker.uuid, [("plant/7", b"z")], query="healthy")
+    broker.engine.adoption.run()
+    assert bodies(broker) == [b"z"]
+    reason = stages.why_refused(Files(), str(spool), Batch("q", 0))
+    assert reason is not None
+    assert "another version wrote it" in reason
+
+
+@pytest.mark.parametrize("data", [b"no JSON", b"\xff", b"[" * 100_000, b" " * 2**27], ids=lambda data: repr(data[:2]))
+def test_a_manifest_that_is_none_has_its_batch_set_aside(data, broker, spool):
+    """Also one of any length: it is not read into memory."""
+    hand(spool, broker.uuid, ROWS)
+    rewrite_manifest(spool, lambda _: data)
+    hand(spool, broker.uuid, [("plant/7", b"z")], query="healthy")
+    broker.engine.adoption.run()
+    assert bodies(broker) == [b"z"]
+    assert "manifest" in str(stages.why_refused(Files(), str(spool), Batch("q", 0)))
+
+
+def rewrite_manifest(spool: Path, change: Callable[[bytes], bytes]) -> None:
+    """Change what is in the manifest of batch 0 of the query, and have its checksum match."""
+    path = spool / "inbox" / "q-0" / stages.MANIFEST
+    path.write_bytes(seal(change(unseal(path.read_bytes(), ""))))
 
 
 @pytest.mark.parametrize("name", ["inbox", "inbox/staging"])

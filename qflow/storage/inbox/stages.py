@@ -20,6 +20,7 @@ import os
 import re
 import stat
 from contextlib import suppress
+from itertools import chain
 from time import time_ns
 from typing import Any
 
@@ -32,6 +33,8 @@ from qflow.storage.log.sealing import seal, unseal
 
 INBOX, STAGING, REFUSED = "inbox", "staging", "refused"
 MANIFEST, REASON = "manifest", "reason"
+MANIFEST_BYTES = 2**26
+"""Of one with half a million files."""
 _QUERY = r"[A-Za-z0-9_-]{1,120}"
 _HANDED = rf"({_QUERY})-(\d{{1,19}})(~?)"
 _STAGED = rf"({_QUERY})-(\d{{1,19}})\.([0-9a-f]{{32}})"
@@ -248,15 +251,32 @@ def is_directory(files: Files, path: str) -> bool:
 
 
 def read_manifest(files: Files, directory: str) -> Manifest:
-    """Return what is in a stage. Raises CorruptionError: it is no directory, or its manifest is missing or damaged."""
+    """Return what is in a stage.
+
+    Raises:
+        CorruptionError: it is no directory, or its manifest is missing, damaged, or one of another version.
+    """
     if not is_directory(files, directory):
         raise CorruptionError(f"{directory} is not a directory: let nothing but sinks hand batches in")
     path = os.path.join(directory, MANIFEST)
     try:
-        fields: dict[str, Any] = json.loads(unseal(read_whole(files, path), path))
+        if (size := files.lstat(path).st_size) > MANIFEST_BYTES:
+            raise CorruptionError(f"{path} has {size} bytes, and no manifest has more than {MANIFEST_BYTES}")
+        data = unseal(read_whole(files, path), path)
     except FileNotFoundError as error:
         raise CorruptionError(f"{path} is missing: let no cleaner work inside a spool") from error
-    return Manifest(
+    try:
+        return _decoded(json.loads(data))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptionError(
+            f"{path} is not the manifest of a batch ({error!r:.200}): another version wrote it; have sinks and owner "
+            "run the same version of qflow"
+        ) from error
+
+
+def _decoded(fields: dict[str, Any]) -> Manifest:
+    """Return the manifest that JSON stands for. Raises ValueError, KeyError, TypeError, AttributeError: it is none."""
+    made = Manifest(
         batch=Batch(*fields["batch"]),
         token=fields["token"],
         uuid=fields["uuid"],
@@ -266,6 +286,15 @@ def read_manifest(files: Files, directory: str) -> Manifest:
         plan=fields.get("plan", ""),
         targets=tuple(Target(*target) for target in fields.get("targets", ())),
     )
+    names = [file.name for file in made.files]
+    texts = [made.batch.query, made.token, made.uuid, made.plan, *names, *chain.from_iterable(made.targets)]
+    numbers = [made.batch.batch, *chain.from_iterable(file[1:] for file in made.files)]
+    for kind, values in ((str, texts), (int, numbers)):
+        if any(type(value) is not kind for value in values):
+            raise TypeError(f"what is to be {kind.__name__} is not")
+    if any("/" in name or "\0" in name for name in names):
+        raise ValueError("a file of it lies elsewhere")
+    return made
 
 
 def remove_tree(files: Files, directory: str) -> None:
