@@ -230,7 +230,7 @@ def _read(directory: str) -> _State | None:
     """Return what is kept of a group, None if nothing is. Raises CorruptionError: it is damaged. OSError."""
     path = os.path.join(directory, _FILE)
     try:
-        with open(path, "rb", opener=lambda path, _: os.open(path, READ)) as file:  # a FIFO is not waited for
+        with open(path, "rb", opener=lambda path, _: Files.open(path, READ, 0)) as file:  # a FIFO is not waited for
             found = json.load(file)
         return _State(
             str(found["uuid"]),
