@@ -1,15 +1,13 @@
 """Classes that trace, made of those that do not: an object becomes one of them where its program asks for that.
 
 Objects with slots can be given another class of the same layout, so each stays what it is, also for what holds it; and
-classes whose objects nobody traces are not touched. A method that traces is written once, as a coroutine, for threads
-and tasks alike.
+classes whose objects nobody traces are not touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from inspect import isawaitable, iscoroutinefunction
 from typing import Any
 
 Methods = Callable[[Any], Mapping[str, Any]]
@@ -39,26 +37,3 @@ def become(one: Any, methods: Methods) -> Any:
         kind: Any = type(one)
         one.__class__ = _traced(kind, methods)
     return one
-
-
-async def outcome(found: Any) -> Any:
-    """Return what a method of a class returned, awaited where it is one of tasks."""
-    return await found if isawaitable(found) else found
-
-
-def methods_of(kind: Any, *written: Callable[..., Any]) -> dict[str, Any]:
-    """Return coroutines by name, each as a plain function where the method that it is in place of is one."""
-    return {one.__name__: one if iscoroutinefunction(getattr(kind, one.__name__)) else _at_once(one) for one in written}
-
-
-def _at_once(written: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that does what a coroutine does which awaits nothing."""
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        try:
-            written(*arguments, **options).send(None)
-        except StopIteration as ended:
-            return ended.value
-        raise AssertionError("a method of threads was awaited")
-
-    return call

@@ -10,7 +10,7 @@ from typing import Any
 from qflow.aio import AsyncDelivery
 from qflow.errors import AlreadySettled
 from qflow.tracing import spans
-from qflow.tracing.classes import become, methods_of, outcome
+from qflow.tracing.classes import become
 
 _blocks: ContextVar[tuple[Any, ...]] = ContextVar("qflow_tracing_blocks", default=())
 """The spans of `with delivery` that are open here, the last one first; each with the block around it."""
@@ -35,19 +35,31 @@ def _leave(kind: Any, error: Any, trace: Any) -> None:
             raise
 
 
-def _settling(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -> Mapping[str, Any]:
+def _settling_by_threads(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -> Mapping[str, Any]:
+    def ack(self: Any, wait: bool = False) -> None:
+        with spans.settling("ack", deliveries_of(self)):
+            kind.ack(self, wait)
+
+    def nack(self: Any, *arguments: Any, **options: Any) -> None:
+        with spans.settling("nack", deliveries_of(self)):
+            kind.nack(self, *arguments, **options)
+
+    return {"ack": ack, "nack": nack}
+
+
+def _settling_by_tasks(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -> Mapping[str, Any]:
     async def ack(self: Any, wait: bool = False) -> None:
         with spans.settling("ack", deliveries_of(self)):
-            await outcome(kind.ack(self, wait))
+            await kind.ack(self, wait)
 
     async def nack(self: Any, *arguments: Any, **options: Any) -> None:
         with spans.settling("nack", deliveries_of(self)):
-            await outcome(kind.nack(self, *arguments, **options))
+            await kind.nack(self, *arguments, **options)
 
-    return methods_of(kind, ack, nack)
+    return {"ack": ack, "nack": nack}
 
 
-def _one_of_threads(kind: Any) -> Mapping[str, Any]:
+def one_of_threads(kind: Any) -> Mapping[str, Any]:
     """Return methods of a delivery."""
 
     def enter(self: Any) -> Any:
@@ -59,10 +71,10 @@ def _one_of_threads(kind: Any) -> Mapping[str, Any]:
         _leave(of, error, trace)
         return kind.__exit__(self, of, error, trace)
 
-    return {**_settling(kind, lambda one: [one]), "__enter__": enter, "__exit__": leave}
+    return {**_settling_by_threads(kind, lambda one: [one]), "__enter__": enter, "__exit__": leave}
 
 
-def _one_of_tasks(kind: Any) -> Mapping[str, Any]:
+def one_of_tasks(kind: Any) -> Mapping[str, Any]:
     """Return methods of a delivery to a task."""
 
     async def enter(self: Any) -> Any:
@@ -78,17 +90,15 @@ def _one_of_tasks(kind: Any) -> Mapping[str, Any]:
             await self.ack()
         return None
 
-    return {**_settling(kind, lambda one: [one]), "__aenter__": enter, "__aexit__": leave}
+    return {**_settling_by_tasks(kind, lambda one: [one]), "__aenter__": enter, "__aexit__": leave}
 
 
 def delivery(one: Any) -> Any:
     """Have a delivery trace; return it."""
-    return become(one, _one_of_tasks if isinstance(one, AsyncDelivery) else _one_of_threads)
+    return become(one, one_of_tasks if isinstance(one, AsyncDelivery) else one_of_threads)
 
 
-def batch(kind: Any) -> Mapping[str, Any]:
-    """Return methods of a batch."""
-
+def _items(kind: Any) -> Mapping[str, Any]:
     def item(self: Any, index: Any) -> Any:
         found = kind.__getitem__(self, index)
         return [delivery(one) for one in found] if isinstance(index, slice) else delivery(found)
@@ -96,4 +106,14 @@ def batch(kind: Any) -> Mapping[str, Any]:
     def iterate(self: Any) -> Iterator[Any]:
         return map(delivery, kind.__iter__(self))
 
-    return {**_settling(kind, list), "__getitem__": item, "__iter__": iterate}
+    return {"__getitem__": item, "__iter__": iterate}
+
+
+def batch_of_threads(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a batch."""
+    return {**_settling_by_threads(kind, list), **_items(kind)}
+
+
+def batch_of_tasks(kind: Any) -> Mapping[str, Any]:
+    """Return methods of a batch for a task."""
+    return {**_settling_by_tasks(kind, list), **_items(kind)}
