@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby, pairwise
 
 from qflow.delivery import MAY_BE_REPEATED, ONE_ATTEMPT
-from qflow.errors import CorruptionError, NotFound
+from qflow.errors import CorruptionError, NotFound, PermissionDenied
 from qflow.memory.run import Run
 from qflow.message import OVERHEAD_BYTES, Record, charge, lane_of
 from qflow.queues.context import Context
@@ -17,7 +17,7 @@ from qflow.storage.log import reading
 from qflow.storage.log.marks import is_settled, read_attempts
 from qflow.storage.log.rows import read_row
 from qflow.storage.log.transaction_log import Lane
-from qflow.storage.spill.store import SpillArea
+from qflow.storage.spill.store import Slots, SpillArea
 
 
 class Moved:
@@ -64,9 +64,25 @@ class Moved:
         self.pieces.append((first, records, marks))
 
 
+def read_area(
+    context: Context, area: SpillArea, first: int, sequence: int, slots: Slots, budget: int, largest: int
+) -> tuple[list[Record | None], list[tuple[int, str]]]:
+    """Read as `SpillArea.read`; a first message, of this sequence, whose file this process may not open comes as None.
+
+    Raises:
+        PermissionDenied: it is not in the log either, so it is there when the rights are.
+    """
+    try:
+        return area.read(first, slots, budget, largest)
+    except PermissionDenied as refused:
+        if repair(context, sequence) is None:
+            raise
+        return [None], [(first, str(refused))]
+
+
 def read_spilled(context: Context, area: SpillArea, run: Run, budget: int, alone: bool) -> Moved:
     first = run.first
-    records, problems = area.read(first, run.slots, budget, run.largest)
+    records, problems = read_area(context, area, first, first, run.slots, budget, run.largest)
     moved = Moved(first + len(records))
     if not alone and len(records) == 1 and records[0] is not None and charge([records[0]]) > budget:
         moved.position, moved.needs = first, len(records[0])  # does not fit; now it is known what does

@@ -20,7 +20,7 @@ from qflow.message import DELAYED, OVERHEAD_BYTES, RETURNED, Record, charge, due
 from qflow.problems import PROBLEMS_KEPT
 from qflow.queues.admission import Admission
 from qflow.queues.context import Unlocked
-from qflow.queues.fetching import Moved, read_logged, read_spilled, repair
+from qflow.queues.fetching import Moved, read_area, read_logged, read_spilled, repair
 from qflow.queues.held import Held
 from qflow.queues.lanes import Lanes
 from qflow.queues.spiller import Spiller, position
@@ -353,7 +353,10 @@ class Restorer:
             slots, first = chunk.slots, chunk.first
             with self._reading(want) as budget:
                 readable = need if alone else max(chunk.readable(budget), chunk.largest + OVERHEAD_BYTES)
-                pieces, problems = self._spiller.area.read(position(number, first), slots, readable, chunk.largest)
+                place, area = position(number, first), self._spiller.area
+                pieces, problems = read_area(
+                    self._context, area, place, chunk.sequences[0], slots, readable, chunk.largest
+                )
                 unpacked = chunk.unpacked(pieces)
                 found = [(sequence, repair(self._context, sequence)) for sequence in unpacked.lost]
             before, spilled_bytes = schedule.charged, schedule.tally().spilled_bytes

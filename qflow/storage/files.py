@@ -39,6 +39,8 @@ READ_OWN = READ | os.O_NOATIME
 UNNAMED = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
 """Open a file without a name, in the directory that is given: it is gone when nobody has it open, or mapped."""
 
+UNHARMED = EXHAUSTED | {errno.EACCES, errno.EPERM}
+"""What opening a file to read it says when nothing is wrong with what it holds: it can be read another time."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """There is no room."""
 NO_FAULT_OF_THE_FILE = EXHAUSTED | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}

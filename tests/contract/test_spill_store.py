@@ -409,8 +409,8 @@ def test_short_writes_are_continued(area, files):
         area.free(slots)
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_reading_without_descriptors_loses_nothing(area, files, number):
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM])
+def test_reading_without_descriptors_or_rights_loses_nothing(area, files, number):
     """When no file can be opened for now, what was read is returned, or the call fails; nothing is called damaged."""
     records = bodies(5, 3000)
     slots = area.write(0, records)

@@ -298,9 +298,9 @@ def test_an_unlink_that_fails_is_counted_and_harms_nothing(spool, faults, monkey
         assert broker.check() == []
 
 
-@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
-def test_a_read_that_finds_no_descriptor_is_tried_again_and_loses_nothing(error, spool, faults, spill):
-    """Edge 9: out of descriptors while restoring is an error of the moment: the get says so, a later one has it."""
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES])
+def test_a_read_that_may_open_no_file_is_tried_again_and_loses_nothing(error, spool, faults, spill):
+    """Edge 9: no descriptor, or no rights, while restoring is of the moment: the get says so, a later one has it."""
     with faulty_broker(spool, faults, capacity_bytes=CAPACITY, **spill) as broker:
         queue = broker.declare_queue("q", durable=False)
         for body in BODIES:
@@ -310,12 +310,27 @@ def test_a_read_that_finds_no_descriptor_is_tried_again_and_loses_nothing(error,
             with queue.get(0) as delivery:
                 came.append(delivery.body)
         faults.fail("open", error)
-        with pytest.raises(qflow.StorageError, match="open files|memory|look at"):
+        with pytest.raises(qflow.StorageError, match="open files|memory|look at|access"):
             in_thread(lambda: queue.get(0))
         faults.heal()
         assert came + drained(queue) == BODIES
         assert queue.stats().lost_total == 0
         assert broker.check() == []
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.001])
+def test_what_the_log_has_is_served_while_the_spill_files_may_not_be_read(delay_s, spool, faults, spill):
+    """Rights that were taken cost a durable queue nothing: its messages come from the log, each once and in order."""
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY, **spill) as broker:
+        queue = broker.declare_queue("q")
+        for body in BODIES:
+            queue.put(body, delay_s=delay_s)
+        put_s = time.time()
+        until(lambda: time.time() > put_s + 0.01)  # all are due
+        faults.fail("open", errno.EACCES)
+        assert drained(queue) == BODIES
+        assert queue.stats().lost_total == 0
+        assert queue.stats().spill_repaired_total > 0
 
 
 def test_settling_while_a_run_is_spilled_or_restored_leaves_no_orphan_and_no_double_credit(spool, faults, spill):

@@ -23,7 +23,6 @@ from collections.abc import Iterable
 from itertools import chain, count
 from threading import Lock
 
-from qflow.descriptors import EXHAUSTED
 from qflow.errors import CorruptionError
 from qflow.message import OVERHEAD_BYTES, Record
 from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES
@@ -32,6 +31,7 @@ from qflow.storage.files import (
     OVERWRITE,
     READ,
     READ_OWN,
+    UNHARMED,
     Files,
     storage_error,
     write_all,
@@ -321,7 +321,7 @@ class FilesArea:
                 finally:
                     close(fd)
             except OSError as error:
-                if error.errno in EXHAUSTED:
+                if error.errno in UNHARMED:
                     if records:
                         break
                     raise storage_error(error, "read a spill file", path) from error

@@ -21,13 +21,12 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate, chain, repeat
 from threading import RLock
 
-from qflow.descriptors import EXHAUSTED
 from qflow.errors import CorruptionError, StorageError
 from qflow.message import OVERHEAD_BYTES, Record, charge
 from qflow.named_tuples import NamedTuple
 from qflow.storage import blocks, encoding
 from qflow.storage.blocks import SINGLE_BYTES, SINGLE_HEAD_BYTES, SINGLE_ROOM, BlockKey
-from qflow.storage.files import Files, storage_error
+from qflow.storage.files import UNHARMED, Files, storage_error
 from qflow.storage.lock import Place
 from qflow.storage.spill.segment import Maps, Reading, Segment
 from qflow.storage.spill.segment_index import Move
@@ -239,7 +238,7 @@ class SegmentsArea:
         except CorruptionError as error:
             return _Found(stop - slot, None, str(error))
         except OSError as error:
-            if error.errno in EXHAUSTED:
+            if error.errno in UNHARMED:
                 raise
             return _Found(stop - slot, None, f"{where}: {error.strerror}")
         finally:
@@ -341,7 +340,7 @@ class SegmentsArea:
             if found.header.key[:3] != (SPILL_TABLE, self._owner, SPILL_LANE) or len(left) != wanted.bit_count():
                 raise CorruptionError(f"{segment.path}, byte {start}: not the block that was written")
         except (CorruptionError, OSError) as error:
-            if not isinstance(error, OSError) or error.errno not in EXHAUSTED:
+            if not isinstance(error, OSError) or error.errno not in UNHARMED:
                 segment.damaged = True  # whoever reads it gets to know
             raise
         offsets = [found.offsets[place] for place in left]

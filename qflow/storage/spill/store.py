@@ -105,8 +105,8 @@ class SpillArea(Protocol):
             message, missing or unreadable; and for each None its sequence and what is wrong. A None counts no bytes.
 
         Raises:
-            StorageError: this process cannot open files at the moment (EMFILE, ENFILE, ENOMEM) and nothing was read.
-                The messages are unharmed: try again later.
+            StorageError: this process cannot open files at the moment (EMFILE, ENFILE, ENOMEM), or may not open this
+                one (PermissionDenied), and nothing was read. The messages are unharmed: try again later.
         """
 
     def free(self, slots: Slots) -> None:
