@@ -64,6 +64,8 @@ def _look(queue: Parts) -> dict[str, str]:
     while moment is None:
         sleep(PAUSE_S)
         moment = counting.step()
+    if queue.context.was_deleted:
+        return {}  # what is left of it is on its way out
     held = _Held(*moment.held)
     texts = [*_charge_problems(moment, held), *_count_problems(moment, held), *_row_problems(moment, held)]
     found = {_digits.sub("#", text): text for text in texts + moment.problems}

@@ -371,3 +371,14 @@ def test_ranges_are_sets_of_numbers(seed: int) -> None:
     left = [number for piece in one.without(two) for number in piece]
     assert left == [number for piece in one.ranges for number in piece if number not in two]
     assert Ranges.of(numbers).ranges == one.ranges
+
+
+def test_a_queue_that_is_deleted_while_it_is_checked_is_not_told_as_wrong(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch, counted: list[int]
+) -> None:
+    """What is left of it in the log is on its way out."""
+    broker = open_spool()
+    broker.declare_queue("q").put_many([b"x"] * 1_000)
+    between_steps(monkeypatch, lambda: "q" in broker.queues() and in_thread(lambda: broker.delete_queue("q")))
+    assert broker.check() == []
+    assert "q" not in broker.queues()
