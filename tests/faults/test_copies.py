@@ -232,6 +232,22 @@ def test_no_room_for_a_copy_is_a_full_disk_and_nothing_else(spool, tmp_path):
         assert broker.check() == []
 
 
+def test_no_room_for_the_reserve_of_a_compacted_log_is_told_as_such(spool):
+    """An error that users know, which says what there is no room for; the log goes on."""
+    faults = Faults()
+    make_spool(spool)
+    with faulty_broker(spool, faults) as broker:
+        inside.still(broker)
+        faults.fail("allocate", errno.ENOSPC, after=1)  # behind the table of readers
+        with pytest.raises(qflow.DiskFull, match="no room for the compacted log.*free some space") as raised:
+            broker.compact()
+        assert type(raised.value) is qflow.DiskFull
+        faults.heal()
+        assert not (spool / "log.new").exists()
+        assert drained(broker.queue("q")) == KEPT
+        assert broker.check() == []
+
+
 def test_a_disk_that_is_really_full_refuses_copies(small_disk):  # noqa: F811
     """A compaction, and a snapshot on the same disk: the log goes on with acks, and with puts once there is room."""
     with qflow.open(small_disk / "spool") as broker:

@@ -22,10 +22,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from typing import TYPE_CHECKING
 
 from qflow.config import spool_path
-from qflow.errors import InDoubt, InvalidArgument, QflowError, StorageError
+from qflow.errors import DiskFull, InDoubt, InvalidArgument, QflowError, StorageError
 from qflow.identity import new_uuid
 from qflow.loggers import get_logger
-from qflow.storage.environment import Environment, put_pairs
+from qflow.storage.environment import CannotGrow, Environment, put_pairs
 from qflow.storage.files import DIRECTORY, READ, Files, check_filesystem, make_place, storage_error
 from qflow.storage.lock import LOCK_NAME, acquire_lock
 from qflow.storage.log import carrying, recovery
@@ -256,7 +256,7 @@ def compact(
             env.copy_to(staged)
             copy = Environment(staged, files)
             try:
-                copy.make_room(0, 0, settles_only=False, step_bytes=0)  # the reserve: the disk may be full afterwards
+                _make_reserve(copy)
                 after = copy.size_bytes()
                 sync_staged(spool, files)
                 ending.callback(_close, files.open(os.path.join(env.path, DATA), READ, 0), spool, files)
@@ -282,6 +282,14 @@ def compact(
     from qflow.stats import CompactionReport
 
     return CompactionReport(bytes_before=before, bytes_after=after)
+
+
+def _make_reserve(copy: Environment) -> None:
+    """Make room for settling in a copy, for the disk may be full when it is in its place. Raises DiskFull."""
+    try:
+        copy.make_room(0, 0, settles_only=False, step_bytes=0)
+    except CannotGrow as error:
+        raise DiskFull(f"there is no room for the compacted log beside the one of before: {error}") from error
 
 
 def _close(descriptor: int, spool: str, files: Files) -> None:
