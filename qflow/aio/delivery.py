@@ -58,6 +58,7 @@ class InMemory:
         joined = self._claims.join_settles()
         if joined is not None:
             await self._homes.here().confirmed(joined)
+            self._claims.check_settled(joined)
 
 
 class AsyncDelivery(Unpicklable):

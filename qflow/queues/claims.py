@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from qflow.delivery import Delivery, Return
-from qflow.errors import AlreadySettled, BrokerFailed, again, in_doubt
+from qflow.errors import AlreadySettled, BrokerFailed, in_doubt
 from qflow.held_batch import NOTHING, HeldBatch
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
 from qflow.message import BATCH_BYTES, LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
@@ -25,6 +25,7 @@ from qflow.queues.returns import Returns
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
 from qflow.storage.log.batch import Settling
+from qflow.storage.log.broken_lanes import check_written
 from qflow.storage.log.transaction_log import Request
 
 _SINGLE_CHARGE = OVERHEAD_BYTES + SINGLE_BYTES
@@ -263,14 +264,16 @@ class Claims:
         log: Any = self._log
         if wait and joined is not None:
             log.wait(joined)
-            errors = [joined.error, *[lane.broken for lane in list(self._lanes.logged.values())]]
-            if (error := next(filter(None, errors), None)) is not None:
-                raise again(error)
+            self.check_settled(joined)
         elif not wait and log is not None and log.crowded and not is_inside():
             if joined is None:
                 log.drain()
             else:
                 log.wait(joined)  # which goes past what `drain` waits for, as a large put
+
+    def check_settled(self, joined: Request) -> None:
+        """Raise what became of what was settled before a request that is done."""
+        check_written(joined, list(self._lanes.logged.values()))
 
     @property
     def is_crowded(self) -> bool:

@@ -27,7 +27,6 @@ from itertools import repeat, starmap
 from typing import Any
 
 from qflow.delivery import Delivery, Segment
-from qflow.errors import again
 from qflow.events import EventKind
 from qflow.held_batch import HeldBatch
 from qflow.memory.group import AHEAD, GROUP_BYTES
@@ -42,6 +41,7 @@ from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Depth
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
+from qflow.storage.log.broken_lanes import check_written
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.transaction_log import Lane, Unit
 
@@ -354,8 +354,7 @@ class Exits:
         finally:
             with self.context.lock:
                 self._admission.pending -= 1
-        if batch.error is not None:
-            raise again(batch.error)
+        check_written(batch, list(self.lanes.logged.values()))
         return self.purged_total - before
 
     def purged(self, ends: dict[int, int]) -> None:

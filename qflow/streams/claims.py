@@ -11,6 +11,7 @@ from typing import Any
 from qflow.delivery import Return
 from qflow.errors import AlreadySettled, BrokerFailed, in_doubt
 from qflow.memory.waiting import collecting, is_inside, shelter, sheltered, straight
+from qflow.storage.log.broken_lanes import check_written
 from qflow.storage.log.rows import Settled
 from qflow.storage.log.transaction_log import MOST_STANDING, Lane, Request, TransactionLog, Unit
 from qflow.streams.batches import NONE, StreamBatch, place_of
@@ -24,8 +25,10 @@ Places = list[tuple[StreamBatch, list[int] | None]]
 class Claims:
     """See the module. Thread-safe; the lock is the cursor's."""
 
-    def __init__(self, held: Held, log: TransactionLog) -> None:
+    def __init__(self, held: Held, log: TransactionLog, lanes: list[Lane]) -> None:
+        """`lanes`: those of the log that record what is settled."""
         self.held = held
+        self._lanes = lanes
         self.name, self.owner, self.ledger = held.name, held.owner, held.ledger
         self._log = log
         self._done: list[tuple[Lane, Settled]] = []
@@ -112,9 +115,14 @@ class Claims:
     def _finish(self, logged: Request | None, wait: bool) -> None:
         """Return when a settle is synced, if it is waited for; else when the log has those before it, if it must."""
         if wait and logged is not None:
-            self._log.commit(logged)
+            self._log.wait(logged)
+            self.check_settled(logged)
         elif not wait and self.is_crowded and not is_inside():
             self._log.drain()
+
+    def check_settled(self, joined: Request) -> None:
+        """Raise what became of what was settled before a request that is done."""
+        check_written(joined, self._lanes)
 
     @property
     def is_crowded(self) -> bool:

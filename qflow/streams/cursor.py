@@ -126,7 +126,7 @@ class Cursor:
         self._waiting = 0
         """Gets that look for messages now: raised before they look, so that `wake` can ask without the lock."""
         self.held = Held(self.name, self.owner, self._lock, self._line, shared)
-        self.claims = Claims(self.held, shared.log)
+        self.claims = Claims(self.held, shared.log, self.lanes)
         self.place = Positions(history, interest.filter, self.parts, self.claims, shared)
         self._ahead = ReadAhead(history, interest, self.parts, shared.room, self._lock, self._line)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import os
@@ -10,7 +11,7 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,14 @@ import lmdb
 import pytest
 
 import qflow
+import qflow.aio
 from doors.command_line import CommandLine, error_line
 from qflow import inspect
 from qflow.inspect import child
 from qflow.inspect.child import in_child
+from qflow.queues.queue import parts_of
+from qflow.storage.log import batch_writing
+from qflow.streams.subscription import member_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 PAGE = 4096
@@ -377,3 +382,80 @@ def test_a_copy_of_a_log_with_a_broken_page_says_that_the_log_is_damaged(source,
     result = CommandLine(tmp_path).run("snapshot", "create", spool, copy)
     assert (result.returncode, copy.exists()) == (1, False)
     assert "damaged" in error_line(result)
+
+
+# Who waits for what is not written ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def break_lanes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Have the pages of one owner's rows be damaged from now on, as a commit comes by them."""
+    broken: set[int] = set()
+    write_row = batch_writing.write_row
+
+    def write(txn: Any, owner: int, lane: int, row: Any) -> None:
+        if owner in broken:
+            raise lmdb.CorruptedError("mdb_put: MDB_CORRUPTED")
+        write_row(txn, owner, lane, row)
+
+    monkeypatch.setattr(batch_writing, "write_row", write)
+    return broken.add
+
+
+@pytest.mark.parametrize(
+    "settle",
+    [
+        lambda queue: queue.get(0).ack(wait=True),
+        lambda queue: queue.ack_many([queue.get(0), queue.get(0)], wait=True),
+        lambda queue: queue.get_many(2).ack(wait=True),
+        lambda queue: queue.purge(),
+        lambda queue: queue.delete(next(iter(queue.browse())).sequence),
+    ],
+    ids=["ack", "ack_many", "batch", "purge", "delete"],
+)
+def test_a_thread_is_told_that_what_it_settles_meets_broken_pages(settle, break_lanes, tmp_path):
+    """A purge returned 0, as if nothing was there."""
+    with qflow.open(tmp_path, journal="off") as broker:
+        queue, other = broker.declare_queue("q"), broker.declare_queue("other")
+        queue.put_many(BODIES)
+        other.put(b"x")
+        break_lanes(parts_of(queue).context.owner)
+        with pytest.raises(qflow.CorruptionError, match="pages of the log"):
+            settle(queue)
+        other.get(0).ack(wait=True)
+
+
+def test_a_subscriber_is_told_that_what_it_settles_meets_broken_pages(break_lanes, tmp_path):
+    """Its acks were confirmed, and came back after the next opening."""
+    with qflow.open(tmp_path, journal="off") as broker:
+        broker.declare_stream("s", topics=["t"])
+        broker.publish_many([("t", b"x")] * 5)
+        with broker.subscribe("s", name="panel", start="earliest") as panel:
+            break_lanes(member_of(panel).cursor.owner)
+            with pytest.raises(qflow.CorruptionError, match="pages of the log"):
+                panel.get(0).ack(wait=True)
+            with pytest.raises(qflow.CorruptionError, match="pages of the log"):
+                panel.get_many(2).ack(wait=True)
+
+
+def test_a_task_is_told_that_what_it_settles_meets_broken_pages(break_lanes, tmp_path):
+    """Its acks were confirmed, and came back after the next opening; so it was through the door."""
+
+    async def settle() -> None:
+        async with qflow.aio.open(tmp_path, journal="off") as broker:
+            queue = await broker.declare_queue("q")
+            await queue.put_many(BODIES)
+            await broker.declare_stream("s", topics=["t"])
+            await broker.publish_many([("t", b"x")] * 5)
+            panel = await broker.subscribe("s", name="panel", start="earliest")
+            break_lanes(parts_of(queue.queue).context.owner)
+            break_lanes(member_of(panel.subscription).cursor.owner)
+            for held in await queue.get(0), await queue.get_many(2), await panel.get(0), await panel.get_many(2):
+                with pytest.raises(qflow.CorruptionError, match="pages of the log"):
+                    await held.ack(wait=True)
+            with pytest.raises(qflow.CorruptionError, match="pages of the log"):
+                await queue.ack_many([await queue.get(0)], wait=True)
+            with pytest.raises(qflow.CorruptionError, match="pages of the log"):
+                await queue.purge()
+
+    asyncio.run(settle())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from qflow.errors import again
 from qflow.storage.environment import DAMAGE, log_error
-from qflow.storage.log.batch import Batch, Unit
+from qflow.storage.log.batch import Batch, Request, Unit
 from qflow.storage.log.calls import Calls
 from qflow.storage.log.lane import Lane
 
@@ -58,6 +59,13 @@ def refuse_lane(batch: Batch, broken: LaneBroken, call: Calls) -> None:
     batch.purges.discard(lane)
     batch.hollows = [one for one in batch.hollows if one is not lane]
     batch.attempts.pop(lane, None)
+
+
+def check_written(request: Request, lanes: Iterable[Lane]) -> None:
+    """Raise why a request that is done was not written, or what was settled before it in lanes that are broken."""
+    errors = [request.error, *[lane.broken for lane in lanes]]
+    if (error := next(filter(None, errors), None)) is not None:
+        raise again(error)
 
 
 def _lanes_of(unit: Unit) -> set[Lane]:
