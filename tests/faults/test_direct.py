@@ -1003,3 +1003,24 @@ def test_a_log_that_has_failed_gives_nobody_the_turn(tmp_path: Path, monkeypatch
             put_together(broker, b"d")
     assert given
     assert not any(given)
+
+
+def test_what_a_thread_has_synced_and_the_writer_cannot_count_is_in_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said not to be done, and was there after a kill."""
+
+    def lacks_memory(*_: object) -> None:
+        raise MemoryError
+
+    broker = qflow.open(tmp_path / "spool")
+    begin(broker)
+    monkeypatch.setattr(Puts, "show", lambda *_: False)  # as where a handler strikes
+    monkeypatch.setattr(direct.Direct, "_count_in", lacks_memory)
+    with pytest.raises(qflow.InDoubt):
+        broker.queue("q").put(b"d")
+    monkeypatch.undo()
+    with pytest.raises(qflow.BrokerFailed):
+        broker.queue("q").put(b"e")
+    assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d"]
+    broker.close()

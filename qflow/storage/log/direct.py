@@ -332,6 +332,7 @@ class Direct:
                 self._has_room = False
                 return False
             timers.commits.note(perf_counter() - began_s)
+        batch.committing = True  # it is on the disk, whatever is raised from here on
         self._count_in(batch, noted)
         return True
 
