@@ -1024,3 +1024,27 @@ def test_what_a_thread_has_synced_and_the_writer_cannot_count_is_in_doubt(
         broker.queue("q").put(b"e")
     assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d"]
     broker.close()
+
+
+def test_notes_are_carried_out_once_where_what_follows_fails(
+    broker: qflow.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction that has them is not gone on with: there they would meet themselves, with every batch."""
+    queue, carry_out, failed = broker.queue("q"), confirming.carry_out, []
+
+    def left(*arguments: Any) -> Any:
+        return {lane: (row, at, True) for lane, (row, at, _) in carry_out(*arguments).items()}
+
+    def lacks_memory(*_: object) -> None:
+        failed.append(1)
+        raise MemoryError
+
+    queue.put(b"d")
+    with monkeypatch.context() as patch:
+        patch.setattr(confirming, "carry_out", left)
+        patch.setattr(Puts, "note_left", lacks_memory)
+        with pytest.raises(MemoryError):
+            queue.put_many([b"x" * 1000] * 200)
+    assert failed
+    queue.put_many([b"y" * 1000] * 200)
+    assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d", *[b"y" * 1000] * 200]

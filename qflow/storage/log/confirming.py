@@ -138,14 +138,14 @@ class Confirming:
             if self._changes is not None:
                 self._changes.catch_up()
             left = carry_out(txn, self.notes, self.env.join)
+            for lane, (row, remove_at, removing) in left.items():
+                self._carried[lane] = lane.row, lane.remove_at, lane.removing
+                lane.row, lane.remove_at, lane.removing = row, remove_at, removing
+                if removing:
+                    lane.publisher.note_left()
         except BaseException:
             self.roll_back()
             raise
-        for lane, (row, remove_at, removing) in left.items():
-            self._carried[lane] = lane.row, lane.remove_at, lane.removing
-            lane.row, lane.remove_at, lane.removing = row, remove_at, removing
-            if removing:
-                lane.publisher.note_left()
 
     def make_room_for_notes(self) -> bool:
         """Make room on the disk for what may be noted before the next batch; return whether there is any."""
