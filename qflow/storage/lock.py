@@ -10,7 +10,7 @@ import time
 
 from qflow.descriptors import occupy_standard
 from qflow.errors import SpoolInUse
-from qflow.storage.files import FILE_MODE, READ, storage_error
+from qflow.storage.files import FILE_MODE, FULL, READ, storage_error
 
 LOCK_NAME = "lock"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -119,8 +119,7 @@ def acquire_lock(spool_path: str | os.PathLike[str], what: str = "lock the spool
         descriptors.append(os.open(spool, _DIRECTORY))
         _lock(descriptors[0], spool)
         descriptors.append(_locked_file(spool))
-        os.ftruncate(descriptors[1], 0)
-        os.pwrite(descriptors[1], _PID_LINE % os.getpid() + f"{_numbering()}\n".encode(), 0)
+        _name_owner(descriptors[1])
     except BaseException as error:
         for fd in descriptors:
             os.close(fd)
@@ -128,6 +127,20 @@ def acquire_lock(spool_path: str | os.PathLike[str], what: str = "lock the spool
             raise storage_error(error, what, os.path.join(spool, LOCK_NAME)) from error
         raise
     return SpoolLock(spool, *descriptors)
+
+
+def _name_owner(fd: int) -> None:
+    """Write into the lock file who has it; nobody, where the disk is full: that is no reason not to own the spool.
+
+    What is there is written over, and not cut off before: somebody else would have its room at once.
+    """
+    line = _PID_LINE % os.getpid() + f"{_numbering()}\n".encode()
+    try:
+        os.ftruncate(fd, os.pwrite(fd, line, 0))
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        os.ftruncate(fd, 0)  # of an owner before
 
 
 def check_lock_file(spool: str) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -28,6 +28,7 @@ from qflow.inspect import check_spool
 from qflow.queues import spiller
 from qflow.queues.queue import parts_of
 from qflow.queues.tending import has_something_to_do
+from qflow.storage.lock import acquire_lock, owner_pid
 from qflow.storage.log.parts import PAGES_A_PART, cut, joined
 from qflow.storage.log.rows import Row, read_row
 from unit.clocks import until
@@ -396,6 +397,32 @@ def test_all_readers_of_a_log_have_their_place_on_the_disk(tmp_path):
         with qflow.open(path):
             status = (path / "log" / "lock.mdb").stat()
             assert status.st_blocks * 512 >= status.st_size >= 64 * 4096
+
+
+def test_a_spool_is_opened_on_a_full_disk_that_somebody_else_fills_on(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock file was emptied before it was written, and its room was taken meanwhile: it could not be locked."""
+    spool = small_disk / "spool"
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q").put(b"x")
+    fill(small_disk)
+    cut_off = os.ftruncate
+
+    def fill_on() -> None:
+        with open(small_disk / "more", "ab", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(512))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", lambda fd, size: (cut_off(fd, size), fill_on()))
+        acquire_lock(spool).release()
+    assert int((spool / "lock").read_text().split()[0]) == os.getpid()
+    (spool / "lock").write_bytes(b"")  # as an earlier version has left it
+    fill_on()
+    with qflow.open(spool) as broker:
+        assert owner_pid(spool) == 0
+        assert drained(broker.queue("q")) == [b"x"]
 
 
 def filled(queue: qflow.Queue, size: int) -> int:
