@@ -93,6 +93,8 @@ class Logins:
     async def check(self, name: str, password: str, peer: str) -> User | None:
         """Return the user, if the password is right; None if not, after a pause that grows with each in a row.
 
+        Where others have replaced the users meanwhile, it is the user as these have it; None if they have no such.
+
         Cancelled, a check that has begun is finished all the same, and known.
 
         Args:
@@ -121,7 +123,9 @@ class Logins:
             check = self._checks[digest] = asyncio.create_task(self._check(line, name, account, password, digest))
             check.add_done_callback(lambda _: self._checks.pop(digest))
         if await asyncio.shield(check) and account is not None:
-            return account.user
+            current = account.user if self.users is None else self.users.get(name)
+            if current is not None:
+                return current
         return await self._refuse(name, peer, line.pause_s())
 
     def close(self) -> None:

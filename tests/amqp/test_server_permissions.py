@@ -13,9 +13,10 @@ import pytest
 from pamqp import commands
 
 import qflow.aio
-from amqp_client import method
+from amqp_client import PROTOCOL_HEADER, method
 from amqp_clients import serving
-from amqp_loop import Basic, Channels, connected, ending_clients
+from amqp_loop import Basic, Channels, Connections, connected, ending_clients
+from amqp_loop import Raw as Client
 from amqp_raw import Queue, Raw
 from doors.event_loop import until
 from qflow.amqp import Server, serve
@@ -93,6 +94,30 @@ async def _lost_meanwhile(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert hosted is not None
         assert not hosted.consumers
         assert not broker.queue("secret").queue.stats().consumers
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_who_has_logged_in_opens_a_virtual_host_with_the_rights_of_that_moment(is_there: bool, tmp_path: Path) -> None:
+    """Rights that are read again between the two hold: a client has ten seconds there."""
+    asyncio.run(_lost_before_it_opens(is_there, tmp_path / "spool"))
+
+
+async def _lost_before_it_opens(is_there: bool, spool: Path) -> None:
+    async with _serving(spool) as (_, server):
+        client = Client(*await asyncio.open_connection("127.0.0.1", server.port))
+        client.send(PROTOCOL_HEADER)
+        await client.ask(Connections.StartOk({}, "PLAIN", "\0guest\0guest"), Connections.Tune, 0)
+        server.reload(users=guest("^mine") if is_there else Users(), ssl=None)
+        client.send(Connections.TuneOk(2047, 131_072, 0), Connections.Open("/"), channel=0)
+        if is_there:
+            await client.expect(Connections.OpenOk)
+            await client.open_channel()
+            await client.ask(Queue.Declare(queue="secret"), Queue.DeclareOk)
+            client.send(Basic.Get(0, "secret"))
+        _, answer = await client.next()
+        client.kill()
+        assert isinstance(answer, Channels.Close if is_there else Connections.Close), answer
+        assert answer.reply_code == (403 if is_there else 530)
 
 
 @asynccontextmanager

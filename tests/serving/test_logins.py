@@ -106,6 +106,35 @@ def test_without_a_users_file_guest_comes_in_from_this_machine(
     assert checked == []
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_login_has_the_rights_that_its_user_has_when_its_password_is_checked(
+    is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is let in with those of a file that was replaced meanwhile keeps them: nobody looks again."""
+    begun, goes_on = threading.Event(), threading.Event()
+    matches = PasswordHash.matches
+
+    def late(password: PasswordHash, given: str) -> bool:
+        begun.set()
+        goes_on.wait()
+        return matches(password, given)
+
+    monkeypatch.setattr(PasswordHash, "matches", late)
+    now = User("anna", frozenset({"now"}))
+
+    async def scenario() -> User | None:
+        logins = logins_of(users_of())
+        login = asyncio.create_task(logins.check("anna", "secret", PEER))
+        await until(begun.is_set)
+        logins.users = Users(MappingProxyType({"anna": Account(now, SECRET)} if is_there else {}))
+        goes_on.set()
+        user = await login
+        logins.close()
+        return user
+
+    assert run(scenario()) == (now if is_there else None)
+
+
 def test_a_password_that_was_right_a_short_time_ago_is_not_checked_again(checked: list[str]) -> None:
     """For five minutes, from wherever; until the file has another one, or the user no more."""
 

@@ -60,6 +60,7 @@ class Permissions:
     """What a user may do in a virtual host, remembered by name: an expression is looked at once for each."""
 
     def __init__(self, user: User, host_name: str) -> None:
+        self.user = user
         self._where = f"in vhost '{host_name}' refused for user '{user.name}'"
         self._may = lru_cache(REMEMBERED)(lambda what, name: user.may(what, host_name, name))
 

@@ -128,8 +128,10 @@ class Server(Listening):
         return await self._hosts.find(name) if self._hosts is not None and name in known else None
 
     def permissions(self, user: User, host_name: str) -> Permissions | None:
-        """Return what a user may do in a virtual host; None: not even enter it."""
-        return Permissions(user, host_name) if user.may_enter(host_name) else None
+        """Return what a user may do in a virtual host now; None: not even enter it."""
+        users = self._logins.users
+        current = user if users is None else users.get(user.name)
+        return Permissions(current, host_name) if current is not None and current.may_enter(host_name) else None
 
     def reload(self, *, users: Users | None, ssl: tls.SSLContext | None) -> None:
         """Use these users, and the certificates of this context, from now on.
@@ -139,7 +141,7 @@ class Server(Listening):
         self._logins.users = users
         self._renew(ssl)
         for session in list(self._sessions):
-            session.reload(users)
+            session.reload()
 
     # Beside ------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from qflow.loggers import get_logger
 from qflow.serving.budget import Budget
 from qflow.serving.sockets import Drain, gone, has_hung_up, hear_out
 from qflow.serving.tasks import ending
-from qflow.serving.users import Action, User, Users
+from qflow.serving.users import Action, User
 
 READ_BYTES = 128 * 1024
 """Read at once at most."""
@@ -278,11 +278,12 @@ class Session:
 
     def check_user_id(self, name: str) -> None:
         """Refuse a message that names another user than its connection has."""
-        assert self.user is not None
-        if name != self.user.name and "impersonator" not in self.user.tags:
+        assert self.permissions is not None
+        user = self.permissions.user
+        if name != user.name and "impersonator" not in user.tags:
             raise AmqpError(
                 ReplyCode.PRECONDITION_FAILED,
-                f"user_id property set to '{name}' but authenticated user was '{self.user.name}'",
+                f"user_id property set to '{name}' but authenticated user was '{user.name}'",
             )
 
     @property
@@ -366,17 +367,15 @@ class Session:
 
     # Ending ------------------------------------------------------------------------------------------------------
 
-    def reload(self, users: Users | None) -> None:
+    def reload(self) -> None:
         """Have the rights that this connection's user has now; end consumers that need others, and it without any."""
         if self.user is None or self._host is None:
-            return
-        user = self.user if users is None else users.get(self.user.name)
-        self.permissions = None if user is None else self.server.permissions(user, self._host.name)
-        if user is None or self.permissions is None:
+            return  # it has those that its user has when it opens a virtual host
+        self.permissions = self.server.permissions(self.user, self._host.name)
+        if self.permissions is None:
             self.permissions = Permissions(NOBODY, self._host.name)
             self.end(AmqpError(ReplyCode.CONNECTION_FORCED, f"user '{self.user.name}' has no access any more"))
         else:
-            self.user = user
             for channel in self.channels.values():
                 self.server.spawn(end_forbidden(channel))
 
