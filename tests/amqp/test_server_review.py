@@ -265,6 +265,25 @@ def test_an_ack_of_what_was_got_makes_room_for_what_is_consumed(tmp_path: Path) 
     run(scenario())
 
 
+def test_a_transaction_is_bounded_with_the_properties_of_its_messages(tmp_path: Path) -> None:
+    """Which are kept in several forms until it is committed, for as long as the client likes."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            server.max_unit_bytes = 2_000_000
+            client = await connected(server)
+            await client.ask(Tx.Select(), Tx.SelectOk)
+            large = header.ContentHeader(0, 0, Basic.Properties(headers={"x": "x" * 100_000}))
+            for _ in range(10):
+                client.send(Basic.Publish(0, "", "nowhere"), large)
+            client.send(Tx.Rollback())
+            _, answer = await client.next()
+            assert isinstance(answer, Connections.Close), answer
+            assert answer.reply_code == 506
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(("queue", "content"), [("q", b""), ("nowhere", b"x" * 1000)])
 def test_a_transaction_of_nothing_but_names_is_bounded_too(queue: str, content: bytes, tmp_path: Path) -> None:
     """Messages without a body take memory, and those that are to be returned."""

@@ -305,6 +305,22 @@ def test_a_message_above_the_limit_costs_its_channel() -> None:
     ]
 
 
+def test_properties_of_messages_that_are_not_whole_are_bounded_with_them() -> None:
+    """A header alone, in each of thousands of channels, is as much as bodies are."""
+    connection = opened(Limits(max_assembling_bytes=150), channels=(1, 2))
+    begun = [
+        method(number, Basic.Publish()) + method(number, header.ContentHeader(0, 1, Basic.Properties("t" * 79)))
+        for number in (1, 2)
+    ]
+    assert events(connection, begun[0], method(1, body.ContentBody(b"x"))) != []
+    assert connection.assembling_bytes == 0
+    assert events(connection, begun[0]) == []
+    assert connection.assembling_bytes == 80
+    [failed] = events(connection, begun[1])
+    assert isinstance(failed, Failed)
+    assert close_code(connection) == 506
+
+
 def test_bodies_that_are_not_whole_are_bounded_together() -> None:
     """Over all channels of a connection: 506."""
     connection = opened(Limits(max_body_bytes=100, max_assembling_bytes=150), channels=(1, 2))

@@ -16,7 +16,9 @@ from qflow.errors import AlreadySettled, InDoubt, InvalidArgument, QflowError, Q
 from qflow.named_tuples import NamedTuple
 
 OVERHEAD_BYTES = 1024
-"""What a message is counted to have beside its body."""
+"""What a message is counted to have beside its body and its properties."""
+COPIES = 4
+"""Of its properties: as they came, and in the headers of a message of qflow."""
 PUT_AT_ONCE = 500
 """Messages that a commit puts before other clients have their turn: 20 µs each."""
 
@@ -74,7 +76,8 @@ class Unit:
         self, queues: list[HostedQueue], parcel: Parcel, mandatory: bool, where: tuple[str, str, Properties]
     ) -> None:
         """Put a message into its queues when the transaction commits."""
-        size = (len(parcel.body) + OVERHEAD_BYTES) * max(1, len(queues))
+        _, _, properties = where
+        size = (len(parcel.body) + COPIES * len(properties.raw) + OVERHEAD_BYTES) * max(1, len(queues))
         self._size += size
         self._channel.client.share.hold(size)
         most = self._channel.client.max_unit_bytes

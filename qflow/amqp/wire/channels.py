@@ -58,6 +58,8 @@ class Output:
 
 _SMALL_BYTES = 4096
 """Parts of a body below this size are collected in a buffer: an object for each would cost more than its bytes."""
+FLAGS_BYTES = 2
+"""Of the properties of each message; their list follows."""
 _EXPECTED = {
     ChannelState.IDLE: "a method",
     ChannelState.WANTS_HEADER: "a content header",
@@ -68,7 +70,7 @@ _EXPECTED = {
 class Channel:
     """One channel of a connection.
 
-    `held_bytes` is what there is of a body that is not whole.
+    `held_bytes` is what there is of a message that is not whole: of its body, and its properties.
     """
 
     __slots__ = ("_limits", "_missing_bytes", "_parts", "_properties", "_publish", "held_bytes", "number", "state")
@@ -123,6 +125,7 @@ class Channel:
         if size == 0:
             return self._whole()
         self.state = ChannelState.WANTS_BODY
+        self.held_bytes = len(properties) - FLAGS_BYTES
         return None
 
     def body(self, payload: bytes) -> Published | None:
@@ -174,7 +177,7 @@ _CLOSE_OK = commands.Channel.CloseOk.index.to_bytes(4)
 
 
 class Channels:
-    """Channels by their numbers, `channel_max` at most, and how many bytes of unfinished bodies they hold."""
+    """Channels by their numbers, `channel_max` at most, and how many bytes of unfinished messages they hold."""
 
     __slots__ = ("_limits", "_output", "assembling_bytes", "by_number", "channel_max")
 

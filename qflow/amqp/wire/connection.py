@@ -114,7 +114,7 @@ class Connection:
 
     @property
     def assembling_bytes(self) -> int:
-        """Bytes of the bodies that are not whole, in all channels."""
+        """Bytes of the messages that are not whole, in all channels: of their bodies and properties."""
         return self._channels.assembling_bytes
 
     # What comes.

@@ -10,8 +10,8 @@ MIB = 1 << 20
 class Limits(NamedTuple):
     """What is proposed to clients, and what is refused.
 
-    A connection holds at most `frame_max` bytes of a frame that is not whole, `max_assembling_bytes` of bodies that are
-    not whole, and `channel_max` channels.
+    A connection holds at most `frame_max` bytes of a frame that is not whole, `max_assembling_bytes` of messages
+    that are not whole, and `channel_max` channels.
     """
 
     frame_max: int = 131_072
@@ -24,7 +24,7 @@ class Limits(NamedTuple):
     max_body_bytes: int = 128 * MIB
     """Of one message; above, its channel is closed with 406."""
     max_assembling_bytes: int = 256 * MIB
-    """Of the bodies in all channels of a connection that are not whole; above, the connection is closed with 506."""
+    """Of the messages in all channels of a connection that are not whole; above, the connection is closed with 506."""
     max_properties_bytes: int = 131_072
     """Of the property list of a message; above, its channel is closed with 406."""
     max_table_depth: int = 32
