@@ -186,7 +186,7 @@ def test_a_flipped_bit_ends_what_is_carried_over_and_is_reported(bit: int, made:
 def test_what_looks_like_records_is_not_searched_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that are full of their beginnings, each of which is said to reach to the end of the file.
 
-    So whoever may publish had the next opening after a kill take as long as the square of the journal: 104 s for 4 MiB.
+    So whoever may publish had the next opening after a kill take as long as the square of the journal.
     """
     size, checked = 256 * 1024, []
     real = journal._checksum
