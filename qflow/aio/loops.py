@@ -365,6 +365,7 @@ async def attend(home: Home, worker: Worker, waiting: Waiting) -> None:
             waiter = Waiter(home)
             while (wait_s := in_place(partial(waiting.step, waiter, False))) != WORK:  # a keyword takes 0.1 µs more
                 if wait_s is None:
+                    home.unfinished.pop(give_up, None)  # in here: a handler that raises at that has it given up
                     return
                 if wait_s == FOREVER:
                     waiter.future = home.loop.create_future()
@@ -376,6 +377,7 @@ async def attend(home: Home, worker: Worker, waiting: Waiting) -> None:
             waiter.future = home.loop.create_future()
             wait_s = await worker.run(home, partial(waiting.step, waiter, may_work=True))
             if wait_s is None:
+                home.unfinished.pop(give_up, None)
                 return
             await waiter.wait(wait_s)
     except BaseException:
@@ -383,9 +385,8 @@ async def attend(home: Home, worker: Worker, waiting: Waiting) -> None:
             home.undo(give_up)
         finally:  # a handler that raises may have come before that began, or in its middle
             home.undo(give_up)
+            home.unfinished.pop(give_up, None)
         raise
-    finally:
-        home.unfinished.pop(give_up, None)
 
 
 def task_name() -> Noted:

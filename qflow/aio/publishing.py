@@ -148,15 +148,17 @@ class AsyncPublishing:
     def _send_at_once(self, lots: Lots, kept: Kept | None = None) -> Sent | None:
         """Join lots to a batch if there is room; None if not."""
         sending = Sending(lots.lots, None, None if kept is None else kept.facts)
-        room = sending.room
-        if (room is None and kept is None) or (
-            room is not None and not in_place(partial(room.reserve_at_once, sending.amount))
-        ):
+        if sending.room is None and kept is None:
             return None
         try:
+            if not in_place(sending.reserve_at_once):
+                return None
             return in_place(partial(sending.enter, self._publisher.log, soon=False))
         except StreamDeleted:
             return None
+        except BaseException:
+            _withdraw(sending)
+            raise
 
     async def _take(self, claim: Claim, timeout_s: float | None) -> bool:
         """Take a producer's number, waiting while another claim has it; False if it is stored."""
@@ -192,6 +194,9 @@ class AsyncPublishing:
             except StreamDeleted:
                 await asyncio.sleep(0)
                 continue  # a stream was deleted meanwhile: route anew
+            except BaseException:
+                _withdraw(sending)
+                raise
             if sent is not None:
                 home.has_room()
                 await home.confirmed(sent.request)
@@ -210,10 +215,17 @@ class AsyncPublishing:
 
     async def _reserve(self, home: Home, sending: Sending) -> None:
         room = sending.room
-        if room is None or in_place(partial(room.reserve_at_once, sending.amount)):
+        if in_place(sending.reserve_at_once) or room is None:
             return
         asking = Asking(sending.amount)
         await attend(home, self._worker, Steps(partial(room.try_reserve, asking), partial(room.give_up, asking)))
+        sending.has_room = True
+
+
+def _withdraw(sending: Sending) -> None:
+    """Give back what was reserved and joined no batch: a handler that raises came between. Twice is fine."""
+    if sending.has_room:
+        in_place(sending.withdraw)
 
 
 def _confirmed(home: Home, request: Request | None, results: Callable[[], T]) -> asyncio.Future[T]:

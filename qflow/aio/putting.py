@@ -217,9 +217,15 @@ def _put_if_room(puts: Puts, log: Log, records: list[Record], plain: bool, envel
 
 
 def _borrow_and_enter(puts: Puts, log: Log, put: Any) -> bool:
-    if not puts.reserve_at_once(put):
-        return False
-    _enter(puts, log, put)
+    put.refused = True  # until it has its room
+    try:
+        if not puts.reserve_at_once(put):
+            return False
+        _enter(puts, log, put)
+    except BaseException:
+        if not put.joined:
+            puts.refused(put)  # what came between was a handler that raises
+        raise
     return True
 
 

@@ -66,12 +66,12 @@ class AsyncTogether:
             while blocked := in_place(assembly.reserve):
                 left = None if ends is None else max(0.0, ends - home.loop.time())
                 await self._prepare(blocked, left, assembly)
+            entered = in_place(partial(together.enter, assembly, soon=False))
         except BaseException:
             home.undo(assembly.withdraw)
             raise
         finally:
             home.unfinished.pop(assembly.withdraw, None)
-        entered = in_place(partial(together.enter, assembly, soon=False))
         home.has_room()
         if entered is not None:
             await home.confirmed(entered)

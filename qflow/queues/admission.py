@@ -88,16 +88,8 @@ class Admission:
         self._waker: Putter | None = None  # the one that was woken last; it wakes the next
         self._left = 0  # what may be put in this turn beside the places
 
-    def count_in(self, puts: int, messages: int, size: int, charged: int) -> None:
-        """Count puts as on their way in; what they are charged is charged."""
-        self.pending += puts
-        self.pending_messages += messages
-        self.pending_bytes += size
-        self._gate.incoming += charged
-        self._gate.forget_places()
-
-    def reserve(self, puts: int, messages: int, size: int, charged: int) -> bool:
-        """Charge puts and count them as on their way in, if nothing stands in their way; else nothing is done."""
+    def reserve(self, puts: int, messages: int, size: int, charged: int, put: Put | None = None) -> bool:
+        """Charge puts and count them as on their way in, `put` too, if nothing is in their way; else do nothing."""
         gate, context = self._gate, self._context
         used = gate.used + charged
         if used <= gate.passing:
@@ -109,7 +101,14 @@ class Admission:
             or not gate.charge(charged)
         ):
             return False
-        self.count_in(puts, messages, size, charged)
+        # No call since it was charged, so that an interrupt finds all of it done or nothing.
+        self.pending += puts
+        self.pending_messages += messages
+        self.pending_bytes += size
+        gate.incoming += charged
+        if put is not None:
+            put.refused = False
+        gate.forget_places()
         if context.has_limit:
             self.count_places()
         return True

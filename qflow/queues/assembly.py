@@ -145,9 +145,11 @@ class Assembly:
             if records is not known:
                 known, sizes, plain = records, list(map(len, records)), is_plain(records)
             put = queue.draft(records, plain, number, sizes=sizes)
-            if not queue.reserve_at_once(put):
-                return
+            put.refused = True  # until it has its room, so that an interrupt finds it here with that, or without
             self.puts.append(put)
+            if not queue.reserve_at_once(put):
+                del self.puts[-1]
+                return
             receipt.put = put
             self._start = index + 1
 

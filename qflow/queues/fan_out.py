@@ -112,7 +112,9 @@ def _end(
     for queue in queues[len(firsts) :]:
         with queue.context.lock:
             first = queue.lanes.runs.next
-            queue.admission.count_in(0, 1, size, 0)
+            queue.admission.pending_messages += 1
+            queue.admission.pending_bytes += size
+            queue.gate.forget_places()
             queue.publish(first, [record], size, 0)
             firsts[queue.name] = first
     for queue in queues:

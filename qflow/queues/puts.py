@@ -177,9 +177,12 @@ class Puts:
         return Putting(self, puts, size, depth, self.context.deadline(config.parse_timeout(timeout_s)), dead)
 
     def reserve_at_once(self, put: Put) -> bool:
-        """Reserve room for one put that was drafted, if nothing stands in its way; else False, and nothing was done."""
+        """Reserve room for one put that was drafted, if nothing stands in its way; else False, and nothing was done.
+
+        Callers who may be interrupted say before that it is `refused`, which is so no more where it has its room.
+        """
         with self.context.lock:
-            return self.admission.reserve(1, len(put.records), put.size, put.charged)
+            return self.admission.reserve(1, len(put.records), put.size, put.charged, put)
 
     @sheltered
     def would_admit(self, messages: int, size: int) -> bool:

@@ -59,7 +59,7 @@ class Getting:
 
     __slots__ = (
         "ahead", "batch", "deadline", "follow", "gap", "given_up", "is_full", "is_over", "member", "most", "number",
-        "skip_gaps", "taker", "untold", "watcher",
+        "reserved", "skip_gaps", "taker", "untold", "watcher",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,8 @@ class Getting:
         """It is for an iteration, which returns one message after the other."""
         self.is_full = False
         """Nothing can be got before something is acked."""
+        self.reserved = 0
+        """Bytes that it has, and has nothing in yet."""
         self.number: int | None = None
         """Its place in the line of waiting gets."""
         self.watcher: Watcher | None = None
@@ -263,6 +265,7 @@ class Cursor:
             if getting.is_over:
                 return
             getting.given_up = True
+            self._ahead.give_back(getting)
             self._unwatch(getting)
             if getting.batch is not None:
                 self.held.put_back(getting.batch, is_seen=False)
@@ -309,14 +312,15 @@ class Cursor:
             wanted = min(getting.most, room)
             reading = ahead.part_to_read() if ready < wanted and not ahead.is_full else None
             if reading is not None:
-                amount = ahead.room_for(wanted - ready, least=not (ready or held.batches))
+                amount = ahead.room_for(getting, wanted - ready, least=not (ready or held.batches))
                 if amount and not may_work and not ahead.is_in_memory(reading):
-                    self._room.let_go(amount)
+                    ahead.give_back(getting)
                     return WORK
                 if amount:
-                    ahead.fetch(reading, max(wanted - ready, 256 if getting.most == 1 else 1), amount, held.check_open)
+                    most = max(wanted - ready, 256 if getting.most == 1 else 1)
+                    ahead.fetch(reading, getting, most, held.check_open)
                     continue
-            if ready and room > 0 and self._room.hold(HELD_BYTES, least=not held.batches):
+            if ready and room > 0 and self._room.hold(HELD_BYTES, least=not held.batches, getting=getting):
                 return self._take(getting, wanted)
             if ahead.is_reading:
                 return 1.0  # the reading thread notifies the line when done
@@ -340,6 +344,7 @@ class Cursor:
         if getting.ahead:
             batch.shown, batch.lets_go_at = 0, 0
             held.ahead[batch] = held.returned.came
+        getting.reserved = 0  # the batch has it
         held.give(batch)
         return batch
 

@@ -218,10 +218,10 @@ class Held:
         One that is forgotten still has its messages: a get may be about to return it. Who settles it lets go of them.
         """
         if batch.settled is None or not batch.unsettled:
+            batch.settled = None
+            self.freed += batch.charged  # no call between: an interrupt finds both done, or none
             del self.batches[batch]
             self.ahead.pop(batch, None)
-            batch.settled = None
-            self.freed += batch.charged
         elif batch.unsettled <= batch.lets_go_at:
             self.freed += batch.let_go()
         self.give_memory_back()
@@ -231,11 +231,8 @@ class Held:
 
     def give_memory_back(self) -> None:
         """Give back what was charged for messages of batches that are settled."""
-        freed, self.freed = self.freed, 0
-        if freed > 0:
-            self._room.let_go(freed)
-        elif freed:  # pieces that are left of batches of which the rest went back
-            self._room.hold(-freed, least=True)
+        if self.freed:  # below 0: pieces that are left of batches of which the rest went back
+            self._room.settle(self)
 
 
 class Returned:

@@ -201,12 +201,14 @@ class Part:
         ready = self.ready + sum(len(share.piece.records) for share in shares)
         position = max(self.position, found.position)
         hole = self.behind if found.hole is None else found.hole
-        # Nothing is called from here on but the last, so that an interrupt finds all of it done, or nothing.
+        skips, passed = self.skips, 0
+        if skips and self.lane is not None:
+            passed = bisect_right(skips, min(covered, self.lane.row.floor), key=_end_of)
+        # Nothing is called from here on, so that an interrupt finds all of it done, or nothing.
         self.covered, self.position, self.behind = covered, position, hole
         self.ready, self.charged = ready, self.charged + charged
         self.buffer += shares
-        if self.skips and self.lane is not None:
-            del self.skips[: bisect_right(self.skips, min(covered, self.lane.row.floor), key=_end_of)]
+        del skips[:passed]
         return charged
 
     def take(self, most: int) -> Share:

@@ -50,13 +50,15 @@ class Sent(NamedTuple):
 class Sending:
     """Lots of one call: drafted, then given memory by the caller, then joined to a batch of the log."""
 
-    __slots__ = ("_claim", "_facts", "_lots", "_unit", "amount", "puts")
+    __slots__ = ("_claim", "_facts", "_lots", "_unit", "amount", "has_room", "puts")
 
     def __init__(self, lots: dict[Partition, Lot], claim: Claim | None, facts: Facts | None = None) -> None:
         """Draft the puts; raises `MessageTooLarge`, `TransactionTooLarge`. `facts`: kept in the same commit."""
         self.puts = [partition.put_of(lot.records, lot.topics, lot.plain) for partition, lot in lots.items()]
         self.amount = sum(map(put_charge, self.puts))
         """Bytes to reserve, all at once: calls that hold a part and wait for the rest could wait for each other."""
+        self.has_room = False
+        """It was reserved: `withdraw` gives it back."""
         self._lots = lots
         self._claim = claim
         self._facts = facts
@@ -68,6 +70,12 @@ class Sending:
         for partition in self._lots:
             return partition.room
         return None
+
+    def reserve_at_once(self) -> bool:
+        """Reserve its memory, if there is some; see `Room`. An interrupt finds that noted, or not done."""
+        room = self.room
+        self.has_room = room is None or room.reserve_at_once(self.amount)
+        return self.has_room
 
     def enter(self, log: TransactionLog, future: Future[Any] | None = None, *, soon: bool = True) -> Sent | None:
         """Join puts whose memory is reserved, and the claim, to one batch; None if there are none. `soon`: see the log.

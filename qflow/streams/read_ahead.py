@@ -33,6 +33,8 @@ class ReadAhead:
         self.parts = parts
         self.missed = 0
         """Messages that were gone before they were read."""
+        self.freed = 0
+        """Bytes that were reserved for a read, and not given back yet."""
         self._history = history
         self._interest = interest
         self._room = room
@@ -82,29 +84,43 @@ class ReadAhead:
                 return part
         return None
 
-    def room_for(self, wanted: int, *, least: bool) -> int:
-        """Reserve memory for a read; return the bytes, 0 if there are none. With `least`, one message's even then."""
+    def room_for(self, getting: Any, wanted: int, *, least: bool) -> int:
+        """Reserve memory for a read; return the bytes, 0 if there are none. With `least`, one message's even then.
+
+        The get has them as `reserved`, until it reads or gives them back.
+        """
         for amount in (READ_BYTES if wanted <= 256 else BATCH_BYTES, LEAST_READ_BYTES):
-            if self._room.hold(amount, least=False):
+            if self._room.hold(amount, least=False, getting=getting):
                 return amount
         if not least:
             return 0
-        self._room.hold(ALONE_BYTES, least=True)
+        self._room.hold(ALONE_BYTES, least=True, getting=getting)
         return ALONE_BYTES
+
+    def give_back(self, getting: Any) -> None:
+        """Give back what a get has reserved."""
+        self.freed += getting.reserved
+        getting.reserved = 0
+        if self.freed:
+            self._room.settle(self)
 
     def is_in_memory(self, part: Part) -> bool:
         """Tell whether the next thing to read is in the live tail."""
         first, _ = part.next_to_read()
         return first in part.partition.tail.slabs
 
-    def fetch(self, part: Part, most: int, amount: int, check_open: Callable[[], None]) -> None:
-        """Read on in a part, without the lock, and keep the messages unless a seek came meanwhile."""
+    def fetch(self, part: Part, getting: Any, most: int, check_open: Callable[[], None]) -> None:
+        """Read on in a part, without the lock, and keep the messages unless a seek came meanwhile.
+
+        What the get has `reserved` is for them; the rest is given back.
+        """
+        amount = getting.reserved
         claim = object()
         most = min(most, amount // charge_for(1, 0))  # small messages are charged more than their bytes
         found: Found | None = None
         charged = 0
         try:
-            part.fetching = claim
+            getting.reserved, part.fetching = 0, claim
             position, end = part.next_to_read()
             floor = part.partition.floor
             stop = min(end, part.doubtful) if floor <= position < part.doubtful else end
@@ -129,10 +145,8 @@ class ReadAhead:
         finally:
             if part.fetching is claim:
                 part.fetching = None
-            if charged > amount:  # a block, or a message, is larger than what was reserved
-                self._room.hold(charged - amount, least=True)
-            else:
-                self._room.let_go(amount - charged)
+            self.freed += amount - charged  # below 0 where a block, or a message, is larger than what was reserved
+            self._room.settle(self)
             self._line.notify()
 
     def _found_in(self, slab: Slab) -> Found:

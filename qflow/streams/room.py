@@ -179,20 +179,36 @@ class Room:
             self._settle_slack()
             self._serve()
 
-    def hold(self, amount: int, *, least: bool) -> bool:
-        """Reserve memory for messages of a subscriber, if there is some; with `least` even if there is none."""
+    def hold(self, amount: int, *, least: bool, getting: Any = None) -> bool:
+        """Reserve memory for messages of a subscriber, if there is some; with `least` even if there is none.
+
+        `getting` has it as `reserved` then: where a handler that raises comes next, it knows what it has.
+        """
         with self._lock:
             if not self._take(amount):
                 if not least:
                     return False
                 self._slack += amount
             self._held += amount
+            if getting is not None:
+                getting.reserved += amount
             return True
 
     def let_go(self, amount: int) -> None:
         """Give back what `hold` took."""
         with self._lock:
             self._held -= amount
+            self._settle_slack()
+            self._serve()
+
+    def settle(self, holder: Any) -> None:
+        """Give back what a holder has `freed`, or charge it where that is below 0, and have it freed nothing more."""
+        with self._lock:
+            freed: int = holder.freed
+            if freed < 0 and not self._take(-freed):
+                self._slack -= freed
+            self._held -= freed  # no call since: a handler that raises finds all of it done, or nothing
+            holder.freed = 0
             self._settle_slack()
             self._serve()
 

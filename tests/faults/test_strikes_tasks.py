@@ -395,8 +395,11 @@ def test_the_ledger_ranks_its_accounts_anew_after_an_interrupt() -> None:
         struck(at)
 
 
+@pytest.mark.parametrize("headers", [None, {"a": 1}], ids=["plain", "headers"])
 @pytest.mark.parametrize("durable", [False, True], ids=["transient", "durable"])
-def test_a_put_of_a_task_that_borrows_is_charged_while_it_is_there(tmp_path: Path, durable: bool) -> None:
+def test_a_put_of_a_task_that_borrows_is_charged_while_it_is_there(
+    tmp_path: Path, durable: bool, headers: dict[str, int] | None
+) -> None:
     """And no longer, wherever a handler exits; and a get that waits is woken if it is there."""
     with qflow.open(tmp_path / "spool", capacity_bytes=2**20) as broker:
         tasks = qflow.aio.AsyncBroker(broker)
@@ -409,7 +412,7 @@ def test_a_put_of_a_task_that_borrows_is_charged_while_it_is_there(tmp_path: Pat
                 watcher, parts.gate.getters = parts.gate.arrived.watch(lambda: woken.append(1)), 1
             loop = asyncio.new_event_loop()
             with suppress(Exit, asyncio.CancelledError):
-                strike.run(lambda: loop.run_until_complete(tasks.queue("q").put(b"y" * 40_000)))
+                strike.run(lambda: loop.run_until_complete(tasks.queue("q").put(b"y" * 40_000, headers)))
             end(loop, str(strike.where))
             broker.engine.log.drain()
             with parts.context.lock:
@@ -424,6 +427,74 @@ def test_a_put_of_a_task_that_borrows_is_charged_while_it_is_there(tmp_path: Pat
         number = struck(NEVER).seen
         assert number > 50
         for at in range(number):
+            struck(at)
+
+
+async def _publish(broker: qflow.aio.AsyncBroker) -> None:
+    await broker.publish("s/1", b"x")
+
+
+async def _publish_both(broker: qflow.aio.AsyncBroker) -> None:
+    await broker.publish("both/1", b"x")
+
+
+async def _submit_publish(broker: qflow.aio.AsyncBroker) -> None:
+    await broker.submit_publish("s/1", b"x")
+
+
+@pytest.mark.parametrize("act", [_publish, _publish_both, _submit_publish], ids=lambda act: act.__name__.strip("_"))
+def test_a_publish_of_a_task_keeps_no_memory(
+    tmp_path: Path, act: Callable[[qflow.aio.AsyncBroker], Awaitable[object]]
+) -> None:
+    """Wherever a handler exits: as it has reserved some, and the log has nothing yet; in a stream, or a queue as well."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("s", topics=["s/#", "both/#"])
+        queue = broker.declare_queue("q")
+        broker.bind(queue, "both/#")
+        room, parts, tasks = broker.engine.streams.room, parts_of(queue), qflow.aio.AsyncBroker(broker)
+
+        def struck(at: int) -> Strike:
+            strike, loop = Strike(at, leave), asyncio.new_event_loop()
+            with suppress(Exit, asyncio.CancelledError):
+                strike.run(lambda: loop.run_until_complete(act(tasks)))  # type: ignore[arg-type]
+            end(loop, str(strike.where))
+            broker.engine.log.drain()
+            left = room.busy, parts.gate.incoming, parts.admission.pending
+            assert left == (False, 0, 0), f"struck at place {at}: {strike.where}"
+            return strike
+
+        struck(NEVER)  # which borrows
+        for at in range(struck(NEVER).seen):
+            struck(at)
+        assert broker.check() == []
+
+
+def test_a_get_of_a_subscription_keeps_no_memory(tmp_path: Path) -> None:
+    """Wherever a handler exits: as it has reserved some for what it is about to read, or gives some back."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("s", topics=["s/#"])
+        room, tasks = broker.engine.streams.room, qflow.aio.AsyncBroker(broker)
+        broker.publish_many([("s/1", b"x")] * 3)
+
+        def struck(at: int) -> Strike:
+            strike, loop = Strike(at, leave), asyncio.new_event_loop()
+
+            async def act(subscription: qflow.aio.AsyncSubscription) -> None:
+                await (await subscription.get(0)).ack()
+
+            async def subscribe() -> qflow.aio.AsyncSubscription:
+                return await tasks.subscribe("s", start="earliest")
+
+            subscription = loop.run_until_complete(subscribe())
+            with suppress(Exit, asyncio.CancelledError):
+                strike.run(lambda: loop.run_until_complete(act(subscription)))
+            end(loop, str(strike.where))
+            subscription.subscription.close()
+            left = room.used - sum(tail.charged for tail in room.tails)
+            assert (left, room.problems()) == (0, []), f"struck at place {at}: {strike.where}"
+            return strike
+
+        for at in range(0, struck(NEVER).seen, 1 if TORTURE else 3):
             struck(at)
 
 
