@@ -116,11 +116,12 @@ class Logins:
             return account.user
         line = self._line(name, peer)
         check = self._checks.get(digest)
-        if digest in self._wrong or (check is None and line.is_full and not self._may_crowd(line, name, password)):
+        fits = not line.is_full
+        if digest in self._wrong or (check is None and not fits and not self._may_crowd(line, name, password)):
             return await self._refuse(name, peer, line.failed(self._clock()))
         if check is None:
             line.waiting.append(name)
-            check = self._checks[digest] = asyncio.create_task(self._check(line, name, account, password, digest))
+            check = self._checks[digest] = asyncio.create_task(self._check(line, fits, name, account, password, digest))
             check.add_done_callback(lambda _: self._checks.pop(digest))
         if await asyncio.shield(check) and account is not None:
             current = account.user if self.users is None else self.users.get(name)
@@ -140,12 +141,14 @@ class Logins:
         is_short = len(name) + len(password) <= _SHORT
         return is_short and not line.is_guessed and name not in line.waiting and len(self._checks) < _MOST_CHECKS
 
-    async def _check(self, line: _Line, name: str, account: Account | None, password: str, digest: bytes) -> bool:
-        """Check a password when it is its turn in the line."""
+    async def _check(
+        self, line: _Line, fits: bool, name: str, account: Account | None, password: str, digest: bytes
+    ) -> bool:
+        """Check a password when it is its turn in the line; `fits`: it is none of a crowd."""
         try:
             async with line.turn:
-                if line.is_guessed and len(line.waiting) > MOST_WAITING:
-                    return False  # unchecked: it waited as one of a crowd
+                if not fits and line.is_guessed:
+                    return False  # unchecked
                 pause_s = line.next_at - self._clock()
                 if pause_s > 0:
                     await self._sleep(pause_s)

@@ -252,6 +252,23 @@ def test_one_password_tried_with_a_thousand_names_is_checked_for_few_of_them(che
     assert len(checked) <= module._LINES_OF_AN_ADDRESS * (module._IN_A_ROW + MOST_WAITING)
 
 
+def test_who_fits_in_the_line_is_checked_whatever_crowd_comes_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some guesses come first, and then devices with right passwords: only those that do not fit in are refused."""
+    monkeypatch.setattr(module, "_LINES_OF_AN_ADDRESS", 1)
+    names = tuple(f"device {number}" for number in range(100))
+    fitting = MOST_WAITING - module._IN_A_ROW
+
+    async def scenario() -> list[User | None]:
+        logins = logins_of(users_of(names=("anna", *names)), Time(stands_still=True))
+        guesses = [logins.check("anna", f"guess {number}", PEER) for number in range(module._IN_A_ROW)]
+        found = await asyncio.gather(*guesses, *(logins.check(name, "secret", PEER) for name in names))
+        logins.close()
+        return found[module._IN_A_ROW :]
+
+    found = run(scenario())
+    assert found[:fitting] == [User(name) for name in names[:fitting]]
+
+
 def test_what_waits_of_a_crowd_is_bounded(monkeypatch: pytest.MonkeyPatch, checked: list[str]) -> None:
     """Above that, and where a name or password is long, as few wait in a line as of one name."""
     monkeypatch.setattr(module, "_MOST_CHECKS", 200)
