@@ -86,7 +86,7 @@ class Assembly:
         self.leavings = list(leavings)
         self.turned: list[tuple[Puts, int, bool]] = []
         """(queue, messages, they are dropped) of what limits turned away."""
-        self._dead_letters: list[Receipt] = []  # of that; they have no room yet
+        self._dead_letters: dict[Puts, Receipt] = {}  # of that, by their queue; they have no room yet
         self.unit: Unit | None = None
         """All of it, once it is to join a batch."""
         self._leave: dict[object, Depth] = {}
@@ -117,7 +117,7 @@ class Assembly:
             self._reserve_lanes()
         blocked = _of_one_party(self._lanes, self._start)
         if self._dead_letters and (not blocked or blocked[0].insert.queue.reserves_together):
-            return [self._dead_letters.pop(0)]
+            return [self._dead_letters.pop(next(iter(self._dead_letters)))]
         self._start += len(blocked)
         return [] if blocked and self._reserve_together(blocked) else blocked
 
@@ -153,9 +153,17 @@ class Assembly:
             receipt.put = put
             self._start = index + 1
 
-    def redirect(self, insert: Insert) -> None:
-        """Have dead letters of what a limit turned away go there."""
-        self._dead_letters.append(Receipt(insert, is_dead=True))
+    def redirect(self, queue: Puts, records: list[Record]) -> None:
+        """Have dead letters of what a limit turned away go there, together with others of this commit."""
+        if queue in self._dead_letters:
+            self._dead_letters[queue].insert.records.extend(records)
+        else:
+            self._dead_letters[queue] = Receipt(Insert(queue, 0, records), is_dead=True)
+
+    def charged_in(self, queue: Puts) -> int:
+        """Return what a queue is charged for messages of this commit that have their room."""
+        charged = sum(put.charged for put in self.puts if put.lane.publisher is queue)
+        return charged + sum(spread.charged for spread in self.spreads() if queue.lane in spread.lanes)
 
     def spreads(self) -> list[Put]:
         """Return what fans out into queues that have room for it."""

@@ -165,16 +165,22 @@ class Puts:
     # Reserved --------------------------------------------------------------------------------------------------------
 
     def begin(
-        self, puts: list[Put], timeout_s: Duration | None, *, leaving: Depth = NOTHING, dead: bool = False
+        self,
+        puts: list[Put],
+        timeout_s: Duration | None,
+        *,
+        leaving: Depth = NOTHING,
+        dead: bool = False,
+        own: int = 0,
     ) -> Putting:
         """Begin to reserve for puts: all lanes at once, for one after the other might wait for each other.
 
         What is leaving the queue in the same commit makes room for them at its limits. Dead letters pass the limits:
-        they were confirmed before, and have nowhere else to go.
+        they were confirmed before, and have nowhere else to go. `own`: bytes that the commit has in the queue already.
         """
         size = depth_of(puts)
         depth = size if leaving is NOTHING else Depth(size.messages - leaving.messages, size.bytes - leaving.bytes)
-        return Putting(self, puts, size, depth, self.context.deadline(config.parse_timeout(timeout_s)), dead)
+        return Putting(self, puts, size, depth, self.context.deadline(config.parse_timeout(timeout_s)), dead, own)
 
     def reserve_at_once(self, put: Put) -> bool:
         """Reserve room for one put that was drafted, if nothing stands in its way; else False, and nothing was done.

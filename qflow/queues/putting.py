@@ -46,16 +46,17 @@ class Putting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_dead", "_deadline", "_is_over", "_queue", "_turn", "_watcher", "alone", "charged", "count", "depth", "done",
-        "given_up", "in_turn", "passed", "puts", "size", "wake",
+        "_dead", "_deadline", "_is_over", "_own", "_queue", "_turn", "_watcher", "alone", "charged", "count", "depth",
+        "done", "given_up", "in_turn", "passed", "puts", "size", "wake",
     )  # fmt: skip
 
     def __init__(
-        self, queue: Reserved, puts: list[Put], size: Depth, depth: Depth, deadline: float | None, dead: bool
+        self, queue: Reserved, puts: list[Put], size: Depth, depth: Depth, deadline: float | None, dead: bool, own: int
     ) -> None:
         """Messages of this size make the queue deeper by `depth`, when what leaves in the same commit has left.
 
-        Dead letters only heed what the policy does with messages: no limit holds them back.
+        Dead letters only heed what the policy does with messages: no limit holds them back. `own`: so many bytes are on
+        their way into the queue with the same commit, and are not waited for.
         """
         self._queue = queue
         self.puts = puts
@@ -65,6 +66,7 @@ class Putting:
         self.charged = puts[0].charged if len(puts) == 1 else sum(put.charged for put in puts)
         self._deadline = deadline
         self._dead = dead
+        self._own = own
         self.done = False  # it has what it takes
         self.given_up = False
         self._is_over = False  # all of that was done: a handler that raises may come in its middle
@@ -263,7 +265,7 @@ class Putting:
                     continue
             if spiller.error is not None and missing > 0:
                 return admission.patience_s(self._deadline, spiller.error)
-            if (gate.put_slack and gate.incoming) or spiller.spilling:
+            if (gate.put_slack and gate.incoming > self._own) or spiller.spilling:
                 return admission.patience_s(self._deadline if gate.put_slack else None)
             gate.pass_alone(charged)  # and is spilled as soon as it is visible
             return None
@@ -324,7 +326,7 @@ class Putting:
 def putting_of(queue: Reserved, put: Put) -> Putting:
     """Return one put on its way that waits for as long as it takes."""
     depth = depth_of([put])
-    return Putting(queue, [put], depth, depth, None, False)
+    return Putting(queue, [put], depth, depth, None, False, 0)
 
 
 def depth_of(puts: list[Put]) -> Depth:

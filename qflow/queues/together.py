@@ -161,7 +161,8 @@ class Together:
             return Preparing(assembly, queue, [], puts, self._waiting_for(assembly, *first.reserving(puts)))
         puts = queue.draft_all([(receipt.insert.number, receipt.insert.records) for receipt in receipts], dead=dead)
         timeout = receipts[0].patience_s(timeout)
-        putting = queue.begin(puts, timeout, leaving=assembly.leaving(queue), dead=dead)
+        own = assembly.charged_in(queue) if receipts[0].is_dead else 0
+        putting = queue.begin(puts, timeout, leaving=assembly.leaving(queue), dead=dead, own=own)
         return Preparing(
             assembly, queue, receipts, puts, self._waiting_for(assembly, putting.step, putting.give_up), dead
         )
@@ -181,7 +182,7 @@ class Together:
             return
         if not place.dead:
             records = dead_letters(place.queue.name, [Segment(-1, records, 0)], Cause("limit"), self._clock())
-        place.assembly.redirect(Insert(self._dead_letter_queue(place.queue.context), 0, records))
+        place.assembly.redirect(self._dead_letter_queue(place.queue.context), records)
 
     def leave_deleted(self) -> None:
         """Have commits that wait for room elsewhere give back what they have in queues that were deleted, and fail.

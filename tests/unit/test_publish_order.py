@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import qflow
+import qflow.aio
 from qflow.queues import assembly
 from qflow.queues.admission import Admission
 from qflow.queues.assembly import Receipt
@@ -103,3 +105,24 @@ def test_dead_letters_have_no_room_while_their_commit_waits(open_spool: Open, mo
                 broker.close()  # lets them go
     assert [dict(one.sequences) for one in results] == [{"full": None, "both": 1}, {"both": 0, "dead": 0}]
     assert {name: len(queue) for name, queue in queues.items()} == {"dead": 2, "both": 2, "full": 1}
+
+
+@pytest.mark.parametrize("order", ["dead full too", "full too dead"])
+@pytest.mark.parametrize("by_task", [False, True])
+def test_dead_letters_do_not_wait_for_their_own_commit(open_spool: Open, order: str, by_task: bool) -> None:
+    """Their queue has no memory but for what the same commit puts there, and is that of two that turn it away."""
+    broker = open_spool()
+    for name in order.split():
+        broker.bind(broker.declare_queue(name, capacity_bytes="1MB"), "large")
+    for name in ("full", "too"):
+        broker.alter_queue(name, limit_messages=1, on_overflow="dead_letter", dead_letter="dead").put(b"")
+    if by_task:
+        result = asyncio.run(qflow.aio.AsyncBroker(broker).publish("large", BODY))
+    else:
+        result = broker.publish("large", BODY)
+    assert result.sequences["full"] is result.sequences["too"] is None
+    sources = []
+    for _ in range(len(broker.queue("dead"))):
+        with broker.queue("dead").get(timeout_s=0) as delivery:  # one at a time has room
+            sources.append(delivery.headers.get("dead_letter_queue"))
+    assert sorted(map(str, sources)) == ["None", "full", "too"]
