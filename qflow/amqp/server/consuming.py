@@ -19,6 +19,7 @@ from qflow.amqp.wire.frames import Content
 from qflow.errors import AlreadySettled, BrokerClosed, QflowError, QueueDeleted, StreamDeleted
 from qflow.loggers import get_logger
 from qflow.memory.waiting import in_place
+from qflow.serving.tasks import Turn
 
 AT_ONCE = 64
 """The most messages a consumer takes from its queue at once."""
@@ -180,8 +181,13 @@ class Consumer:
         sent = 0
         try:
             await self._outlet.client.turns.begin(len(batch))
+            turn = Turn()
             for delivery in batch:
                 await self._drain()
+                if turn.is_over():
+                    await asyncio.sleep(0)
+                    await self._outlet.client.turns.begin(len(batch) - sent)
+                    turn = Turn()
                 if self._credit() <= 0:
                     return True  # other consumers of the channel have used it: what is left is for whoever has some
                 if not self._send(delivery):

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from pamqp import decode
-
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.model.arguments import LONGEST_MS
 from qflow.amqp.wire.frames import Content
 from qflow.amqp.wire.properties import DELIVERY_MODE, EXPIRATION, HEADERS, PRIORITY, USER_ID, changed, spans
+from qflow.amqp.wire.tables import decode_table
 from qflow.delivery import Delivery
 from qflow.message import EncodedHeaders, HeaderValue, Message, decode_headers
 from qflow.named_tuples import NamedTuple
@@ -47,7 +46,7 @@ class Properties(NamedTuple):
 
     def headers(self) -> dict[str, Any]:
         """Return the headers, decoded at each call."""
-        return decode.field_table(self.table)[1] if self.table else {}
+        return decode_table(self.table) if self.table else {}
 
 
 def read_properties(raw: bytes) -> Properties:

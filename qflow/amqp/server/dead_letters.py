@@ -42,7 +42,7 @@ from qflow.loggers import get_logger
 from qflow.memory.waiting import in_place
 from qflow.named_tuples import NamedTuple
 from qflow.queues.dead_letters import PREFIX, QUEUE, REASON
-from qflow.serving.tasks import Tasks
+from qflow.serving.tasks import Tasks, Turn
 
 MOST_DEATHS = 100
 """Entries that `x-death` keeps: a message that a client invents with more does not grow."""
@@ -196,7 +196,7 @@ class DeadLetters:
         """Carry dead letters together, or, where one of them makes no sense, each alone."""
         try:
             try:
-                await self.move([self._found(delivery) for delivery in deliveries])
+                await self.move(await _in_turns(self._found, deliveries))
             except Exception as error:
                 if not _is_of_one(error):
                     raise
@@ -250,7 +250,7 @@ class DeadLetters:
         """
         deliveries = list(batch)
         try:
-            await self.move([self.letter(delivery, host, queue, reason) for delivery in deliveries])
+            await self.move(await _in_turns(lambda delivery: self.letter(delivery, host, queue, reason), deliveries))
         except BaseException:
             await _give_back(deliveries)
             raise
@@ -321,6 +321,17 @@ class DeadLetters:
             for hosted in letter.targets:
                 if letter.host is not None:
                     letter.host.trim_soon(hosted)
+
+
+async def _in_turns(make: Callable[[AsyncDelivery], Letter], deliveries: list[AsyncDelivery]) -> list[Letter]:
+    """Return dead letters as they go; others have their turn meanwhile, for each may have thousands of headers."""
+    letters: list[Letter] = []
+    turn = Turn()
+    for delivery in deliveries:
+        letters.append(make(delivery))
+        if turn.is_over():
+            await turn.next()
+    return letters
 
 
 def _lots(letters: list[Letter]) -> Iterator[list[Letter]]:

@@ -24,13 +24,11 @@ from qflow.errors import QflowError
 from qflow.loggers import get_logger
 from qflow.serving.budget import Budget
 from qflow.serving.sockets import Drain, gone, has_hung_up, hear_out
-from qflow.serving.tasks import ending
+from qflow.serving.tasks import Turn, ending
 from qflow.serving.users import Action, User
 
 READ_BYTES = 128 * 1024
 """Read at once at most."""
-METHODS_AT_ONCE = 100
-"""Methods that are done before other clients have their turn: one that gives a message back takes 0.1 ms."""
 NOBODY = User("")
 LINGER_S = 5.0
 """How long a client has to confirm that its connection is closed, and then to close it."""
@@ -136,9 +134,12 @@ class Session:
             if not data:
                 return
             self.is_handling = True
-            methods = 0
+            turn = Turn()
             for event in self.machine.receive(data):
                 self._handled += 1
+                if turn.is_over():
+                    await self._hand_over()
+                    await turn.next()
                 if self._running is not None:
                     if type(event) is events.Published and self._running.publishing.goes_on(event):
                         continue
@@ -149,10 +150,6 @@ class Session:
                         await handled
                 except QflowError as error:
                     await self._refuse(event, as_amqp_error(error))
-                methods += type(event) is events.Method
-                if methods == METHODS_AT_ONCE:
-                    methods = 0
-                    await asyncio.sleep(0)
                 if self.machine.pending_bytes() > BUFFER_BYTES:
                     await self._write()
             if (excess := self.share.excess(self.machine.assembling_bytes)) is not None:

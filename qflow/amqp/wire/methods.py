@@ -9,7 +9,8 @@ from pamqp import base, commands, encode
 
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.wire.limits import Limits
-from qflow.amqp.wire.tables import check_arguments, malformed
+from qflow.amqp.wire.properties import HEADERS, spans
+from qflow.amqp.wire.tables import check_arguments, decode_table, malformed
 
 Made = TypeVar("Made", bound=base.Frame)
 _CONNECTION = commands.Connection
@@ -33,6 +34,9 @@ _KNOWN = set(commands.INDEX_MAPPING)
 _TYPES = {cls.index: (cls, tuple(cls.amqp_type(name) for name in cls.attributes())) for cls in _FROM_CLIENTS}
 
 
+_NO_TABLE = bytes(4)
+
+
 def decode_method(payload: bytes, limits: Limits) -> base.Frame:
     """Return the method of a frame that a client sent.
 
@@ -49,8 +53,12 @@ def decode_method(payload: bytes, limits: Limits) -> base.Frame:
     cls, types = found
     method = cls.__new__(cls)
     try:
-        check_arguments(types, payload, 4, limits)
-        method.unmarshal(payload[4:])
+        start, end = check_arguments(types, payload, 4, limits)
+        if end:
+            method.unmarshal(payload[4:start] + _NO_TABLE + payload[end:])
+            setattr(method, cls.attributes()[types.index("table")], decode_table(payload[start:end]))
+        else:
+            method.unmarshal(payload[4:])
     except AmqpError as error:
         raise error.about(method) from None
     except (ValueError, OverflowError, struct.error) as error:
@@ -72,7 +80,11 @@ def unchecked(cls: type[Made], *values: Any) -> Made:
 def decode_properties(properties: bytes) -> commands.Basic.Properties:
     """Return the properties of a message, from flags and list that were checked, as those of `Published` are."""
     decoded = commands.Basic.Properties()
-    decoded.unmarshal(int.from_bytes(properties[:2]), properties[2:])
+    flags = int.from_bytes(properties[:2])
+    start, end = next(((start, end) for bit, start, end in spans(properties) if bit == HEADERS), (2, 2))
+    decoded.unmarshal(flags & ~HEADERS, properties[2:start] + properties[end:])
+    if flags & HEADERS:
+        decoded.headers = decode_table(properties[start:end])
     return decoded
 
 

@@ -6,10 +6,8 @@ import struct
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from pamqp import decode
-
 from qflow.amqp.model.tables import encode_table
-from qflow.amqp.wire.tables import PROPERTIES
+from qflow.amqp.wire.tables import PROPERTIES, fields_of
 
 HEADERS, DELIVERY_MODE, PRIORITY, EXPIRATION, USER_ID = (1 << bit for bit in (13, 12, 11, 8, 4))
 """Bits of the flags."""
@@ -61,9 +59,5 @@ def changed(raw: bytes, entries: Mapping[str, Any], *, dropped: Collection[str] 
 
 def entries_of(table: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield (name, encoded entry) of a table; the entry is the name and the value."""
-    at = 4
-    while at < len(table):
-        value_at = at + 1 + table[at]
-        end = value_at + decode.embedded_value(table[value_at:])[0]
+    for at, value_at, end in fields_of(table):
         yield table[at + 1 : value_at].decode(), table[at:end]
-        at = end

@@ -1,12 +1,17 @@
-"""Whether a field table, a property list or the arguments of a method are well formed.
+"""Whether a field table, a property list or the arguments of a method are well formed; and such a table decoded.
 
 Decoders of tables recurse and take what is cut short for whole; here lengths, depth and numbers are checked in one pass
-that neither recurses nor copies, so that decoding what passes cannot fail.
+that neither recurses nor copies, so that decoding what passes cannot fail. pamqp's copies all that follows a field for
+each field: a table is taken apart here, and pamqp decodes single values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
+
+from pamqp import decode
 
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.wire.limits import Limits
@@ -105,6 +110,50 @@ def _check_value(kind: int, data: bytes, at: int, stop: int) -> int:
     return check_timestamp(data, at) if kind == _TIMESTAMP else end
 
 
+def fields_of(table: bytes, at: int = 4, end: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """Yield where each field of a checked table begins, where its value does, and where that ends. Cost: 0.3 µs each.
+
+    Args:
+        at: where the first one begins, and `end` where the last one ends: all behind the length.
+    """
+    end = len(table) if end is None else end
+    while at < end:
+        value_at = at + 1 + table[at]
+        value_end = _value_end(table, value_at)
+        yield at, value_at, value_end
+        at = value_end
+
+
+def _value_end(data: bytes, at: int) -> int:
+    size = _SIZES.get(data[at])
+    return at + 5 + int.from_bytes(data[at + 1 : at + 5]) if size is None else at + 1 + size
+
+
+def decode_table(table: bytes) -> dict[str, Any]:
+    """Return a checked table, its length before it. Cost: 2 µs a value."""
+    return _decoded(table, 4, len(table))
+
+
+def _decoded(data: bytes, start: int, end: int) -> dict[str, Any]:
+    fields = fields_of(data, start, end)
+    return {data[at + 1 : value_at].decode(): _value(data, value_at, stop) for at, value_at, stop in fields}
+
+
+def _value(data: bytes, at: int, end: int) -> Any:
+    kind = data[at]
+    if kind == _TABLE:
+        return _decoded(data, at + 5, end)
+    if kind != _ARRAY:
+        return decode.embedded_value(data[at:end])[1]
+    values: list[Any] = []
+    at += 5
+    while at < end:
+        stop = _value_end(data, at)
+        values.append(_value(data, at, stop))
+        at = stop
+    return values
+
+
 def check_properties(properties: bytes, limits: Limits) -> None:
     """Check the flags and the property list of a content header."""
     stop = len(properties)
@@ -135,10 +184,14 @@ def _present(flags: int) -> tuple[str, ...]:
 _FIXED = {"octet": 1, "short": 2, "long": 4, "longlong": 8}
 
 
-def check_arguments(types: tuple[str, ...], data: bytes, at: int, limits: Limits) -> None:
-    """Check the arguments of a method, from `at` to the end of `data`; `types` are pamqp's names."""
+def check_arguments(types: tuple[str, ...], data: bytes, at: int, limits: Limits) -> tuple[int, int]:
+    """Check the arguments of a method, from `at` to the end of `data`; `types` are pamqp's names.
+
+    Return where its table begins, and ends: no method has two. (0, 0): it has none.
+    """
     stop = len(data)
     bits = 0
+    table = 0, 0
     for kind in types:
         if kind == "bit":
             at += bits % 8 == 0
@@ -150,10 +203,12 @@ def check_arguments(types: tuple[str, ...], data: bytes, at: int, limits: Limits
         elif kind == "longstr":
             at = long_end(data, at, stop)
         elif kind == "table":
-            at = check_table(data, at, stop, limits)
+            table = at, check_table(data, at, stop, limits)
+            _, at = table
         elif kind == "timestamp":
             at = check_timestamp(data, at)
         else:
             at += _FIXED[kind]
     if at != stop:
         raise malformed("the arguments of a method have another length than their frame")
+    return table
