@@ -201,7 +201,7 @@ class Broker(Made, Scheduling, by="qflow.open"):
             producer, number: the name of the publisher, and its number for this call: what it published before under
                 that number is not stored again. Both or neither; see `docs/howto/streams.md`.
             timeout_s: seconds to wait for room in queues, and for another call with the same number; None = no end.
-                What a policy makes a dead letter waits two seconds for memory at most, and raises `QueueFull` then.
+                A dead letter waits two seconds at most for memory: `QueueFull` then, or `DiskFull` if the disk is why.
 
         Returns:
             The offset in each stream, and the sequence in each queue, None where its policy dropped the message. Both

@@ -492,3 +492,18 @@ def test_what_a_thread_has_made_for_a_task_that_ends_is_undone(left: Left, by_ha
     left.tend()
     wait(tasks._worker.begun())
     left.broker.subscribe("s", name="me", start="earliest").close()
+
+
+@pytest.mark.parametrize("act", [_get, _get_many], ids=lambda act: act.__name__)
+def test_what_a_get_of_a_closed_loop_has_logged_goes_back(
+    left: Left, act: Act, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its messages, and waits until the log holds that they are delivered once more."""
+    queue = left.broker.declare_queue("q", max_deliveries=9)
+    queue.put(b"")
+    queue.get(0).nack()
+    monkeypatch.setattr(Home, "confirmed", lambda home, *_: home.loop.create_future())
+    left.close_with(act, lambda: queue.stats().acquired_messages)
+    left.tend()
+    assert not inside.left_behind(queue)
+    queue.get(0).ack()

@@ -17,7 +17,7 @@ import inside
 import qflow
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.message import DELAYED
-from qflow.queues import getting
+from qflow.queues import assembly, getting
 from qflow.queues import spiller as spilling
 from qflow.queues.puts import Puts
 from qflow.queues.queue import parts_of
@@ -116,6 +116,29 @@ def test_a_rejecting_queue_says_at_once_that_the_disk_is_full(spool, faults, spi
             for body in BODIES:
                 in_thread(lambda body=body: queue.put(body))
         assert broker.check() == []
+
+
+def test_dead_letters_of_a_publish_wait_for_a_full_disk_for_a_while_only(spool, faults, spill, monkeypatch):
+    """Who waits in the other queues of the publish would wait for the disk, too; nothing is done."""
+    monkeypatch.setattr(assembly, "DEAD_LETTERS_S", 0.0)
+    with faulty_broker(spool, faults, capacity_bytes=CAPACITY, **spill) as broker:
+        dead = broker.declare_queue("dead", durable=False)
+        full = broker.declare_queue(
+            "full", durable=False, limit_messages=1, on_overflow="dead_letter", dead_letter="dead"
+        )
+        full.put(b"")
+        broker.bind(full, "turned")
+        faults.fail("open", errno.ENOSPC)
+        with pytest.raises(qflow.DiskFull):
+            for body in BODIES:
+                dead.put(body, timeout_s=0)
+        before = len(dead)
+        with pytest.raises(qflow.DiskFull, match="'dead'"):
+            in_thread(lambda: broker.publish("turned", BODIES[0]))
+        assert (len(dead), len(full)) == (before, 1)
+        faults.heal()
+        assert broker.publish("turned", BODIES[0]).sequences == {"full": None}
+        assert len(dead) == before + 1
 
 
 def test_half_a_spilled_chunk_is_taken_back(spool, faults, spill):

@@ -17,6 +17,7 @@ from qflow.queues.admission import Admission
 from qflow.queues.assembly import Receipt
 from qflow.queues.queue import parts_of
 from qflow.queues.together import Together
+from qflow.streams.partition import Partition
 
 Open = Callable[..., qflow.Broker]
 PATIENCE_S = 10.0
@@ -126,3 +127,25 @@ def test_dead_letters_do_not_wait_for_their_own_commit(open_spool: Open, order: 
         with broker.queue("dead").get(timeout_s=0) as delivery:  # one at a time has room
             sources.append(delivery.headers.get("dead_letter_queue"))
     assert sorted(map(str, sources)) == ["None", "full", "too"]
+
+
+def test_dead_letters_have_their_room_before_streams(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has room in partitions waits for nothing else, since all who publish need that."""
+    broker = open_spool()
+    _declared(broker, "dead full both")
+    broker.declare_stream("stream", topics=["turned"])
+    order: list[str] = []
+    preparing, at_once = Together.preparing, Partition.reserve_puts_at_once
+
+    def prepare(together: Together, receipts: list[Receipt], *others: Any) -> Any:
+        order.append(receipts[0].insert.queue.name)
+        return preparing(together, receipts, *others)
+
+    def reserve(*arguments: Any) -> bool:
+        order.append("stream")
+        return at_once(*arguments)
+
+    monkeypatch.setattr(Together, "preparing", prepare)
+    monkeypatch.setattr(Partition, "reserve_puts_at_once", reserve)
+    broker.publish("turned", b"")
+    assert order == ["full", "dead", "stream"]
