@@ -203,14 +203,19 @@ def test_a_consumer_without_credit_is_told_that_its_queue_is_deleted(tmp_path: P
     run(scenario())
 
 
-def test_a_message_that_cannot_be_delivered_ends_the_channel(tmp_path: Path) -> None:
+def test_a_message_that_cannot_be_delivered_ends_the_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that ended in silence would have its client wait for ever."""
+
+    def fail(*_: object) -> Any:
+        raise ValueError("for the test")
+
+    monkeypatch.setattr(QueueStore, "content_of", fail)
 
     async def scenario() -> None:
         async with qflow.aio.open(tmp_path / "spool") as broker:
             outlet = Outlet(takes=9)
             queue = await broker.declare_queue("q")
-            await queue.put(b"poison", headers={"amqp.properties": "x", "amqp.exchange": "", "amqp.routing_key": ""})
+            await queue.put(b"poison")
             queue, _, consumer = await consuming(broker, outlet)
             await until(lambda: outlet.errors)
             await consumer.stop()
@@ -237,6 +242,30 @@ def test_a_number_that_no_client_can_read_is_delivered_as_text(tmp_path: Path) -
 
     content = content_of({"n": 2**63, "m": -(2**63)}, "q", b"")
     assert decode_properties(content.properties).headers == {"n": str(2**63), "m": -(2**63)}
+
+
+@pytest.mark.parametrize(
+    ("properties", "exchange", "key"),
+    [
+        ("!!!", "", "q"),
+        ("", "", "q"),
+        ("//8=", "", "q"),
+        ("IAAAAAAQAWs=", "", "q"),
+        ("AAA=", "x" * 256, "q"),
+        ("AAA=", "", "x" * 256),
+        (5, "", "q"),
+    ],
+)
+def test_what_a_program_says_of_a_message_that_is_no_amqp_is_but_headers(
+    properties: object, exchange: str, key: str
+) -> None:
+    """Whoever may put a message wrote frames for its consumers that ended their connections, again and again."""
+    from qflow.amqp.server.content import content_of
+    from qflow.amqp.wire.methods import decode_properties
+
+    said: Any = {"amqp.properties": properties, "amqp.exchange": exchange, "amqp.routing_key": key}
+    found, routing_key, raw, _ = content_of(said, "q", b"")
+    assert (found, routing_key, decode_properties(raw).headers) == ("", "q", said)
 
 
 def test_a_consumer_is_told_by_its_tag_until_it_stops(tmp_path: Path) -> None:
