@@ -122,6 +122,7 @@ WRONG: list[tuple[Table, str]] = [
     ({"x-delivery-limit": "3"}, "{unacceptable_type,longstr}"),
     ({"x-consumer-timeout": 0}, "{value_zero,0}"),
     ({"x-queue-type": "stream", "x-max-age": "7 days"}, "invalid_max_age"),
+    ({"x-queue-type": "stream", "x-max-age": "9" * 5000 + "D"}, "invalid_max_age"),
     ({"x-queue-type": "stream", "x-max-age": 7}, "{unacceptable_type,signedint}"),
     ({"x-queue-type": "stream", "x-stream-filter-size-bytes": 8}, "value_out_of_range"),
     ({"x-queue-type": "stream", "x-message-ttl": 1}, "of queue type stream"),

@@ -25,7 +25,7 @@ QUORUM_DELIVERY_LIMIT = 20
 MOST_PRIORITY = 255
 LONGEST_MS = 10 * 365 * 86_400 * 1000
 """Ten years, as in RabbitMQ."""
-_AGE = re.compile(r"(\d+)([YMDhms])")
+_AGE = re.compile(r"(\d{1,100})([YMDhms])")
 _AGE_S = {"Y": 365 * 86_400, "M": 30 * 86_400, "D": 86_400, "h": 3600, "m": 60, "s": 1}
 
 
