@@ -365,6 +365,33 @@ def test_what_is_carried_may_pause_its_client_and_is_paused_by_it() -> None:
     run(scenario())
 
 
+def test_a_client_that_pings_and_reads_no_answer_is_not_read_from() -> None:
+    """Each answer was kept, before the client had logged in, too; when it reads, all of them come."""
+
+    async def scenario() -> None:
+        async with serving() as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request())
+            await reader.readuntil(b"\r\n\r\n")
+            [echo] = server.made
+            pings = 0
+            while echo.transport.is_reading():
+                assert echo.transport.get_write_buffer_size() < 4 * MIB
+                writer.write(1000 * frame(Opcode.PING, bytes(125)))
+                pings += 1000
+                await asyncio.sleep(0)
+            echo.transport.pause_reading()
+            echo.transport.resume_reading()
+            assert not echo.transport.is_reading()
+            for _ in range(pings):
+                assert await reader.readexactly(127) == Frame(Opcode.PONG, bytes(125)).serialize(mask=False)
+            writer.write(frame(Opcode.BINARY, b"a"))
+            assert await reader.readexactly(3) == Frame(Opcode.BINARY, b"a").serialize(mask=False)
+            writer.close()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("is_open", "headers", "may"),
     [
@@ -462,6 +489,11 @@ class Sink:
 
     def resume_reading(self) -> None:
         """Nothing is read."""
+
+    pause_reading = resume_reading
+
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self.sent))
 
     def get_extra_info(self, _name: str, default: Any = None) -> Any:
         return default

@@ -33,6 +33,8 @@ CLOSE_S = 5.0
 MOST_REQUEST_BYTES = 16 * 1024
 MOST_FRAME_BYTES = 2**20 + 2**10
 """A frame is kept until it is whole. What is in it has bounds of its own."""
+MOST_UNSENT_BYTES = 512 * 1024
+"""Of what the network has not taken: above, nothing more is read. So much there is of answers to pings alone."""
 SUBPROTOCOL = Subprotocol("mqtt")
 _END = b"\r\n\r\n"
 
@@ -89,6 +91,10 @@ class WebSocket(asyncio.Protocol):
         self._carried: TcpPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
+        self._is_held = False
+        """What is carried wants nothing to be read."""
+        self._is_stuck = False
+        """Nothing is read until the network has taken what was written."""
 
     # From the network ----------------------------------------------------------------------------------------------
 
@@ -116,6 +122,9 @@ class WebSocket(asyncio.Protocol):
             for frame in self._machine.events_received():
                 self._take(frame)
         self.flush()
+        if self._transport is not None and self._transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
+            self._is_stuck = True
+            self._transport.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_closing = True
@@ -130,6 +139,9 @@ class WebSocket(asyncio.Protocol):
             self._carried.pause_writing()
 
     def resume_writing(self) -> None:
+        if self._is_stuck:
+            self._is_stuck = False
+            self._read()
         if self._carried is not None:
             self._carried.resume_writing()
 
@@ -177,6 +189,22 @@ class WebSocket(asyncio.Protocol):
         """Nothing is sent any more."""
         return self._is_closing
 
+    def pause(self) -> None:
+        """Read nothing for now."""
+        self._is_held = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._is_held = False
+        self._read()
+
+    def _read(self) -> None:
+        """Read, if nothing is in the way of that."""
+        if self._transport is not None and not (self._is_held or self._is_stuck):
+            self._transport.resume_reading()
+
     def send(self, data: bytes) -> None:
         """Write a frame; nothing if the connection is closing."""
         if data and not self._is_closing and not self._machine.close_expected():
@@ -192,7 +220,7 @@ class WebSocket(asyncio.Protocol):
             self._machine.send_close(CloseCode.NORMAL_CLOSURE)
         self.flush()
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()  # the answer is behind what was not to be read yet
+            self.resume()  # the answer is behind what was not to be read yet
         self._abort_after(CLOSE_S)
 
     def abort(self) -> None:
@@ -231,6 +259,14 @@ class Carrier:
     def write(self, data: bytes) -> None:
         """Send a frame."""
         self._socket.send(data)
+
+    def pause_reading(self) -> None:
+        """Read nothing for now."""
+        self._socket.pause()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._socket.resume()
 
     def can_write_eof(self) -> bool:
         """Tell that it ends with a frame that says so."""
