@@ -127,7 +127,9 @@ def test_no_transaction_holds_more_than_a_part(records, spool, faults, monkeypat
             real_commit(txn.txn)
 
         monkeypatch.setattr(
-            log._env, "begin", lambda write=False: (Counted if write else lambda it: it)(real_begin(write=write))
+            log._env,
+            "begin",
+            lambda write=False, **how: (Counted if write else lambda it: it)(real_begin(write=write, **how)),
         )
         monkeypatch.setattr(log._env, "commit", commit)
         log.commit(log.put(line.put(*records)))

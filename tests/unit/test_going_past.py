@@ -45,23 +45,23 @@ def no_room(broker: Any, queue: qflow.Queue, refusal: str = "at once") -> Iterat
         if not settles_only:
             raise qflow.DiskFull("no space left")
 
-    def reserve(*arguments: Any, dead: bool = False, **others: Any) -> Any:
-        if dead:
+    def prepare(together: Together, receipts: Any, timeout: float | None, assembly: Any) -> Any:
+        if assembly.dead or receipts[0].is_dead:
             raise qflow.DiskFull("no space left")
-        return reserves(*arguments, dead=dead, **others)
+        return prepares(together, receipts, timeout, assembly)
 
-    reserves = Together._reserve
+    prepares = Together.preparing
     parts.exits.bury = refuse  # type: ignore[assignment]
     if refusal == "by the commit":
         env.make_room = full
     elif refusal == "by its queue":
-        Together._reserve = reserve  # type: ignore[method-assign]
+        Together.preparing = prepare  # type: ignore[method-assign]
     try:
         yield tries
     finally:
         broker.engine.log.drain()
         parts.exits.bury, env.make_room = bury, make_room
-        Together._reserve = reserves  # type: ignore[method-assign]
+        Together.preparing = prepares  # type: ignore[method-assign]
 
 
 def declared(broker: qflow.Broker, **settings: Any) -> tuple[qflow.Queue, qflow.Queue]:

@@ -298,10 +298,14 @@ def test_a_disk_without_room_for_a_group_is_told_so(tmp_path: Path) -> None:
     with disk_of("1m", tmp_path / "disk") as disk:
         (disk / "cursors" / "g").mkdir(parents=True)
         fill(disk)
-        with pytest.raises(
-            qflow.DiskFull, match=r"^cannot keep the offsets of a group \(.*/cursors/g/lock\): No space"
-        ):
-            Group(str(disk), "g", "uuid", Files())
+        group = Group(str(disk), "g", "uuid", Files())
+        try:
+            with pytest.raises(
+                qflow.DiskFull, match=r"^cannot keep the offsets of a group \(.*/cursors/g/offsets.json\): No space"
+            ):
+                group.acknowledge({1: {0: 5}})
+        finally:
+            group.close()
 
 
 def test_offsets_are_on_the_disk_before_they_are_in_their_place(open_at: Open) -> None:
