@@ -36,7 +36,7 @@ def declare_exchange(host: Host, *, auto_delete: bool = False) -> Coroutine[Any,
 
 async def is_done_beside_a_change(host: Host, work: Coroutine[Any, Any, Any]) -> bool:
     """Begin work while somebody else changes what is declared; tell whether it ended before that, and end it."""
-    async with host._hosts.changing:
+    async with host._hosts.changes.alone():
         task = asyncio.create_task(work)
         await turns(10)
         was_done = task.done()
@@ -104,7 +104,7 @@ def test_what_differs_or_is_gone_is_found_out_in_turn(tmp_path: Path) -> None:
         with pytest.raises(AmqpError) as refused:
             await is_done_beside_a_change(host, declare(host, "work", durable=False))
         assert refused.value.code == ReplyCode.PRECONDITION_FAILED
-        async with host._hosts.changing:
+        async with host._hosts.changes.alone():
             task = asyncio.create_task(declare(host, "work", durable=False))
             await turns(10)
             await host._delete("work", LATER, False, False)

@@ -12,7 +12,10 @@ from qflow.amqp.model.queues import Queue
 
 @attrs.define(kw_only=True, eq=False)
 class Plan:
-    """A change: commit `facts`, then `apply`. Nothing of it is seen before, and no other is planned meanwhile."""
+    """A change: commit `facts`, then `apply`. Nothing of it is seen before.
+
+    No other is planned meanwhile, but such as add something else: see `adds`.
+    """
 
     facts: dict[str, bytes | None] = attrs.field(factory=dict)
     """Records to keep, and with None to forget, in one commit; often none."""
@@ -21,8 +24,13 @@ class Plan:
     """Which was declared, or is to be."""
     queue: Queue | None = None
     """Which was declared, or is to be, or is to be deleted; None: there is nothing to delete."""
-    is_new: bool = False
-    """What is declared was not there."""
+    adds: str = ""
+    """The one thing that was not there, and is all that changes: the key of its record, whether it has one or not."""
+
+    @property
+    def is_new(self) -> bool:
+        """What is declared was not there."""
+        return bool(self.adds)
 
     @property
     def is_nothing(self) -> bool:

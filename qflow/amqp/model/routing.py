@@ -29,12 +29,16 @@ class Routing:
         self._has_queue = has_queue
         self.exchanges = {name: Exchange(name, kind) for name, kind in PREDECLARED.items()}
         self.bindings: dict[Identity, Binding] = {}
-        self.next_number = 1
-        """Of the next binding."""
+        self._next_number = 1
         self._to: dict[Target, dict[Binding, None]] = {}
         self._routes: dict[tuple[str, str], tuple[str, ...]] = {}
 
     # Changing --------------------------------------------------------------------------------------------------------
+
+    def take_number(self) -> int:
+        """Return the number of a new binding, above all others; one that is not added after all leaves a gap."""
+        self._next_number += 1
+        return self._next_number - 1
 
     def add_exchange(self, exchange: Exchange) -> None:
         self.exchanges[exchange.name] = exchange
@@ -44,7 +48,7 @@ class Routing:
         self.exchanges[binding.source].add(binding)
         self.bindings[binding.identity] = binding
         self._to.setdefault(binding.target, {})[binding] = None
-        self.next_number = max(self.next_number, binding.number + 1)
+        self._next_number = max(self._next_number, binding.number + 1)
         self._routes.clear()
 
     def removal(

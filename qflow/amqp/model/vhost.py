@@ -151,10 +151,9 @@ class VirtualHost:
             found.check_same(new, where)
             return Plan(exchange=found)
         _check_not_reserved(EXCHANGE, name, RESERVED_PREFIX)
-        facts: dict[str, bytes | None] = {}
-        if durable:
-            facts[records.key_of(records.OF_EXCHANGE, self.name, name)] = records.exchange_value(new)
-        return Plan(facts=facts, changes=[lambda: self._routing.add_exchange(new)], exchange=new, is_new=True)
+        key = records.key_of(records.OF_EXCHANGE, self.name, name)
+        facts: dict[str, bytes | None] = {key: records.exchange_value(new)} if durable else {}
+        return Plan(facts=facts, changes=[lambda: self._routing.add_exchange(new)], exchange=new, adds=key)
 
     def plan_delete_exchange(self, name: str, *, if_unused: bool = False) -> Plan:
         """Plan to delete an exchange with the bindings from and to it; one that is not there is deleted.
@@ -217,10 +216,9 @@ class VirtualHost:
         if found is not None:
             found.check_same(new, where)
             return Plan(queue=found)
-        facts: dict[str, bytes | None] = {}
-        if new.durable:
-            facts[records.key_of(records.OF_QUEUE, self.name, name)] = records.queue_value(new)
-        return Plan(facts=facts, changes=[lambda: self.add_queue(new)], queue=new, is_new=True)
+        key = records.key_of(records.OF_QUEUE, self.name, name)
+        facts: dict[str, bytes | None] = {key: records.queue_value(new)} if new.durable else {}
+        return Plan(facts=facts, changes=[lambda: self.add_queue(new)], queue=new, adds=key)
 
     def plan_delete_queue(
         self,
@@ -315,11 +313,10 @@ class VirtualHost:
         if identity_of(source.name, target, routing_key, arguments) in self.bindings:
             return Plan()
         durable = source.durable and is_durable
-        new = Binding(source.name, target, routing_key, arguments, self._routing.next_number, is_durable=durable)
-        facts: dict[str, bytes | None] = {}
-        if durable:
-            facts[records.binding_key(self.name, new)] = records.binding_value(new)
-        return Plan(facts=facts, changes=[lambda: self._routing.add_binding(new)], is_new=True)
+        new = Binding(source.name, target, routing_key, arguments, self._routing.take_number(), is_durable=durable)
+        key = records.binding_key(self.name, new)
+        facts: dict[str, bytes | None] = {key: records.binding_value(new)} if durable else {}
+        return Plan(facts=facts, changes=[lambda: self._routing.add_binding(new)], adds=key)
 
     def _plan_unbind(self, identity: Identity) -> Plan:
         found = self.bindings.get(identity)

@@ -15,18 +15,12 @@ from qflow.amqp.model.arguments import QUORUM
 from qflow.amqp.model.plans import Plan
 from qflow.amqp.model.queues import place_of
 from qflow.amqp.model.topology import Topology
+from qflow.amqp.server.changes import Change, Changes
 from qflow.amqp.server.dead_letters import TOO_MANY, DeadLetters, Trimming
 from qflow.amqp.server.hosted import Consuming, HostedQueue, expiring_of
-from qflow.amqp.server.stores import QueueStore, StreamStore, make_store
+from qflow.amqp.server.stores import QueueStore, StreamStore
 from qflow.broker import Broker
-from qflow.errors import (
-    CorruptionError,
-    InvalidArgument,
-    NotFound,
-    QflowError,
-    QueueFull,
-    SettingsConflict,
-)
+from qflow.errors import CorruptionError, NotFound, QflowError, QueueFull
 from qflow.loggers import get_logger
 from qflow.serving.tasks import Tasks, ending, to_its_end
 
@@ -45,7 +39,7 @@ _logger = get_logger("qflow.amqp")
 
 
 class Hosts:
-    """All virtual hosts of a broker. Changed by one task at a time."""
+    """All virtual hosts of a broker."""
 
     def __init__(self, broker: AsyncBroker) -> None:
         self.broker = broker
@@ -53,7 +47,7 @@ class Hosts:
         self.numbers = count(1)
         """Of connections: none is given twice."""
         self._users = 0
-        self.changing = asyncio.Lock()
+        self.changes = Changes(broker, self._keep)
         self.dead_letters = DeadLetters(broker, self.place_of, self.tasks)
         self._hosts: dict[str, Host] = {}
         self._topology: Topology | None = None
@@ -66,7 +60,7 @@ class Hosts:
             hosts = _HOSTS[broker.broker] = cls(broker)
         hosts._users += 1
         try:
-            async with hosts.changing:
+            async with hosts.changes.alone():
                 if hosts._topology is None:
                     await hosts._load()
                     hosts.tasks.spawn(hosts.dead_letters.run())
@@ -117,10 +111,10 @@ class Hosts:
 
     async def commit(self, plan: Plan) -> None:
         """Have the records of a plan in the log, then make the change. Raises AmqpError: they are not in the log."""
-        await self.keep(plan)
+        await self._keep(plan)
         plan.apply()
 
-    async def keep(self, plan: Plan) -> None:
+    async def _keep(self, plan: Plan) -> None:
         """Have the records of a plan in the log."""
         assert self._topology is not None
         if plan.facts:
@@ -260,8 +254,7 @@ class Host:
             planned = plan(self._model)
             if planned.is_nothing and (planned.exchange is None or not planned.exchange.auto_delete):
                 return
-        async with self._hosts.changing:
-            await self._hosts.commit(plan(self._model))
+        await self._hosts.changes.make(Change(self._model, plan))
 
     async def bind_queue(self, queue: str, exchange: str, key: str, arguments: Table, connection: int) -> None:
         def plan(model: VirtualHost) -> Plan:
@@ -273,7 +266,7 @@ class Host:
 
     async def bind_for_now(self, queue: str, exchange: str, key: str, *, bound: bool = True) -> None:
         """Have a binding, or have it no more, that the log knows nothing of."""
-        async with self._hosts.changing:
+        async with self._hosts.changes.alone():
             plan = self._model.plan_bind_queue if bound else self._model.plan_unbind_queue
             plan(queue, exchange, key, {}, -1).apply()
 
@@ -293,31 +286,30 @@ class Host:
             auto_delete=auto_delete,
             arguments=arguments,
         )
-        if (there := self._declared_again(name, declare)) is not None:
-            return there
-        async with self._hosts.changing:
-            await self._forget_if_gone(name)
-            plan = declare()
-            assert plan.queue is not None
-            name = plan.queue.name
-            if plan.is_new:
-                await self._hosts.keep(plan)
-                try:
-                    await make_store(self.broker, self._model.engine_name(name), plan.queue)
-                except (SettingsConflict, InvalidArgument) as error:
-                    await self._hosts.keep(Plan(facts=plan.undoing))
-                    raise AmqpError(ReplyCode.PRECONDITION_FAILED, str(error)) from error
-                plan.apply()
-                if plan.queue.settled.expires_ms is not None:
-                    self._expiring.add(name)
-            hosted = self._hosted(name)
-            hosted.used()
-            return hosted
+
+        def plan(model: VirtualHost) -> Plan:
+            return model.plan_forget_queues([name]) if self._is_gone(name) else declare()
+
+        declared = self._declared_again(name, declare)
+        while declared is None:  # once; twice where the first had to forget one
+            declared = await self._hosts.changes.make(Change(self._model, plan, partial(self._declared, name)))
+        return declared
+
+    def _declared(self, name: str, plan: Plan) -> HostedQueue | None:
+        """Return the queue of a plan that was carried out; None: it was to forget one."""
+        if plan.queue is None:
+            self.queues.pop(name, None)
+            return None
+        if plan.is_new and plan.queue.settled.expires_ms is not None:
+            self._expiring.add(plan.queue.name)
+        hosted = self._hosted(plan.queue.name)
+        hosted.used()
+        return hosted
 
     @ending
     async def delete_queue(self, name: str, connection: int, if_unused: bool = False, if_empty: bool = False) -> int:
         """Delete a queue; return how many messages it had. One that is not there is deleted."""
-        async with self._hosts.changing:
+        async with self._hosts.changes.alone():
             return await self._delete(name, connection, if_unused, if_empty)
 
     def _declared_again(self, name: str, declare: Callable[[], Plan]) -> HostedQueue | None:
@@ -329,22 +321,18 @@ class Host:
         if model is None or model.auto_delete or model.owner is not None or model.settled.expires_ms is not None:
             return None
         with suppress(AmqpError):  # it may be right when it is its turn
-            if not self._is_gone(name, model) and declare().is_nothing:
+            if not self._is_gone(name) and declare().is_nothing:
                 hosted = self._hosted(name)
                 hosted.used()
                 return hosted
         return None
 
-    def _is_gone(self, name: str, model: Queue) -> bool:
+    def _is_gone(self, name: str) -> bool:
         """Tell whether a program has deleted a queue that AMQP declared."""
-        return self._hosts.engine_has(self._model.engine_name(name), model.settled.is_stream) is None
-
-    async def _forget_if_gone(self, name: str) -> None:
-        """Forget a queue that AMQP declared and a program has deleted, with its bindings."""
         model = self._model.queues.get(name)
-        if model is not None and self._is_gone(name, model):
-            await self._hosts.commit(self._model.plan_forget_queues([name]))
-            self.queues.pop(name, None)
+        if model is None:
+            return False
+        return self._hosts.engine_has(self._model.engine_name(name), model.settled.is_stream) is None
 
     async def _delete(self, name: str, connection: int, if_unused: bool, if_empty: bool) -> int:
         hosted = self.find(name)
@@ -400,7 +388,7 @@ class Host:
             raise failure
 
     async def _delete_if(self, hosted: HostedQueue, is_over: Callable[[], bool]) -> None:
-        async with self._hosts.changing:
+        async with self._hosts.changes.alone():
             if is_over() and self.queues.get(hosted.name) is hosted:
                 owner = hosted.model.owner
                 await self._delete(hosted.name, -1 if owner is None else owner, False, False)

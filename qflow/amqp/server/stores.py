@@ -389,17 +389,28 @@ class _StreamSource:
         await self._subscription.close()
 
 
-async def make_store(broker: AsyncBroker, name: str, queue: Queue) -> None:
-    """Have a queue, or a stream, in the broker under a name, as an AMQP queue is declared."""
-    if queue.settled.is_stream:
-        await broker.declare_stream(name, topics=[f"{topic_of(name)}/#"], **queue.settled.retention())
-        return
+async def make_stores(broker: AsyncBroker, queues: Mapping[str, Queue]) -> None:
+    """Have queues, or streams, in the broker under their names, as AMQP queues are declared; twice is fine.
+
+    Cost: one commit for all durable queues that are alike, and one for each stream.
+    """
+    alike: dict[tuple[tuple[str, Any], ...], list[str]] = {}
+    for name, queue in queues.items():
+        if queue.settled.is_stream:
+            await broker.declare_stream(name, topics=[f"{topic_of(name)}/#"], **queue.settled.retention())
+        else:
+            alike.setdefault(tuple(_settings_of(queue).items()), []).append(name)
+    for settings, names in alike.items():
+        await broker.declare_queues(names, **dict(settings))
+
+
+def _settings_of(queue: Queue) -> dict[str, Any]:
     settings = queue.settings(dead_letter=DEAD_LETTERS)
     if not settings.get("ttl_s"):
         settings.pop("ttl_s", None)  # 0 is told with each message: see `HostedQueue.submit`
     for name_of_limit in ("ack_timeout_s", "limit_messages", "limit_bytes", "on_overflow"):
         settings.pop(name_of_limit, None)  # type: ignore[misc]  # those are counted here: see `Channel.tick`, `trim`
-    await broker.declare_queue(name, **settings)
+    return dict(settings)
 
 
 def topic_of(engine_name: str) -> str:
