@@ -165,13 +165,7 @@ class Puts:
     # Reserved --------------------------------------------------------------------------------------------------------
 
     def begin(
-        self,
-        puts: list[Put],
-        timeout_s: Duration | None,
-        *,
-        leaving: Depth = NOTHING,
-        dead: bool = False,
-        own: int = 0,
+        self, puts: list[Put], timeout_s: Duration | None, *, leaving: Depth = NOTHING, dead: bool = False, own: int = 0
     ) -> Putting:
         """Begin to reserve for puts: all lanes at once, for one after the other might wait for each other.
 
