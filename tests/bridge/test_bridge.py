@@ -127,6 +127,36 @@ def test_what_amqp_publishes_to_amq_topic_clients_of_mqtt_get(spool: Path) -> No
     run(scenario())
 
 
+def test_nothing_comes_to_mqtt_but_through_amq_topic(spool: Path) -> None:
+    """The queue of the bridge has no name for publishes: who may write to another exchange would write to all topics."""
+
+    def send(client: amqp_loop.Raw, exchange: str, key: str, copies: list[str]) -> None:
+        client.send(Basic.Publish(0, exchange, key))
+        client.send(header.ContentHeader(0, 1, Basic.Properties(headers={"CC": copies})))
+        client.send(body.ContentBody(b"x"))
+
+    async def scenario() -> None:
+        async with doors(spool) as there:
+            panel = await mqtt_loop.client(there.mqtt, "panel")
+            await panel.subscribe("#", qos=1)
+            rabbit = await there.rabbit()
+            send(rabbit, "", "secret.topic", [QUEUE])
+            send(rabbit, "", QUEUE, ["secret.topic"])
+            send(rabbit, "", QUEUE, [])
+            dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": QUEUE, "x-message-ttl": 0}
+            await rabbit.ask(Queue.Declare(0, "dying", arguments=dead), Queue.DeclareOk)
+            send(rabbit, "", "dying", [])
+            publish(rabbit, "open", b"yes")
+            while (await rabbit.expect(Basic.Ack)).delivery_tag < 5:
+                pass
+            await until(lambda: not len(there.broker.broker.queue("dying")))
+            assert (await panel.message()).payload == b"yes"
+            publish(rabbit, "open", b"too")
+            assert (await panel.message()).payload == b"too"
+
+    run(scenario())
+
+
 def test_nothing_goes_back_where_it_came_from(spool: Path) -> None:
     async def scenario() -> None:
         async with doors(spool) as there:

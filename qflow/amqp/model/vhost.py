@@ -17,6 +17,7 @@ from qflow.amqp.model.exchanges import DEFAULT, Exchange, check_kind
 from qflow.amqp.model.matching import Headers
 from qflow.amqp.model.plans import Plan
 from qflow.amqp.model.queues import (
+    BRIDGE_QUEUE,
     ENGINE_PREFIX,
     RESERVED_PREFIX,
     ROOT,
@@ -45,7 +46,7 @@ class VirtualHost:
     def __init__(self, name: str, engine: EngineQueues) -> None:
         self.name = name
         self._engine = engine
-        self._routing = Routing(self.has_queue)
+        self._routing = Routing(self._takes_by_name)
         self.exchanges = self._routing.exchanges
         self.bindings = self._routing.bindings
         self.add_exchange = self._routing.add_exchange
@@ -75,6 +76,10 @@ class VirtualHost:
     def has_queue(self, name: str) -> bool:
         """Tell whether there is a queue; see `find_queue`."""
         return name in self.queues or self._foreign(name) is not None
+
+    def _takes_by_name(self, name: str) -> bool:
+        """Tell whether the default exchange has such a queue. What is for MQTT comes by `amq.topic` alone."""
+        return name != BRIDGE_QUEUE and self.has_queue(name)
 
     def _foreign(self, name: str) -> bool | None:
         """Tell whether a queue is durable that a program declared; None if there is none."""
