@@ -402,7 +402,8 @@ class Admission:
             return wait
         if disk is not None:
             raise DiskFull(f"queue {context.name!r} is out of memory and could not spill: {disk}") from disk
-        raise QueueFull(f"queue {context.name!r} found no memory in time: it is held, reserved, or being spilled")
+        why = "it is held, reserved, or being spilled: settle what is held, or raise `capacity_bytes`"
+        raise QueueFull(f"queue {context.name!r} found no memory in time: {why}")
 
     # Room ------------------------------------------------------------------------------------------------------------
 
