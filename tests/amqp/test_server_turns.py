@@ -42,6 +42,12 @@ async def consumed(client: Raw, count: int) -> None:
         await client.expect(Basic.Deliver)
 
 
+def one_each_turn(noted: list[int], count: int) -> None:
+    """So many were done, each in a turn of its own."""
+    assert len(noted) == count
+    assert max(map(noted.count, set(noted))) == 1
+
+
 def test_what_consumers_send_in_one_turn_of_the_loop_is_bounded(tmp_path: Path) -> None:
     """A login waited a second for the messages of 1,500 consumers, as each sent all that it had before its next step."""
     consumers, each = 4 * MOST_IN_A_TURN // AT_ONCE, 2 * AT_ONCE
@@ -149,8 +155,7 @@ def test_what_many_methods_do_in_one_turn_of_the_loop_is_bounded(
             async with turns_noted(Channel, "_left") as left:
                 client.send(*(settles(tag) for tag in range(1, count + 1)))
                 await client.ask(Basic.Qos(), Basic.QosOk)
-            assert len(left) == count
-            assert max(map(left.count, set(left))) == 1
+            one_each_turn(left, count)
 
     run(scenario())
 
@@ -170,8 +175,8 @@ def test_what_many_publishes_do_in_one_turn_of_the_loop_is_bounded(
                     client.publish("q")
                     client.publish(other.queue)
                 await client.ask(Queue.Declare(0, "q", True), Queue.DeclareOk)
-            assert len(published) == 2 * len(queue) == 2 * count
-            assert max(map(published.count, set(published))) == 1
+            assert len(queue) == count
+            one_each_turn(published, 2 * count)
 
     run(scenario())
 
@@ -187,8 +192,7 @@ def test_what_one_consumer_is_sent_in_one_turn_of_the_loop_is_bounded(
         async with filled(tmp_path / "spool", count) as (_, client):
             async with turns_noted(Channel, "deliver") as sent:
                 await consumed(client, count)
-            assert len(sent) == count
-            assert max(map(sent.count, set(sent))) == 1
+            one_each_turn(sent, count)
 
     run(scenario())
 
@@ -212,8 +216,7 @@ def test_how_many_dead_letters_are_read_in_one_turn_of_the_loop_is_bounded(
             async with turns_noted(DeadLetters, "letter") as carried:
                 client.send(Basic.Nack(0, True, False))
                 await until(lambda: len(queue) == count)
-            assert len(carried) == count
-            assert max(map(carried.count, set(carried))) == 1
+            one_each_turn(carried, count)
 
     run(scenario())
 

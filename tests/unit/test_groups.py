@@ -45,6 +45,17 @@ def declare(broker: qflow.Broker, name: str = "s", **settings: Any) -> qflow.Str
     return broker.declare_stream(name, topics=[name], **(settings or {"retention_messages": 1}))
 
 
+def read_by_group(open_at: Open, join: Join) -> tuple[qflow.Broker, qflow.Stream]:
+    """Return a broker and its stream of thirty messages, of which a group that is not there now has had twenty."""
+    broker = open_at()
+    stream = declare(broker)
+    broker.publish_many([("s", b"x")] * 30)
+    group = join(broker, "g")
+    group.acknowledge({stream.owner: {0: 20}})
+    group.close()
+    return broker, stream
+
+
 def first(stream: qflow.Stream) -> int:
     """Return where a stream begins when retention has done what it may."""
     while stream.retain():
@@ -133,12 +144,7 @@ def test_a_fifo_in_the_place_of_offsets_holds_up_nobody(
     open_at: Open, join: Join, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is no file of offsets, and is not waited for: so retention keeps everything, and the group is refused."""
-    broker = open_at()
-    stream = declare(broker)
-    broker.publish_many([("s", b"x")] * 30)
-    group = join(broker, "g")
-    group.acknowledge({stream.owner: {0: 20}})
-    group.close()
+    broker, stream = read_by_group(open_at, join)
     file = Path(broker.path) / "cursors/g/offsets.json"
     file.unlink()
     os.mkfifo(file)
@@ -153,12 +159,7 @@ def test_a_group_whose_lock_cannot_be_looked_at_holds_everything(
     open_at: Open, join: Join, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody can tell whether it is read as."""
-    broker = open_at()
-    stream = declare(broker)
-    broker.publish_many([("s", b"x")] * 30)
-    group = join(broker, "g")
-    group.acknowledge({stream.owner: {0: 20}})
-    group.close()
+    broker, stream = read_by_group(open_at, join)
     clock.advance(EXPIRY_S + 1)
     with monkeypatch.context() as patched:
         patched.setattr(lock.os, "open", unreadable(os.path.join(broker.path, groups.CURSORS, "g")))

@@ -35,28 +35,43 @@ def _declared(broker: qflow.Broker, order: str) -> dict[str, qflow.Queue]:
     return queues
 
 
+def _who_waits_for(monkeypatch: pytest.MonkeyPatch, queue: qflow.Queue) -> Event:
+    """Return what is set as soon as somebody waits for room in a queue."""
+    waits, note_blocked = Event(), Admission.note_blocked
+
+    def note(admission: Admission, putter: Any) -> None:
+        note_blocked(admission, putter)
+        if admission is parts_of(queue).admission:
+            waits.set()
+
+    monkeypatch.setattr(Admission, "note_blocked", note)
+    return waits
+
+
+def _published_at_redirect(
+    monkeypatch: pytest.MonkeyPatch, threads: ThreadPoolExecutor, broker: qflow.Broker, comes: Event
+) -> list[Any]:
+    """Have a commit that is turned away go on when another publish was begun, which `comes` tells; return that one."""
+    redirect = Together.redirect
+    plain: list[Any] = []
+
+    def redirect_late(*arguments: Any) -> Any:
+        plain.append(threads.submit(broker.publish, "plain", BODY))
+        assert comes.wait(PATIENCE_S)
+        return redirect(*arguments)
+
+    monkeypatch.setattr(Together, "redirect", redirect_late)
+    return plain
+
+
 def test_dead_letters_do_not_wait_for_who_waits_for_them(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue of dead letters comes before one in which their commit has room: they wait for a while only."""
     broker = open_spool()
     queues = _declared(broker, "dead both full")
-    waits = Event()
-    redirect, note_blocked = Together.redirect, Admission.note_blocked
+    waits = _who_waits_for(monkeypatch, queues["both"])
 
     with ThreadPoolExecutor() as threads:
-        plain: list[Any] = []
-
-        def redirect_late(*arguments: Any) -> Any:
-            plain.append(threads.submit(broker.publish, "plain", BODY))
-            assert waits.wait(PATIENCE_S)
-            return redirect(*arguments)
-
-        def note(admission: Admission, putter: Any) -> None:
-            note_blocked(admission, putter)
-            if admission is parts_of(queues["both"]).admission:
-                waits.set()
-
-        monkeypatch.setattr(Together, "redirect", redirect_late)
-        monkeypatch.setattr(Admission, "note_blocked", note)
+        plain = _published_at_redirect(monkeypatch, threads, broker, waits)
         monkeypatch.setattr(assembly, "DEAD_LETTERS_S", 0.0)
         turned = threads.submit(broker.publish, "turned", BODY)
         try:
@@ -73,16 +88,10 @@ def test_dead_letters_have_no_room_while_their_commit_waits(open_spool: Open, mo
     """The queue of dead letters comes behind one in which their commit waits for room."""
     broker = open_spool()
     queues = _declared(broker, "full both dead")
-    waits, comes = Event(), Event()
-    redirect, prepare, note_blocked = Together.redirect, Together._prepare, Admission.note_blocked
+    waits, comes, prepare = _who_waits_for(monkeypatch, queues["both"]), Event(), Together._prepare
 
     with ThreadPoolExecutor() as threads:
-        plain: list[Any] = []
-
-        def redirect_late(*arguments: Any) -> Any:
-            plain.append(threads.submit(broker.publish, "plain", BODY))
-            assert comes.wait(PATIENCE_S)
-            return redirect(*arguments)
+        plain = _published_at_redirect(monkeypatch, threads, broker, comes)
 
         def prepare_late(together: Together, receipts: list[Receipt], *others: Any) -> None:
             if receipts[0].insert.queue.name == "dead" and not comes.is_set():
@@ -90,14 +99,7 @@ def test_dead_letters_have_no_room_while_their_commit_waits(open_spool: Open, mo
                 assert waits.wait(PATIENCE_S)
             prepare(together, receipts, *others)
 
-        def note(admission: Admission, putter: Any) -> None:
-            note_blocked(admission, putter)
-            if admission is parts_of(queues["both"]).admission:
-                waits.set()
-
-        monkeypatch.setattr(Together, "redirect", redirect_late)
         monkeypatch.setattr(Together, "_prepare", prepare_late)
-        monkeypatch.setattr(Admission, "note_blocked", note)
         turned = threads.submit(broker.publish, "turned", BODY)
         try:
             results = [turned.result(PATIENCE_S), plain[0].result(PATIENCE_S)]
