@@ -250,3 +250,20 @@ def test_changes_are_made_whose_leader_is_cancelled(tmp_path: Path) -> None:
         assert tasks[0].cancelled()
 
     serve(tmp_path, scenario)
+
+
+def test_a_name_that_several_declare_at_the_same_time_is_declared_once(tmp_path: Path) -> None:
+    """Who declares it as the first did has the same queue; who declares another one is refused."""
+
+    async def scenario(hosts: Hosts, _broker: qflow.aio.AsyncBroker) -> None:
+        host = await hosts.find("/")
+        other = declare(host, "q", arguments={"x-message-ttl": 1000})
+        _, first, second, refused = await asyncio.gather(
+            declare(host, "before"), declare(host, "q"), declare(host, "q"), other, return_exceptions=True
+        )
+        assert first is second is host.find("q")
+        assert isinstance(refused, AmqpError)
+        assert refused.code == ReplyCode.PRECONDITION_FAILED
+        assert first.model is host._model.queues["q"]
+
+    serve(tmp_path, scenario)
