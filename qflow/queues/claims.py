@@ -14,18 +14,18 @@ from qflow.delivery import Delivery, Return
 from qflow.errors import AlreadySettled, BrokerFailed, in_doubt
 from qflow.held_batch import NOTHING, HeldBatch
 from qflow.memory.waiting import collecting, is_inside, refuse_finalizer, sheltered, straight
-from qflow.message import BATCH_BYTES, LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, lane_of
+from qflow.message import BATCH_BYTES, LANE_SHIFT, OVERHEAD_BYTES, SINGLE_BYTES, is_logged, lane_of
 from qflow.queues import portions
 from qflow.queues.admission import Admission
 from qflow.queues.apart import HeldOne, place_of
 from qflow.queues.exits import Exits, Fate, Leaving
 from qflow.queues.held import Held, segments_of
-from qflow.queues.lanes import Lanes, settled
+from qflow.queues.lanes import Lanes
 from qflow.queues.returns import Returns
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
-from qflow.storage.log.batch import Settling
 from qflow.storage.log.broken_lanes import check_written
+from qflow.storage.log.settling import Settling, SettlingOne
 from qflow.storage.log.transaction_log import Request
 
 _SINGLE_CHARGE = OVERHEAD_BYTES + SINGLE_BYTES
@@ -143,7 +143,7 @@ class Claims:
         log: Any = self._log
         record, sequence = delivery.record, delivery.sequence
         size = len(record)
-        settling = Settling([(self._lanes.logged[sequence >> LANE_SHIFT], [settled(sequence, [record], size)])])
+        settling = SettlingOne(self._lanes.logged[sequence >> LANE_SHIFT], sequence, size, is_logged(record))
         log.check_usable()
         requests, one, turn = log.requests, (settling,), log.turn
         context, lanes, gate = self._context, self._lanes, self._gate

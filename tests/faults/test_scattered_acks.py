@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
@@ -12,13 +13,14 @@ import pytest
 import qflow
 from faults.bare_log import bare_log, declared
 from faults.seams import PATIENCE_S, Faults, faulty_broker
-from qflow.storage.log.batch import Settling
 from qflow.storage.log.batch_writing import BatchWriting
 from qflow.storage.log.marks import settle_ranges
 from qflow.storage.log.rows import Settled
+from qflow.storage.log.settling import SettlingOne
 from qflow.storage.log.transaction_log import MOST_STANDING
 
 MOST_BEFORE_A_PUT = 2 * 2048
+MANY = 1000
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def test_a_put_elsewhere_waits_for_few_acks(spool, faults, monkeypatch):
         acking.start()
         while len(requests) <= MOST_STANDING:  # until it waits
             assert acking.is_alive()
-        standing.append(sum(isinstance(one, Settling) for one in list(requests)))  # not that by which it waits
+        standing.append(sum(isinstance(one, SettlingOne) for one in list(requests)))  # not that by which it waits
         monkeypatch.setattr(BatchWriting, "commit", commit)
         put = other.submit(b"y")
         go.set()
@@ -58,6 +60,30 @@ def test_a_put_elsewhere_waits_for_few_acks(spool, faults, monkeypatch):
         acking.join()
     assert standing[0] == MOST_STANDING + 1
     assert standing[0] + written[0] <= MOST_BEFORE_A_PUT + 1
+
+
+def test_an_ack_that_is_not_written_is_one_object_to_collections(spool, faults):
+    """Of five, a few thousand acks in flight begin a collection that walks all that the program holds."""
+    with faulty_broker(spool, faults) as broker:
+        queue = broker.declare_queue("q", durable=True)
+        queue.put_many([b"x"] * 2 * MANY)
+        held = [queue.get() for _ in range(MANY)]
+        random.Random(1).shuffle(held)
+        at_commit, go = threading.Event(), threading.Event()
+        faults.before["commit"] = lambda: (faults.before.clear(), at_commit.set(), go.wait(PATIENCE_S))
+        queue.get().ack()
+        assert at_commit.wait(PATIENCE_S)
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(gc.get_objects())
+            for delivery in held:
+                delivery.ack()
+            after = len(gc.get_objects())
+        finally:
+            gc.enable()
+        go.set()
+    assert MANY / 2 < after - before < 1.2 * MANY
 
 
 def test_a_range_is_settled_in_a_few_calls(spool, faults):

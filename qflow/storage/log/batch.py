@@ -278,28 +278,6 @@ class Unit(Request):
         del self.parties[:], self.writes[:], self.notes[:]
 
 
-class Settling(Request):
-    """Settled ranges of some lanes."""
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: list[tuple[Lane, list[Settled]]]) -> None:
-        super().__init__()
-        self.parts = parts
-
-    def weight(self) -> int:
-        parts = self.parts
-        return RANGE_WEIGHT * (len(parts[0][1]) if len(parts) == 1 else sum(len(ranges) for _, ranges in parts))
-
-    def join(self, batch: Batch) -> None:
-        for lane, ranges in self.parts:
-            batch.settle(lane, ranges)
-
-    def note(self, now_ms: int) -> Noting | None:
-        parts = self.parts
-        return settle_note(*parts[0]) if len(parts) == 1 else joint_note(settle_note(*part) for part in parts)
-
-
 class Order(Request):
     """Anything else: a function that adds it to a batch."""
 

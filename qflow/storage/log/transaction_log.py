@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from qflow.errors import BrokerClosed, BrokerFailed, Reentered
 from qflow.storage.environment import BROKEN, Environment, log_error
 from qflow.storage.log import bodies, facts, removal
-from qflow.storage.log.batch import Order, Party, Put, Request, Settling, Unit, Work
+from qflow.storage.log.batch import Order, Party, Put, Request, Unit, Work
 from qflow.storage.log.confirming import Confirming
 from qflow.storage.log.direct import Direct
 from qflow.storage.log.facts import PAGE_FACTS, Facts, Page
@@ -24,6 +24,7 @@ from qflow.storage.log.journal import NO_JOURNAL
 from qflow.storage.log.lane import Lane
 from qflow.storage.log.placing import check_there
 from qflow.storage.log.rows import Settled
+from qflow.storage.log.settling import Settling
 from qflow.storage.log.table import LAST
 from qflow.storage.log.timing import Timers
 from qflow.storage.log.writer import BeingCopied, Writer
