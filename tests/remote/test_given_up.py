@@ -224,6 +224,24 @@ def test_a_cancel_is_of_the_last_request_that_had_the_number(owner: qflow.Broker
         assert told(raw.ask(get)) == (b"5" if lost else b"6")
 
 
+def test_a_cancel_is_of_its_request_where_several_say_the_same(owner: qflow.Broker, spool: Path) -> None:
+    """Two that wait have one name: what the first of them was given stays with it when the second is given up."""
+    jobs = owner.declare_queue("jobs")
+    with RawDoor(spool).greeted() as raw:
+        get = {"op": "get", "queue": "jobs", "consumer": "one of many"}
+        first, second = raw.request(get), raw.request(get)
+        until(lambda: jobs.stats().consumers_total == 2)
+        jobs.put(b"0")
+        answers = [raw.frame()]
+        for _ in range(2):  # as it waits, and as its answer is on its way
+            raw.request({"op": "cancel", "request": second}, number=0)
+        answers.append(raw.frame())
+        assert [answer.number for answer in answers if answer is not None] == [first, second]
+        assert not raw.ask({"op": "get", "queue": "jobs", "timeout_s": 0}).columns
+        raw.request({"op": "cancel", "request": first}, number=0)
+        assert raw.ask({"op": "get", "queue": "jobs", "timeout_s": 0}).columns == [[b"0"]]
+
+
 def test_of_gaps_that_were_answered_the_last_ones_are_known() -> None:
     """That they were told, nobody says; more than that are not on their way."""
     grants, told_again = Grants(), list[int]()

@@ -288,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     async def _answer(self, number: int, head: dict[str, Any], columns: Any) -> None:
-        head["request"] = number  # what it is answered with may go back by that
+        head = {**head, "request": number}  # what it is answered with may go back by that; others have the same head
         reply = await self._session.call(head, columns)
         if number:
             self._answers.write(number, *reply)
