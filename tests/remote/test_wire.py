@@ -56,6 +56,16 @@ def test_frames_that_come_by_themselves_are_the_same_where_their_heads_are_known
     assert reader.held == 0
 
 
+@pytest.mark.parametrize("result", [["jobs"], {"jobs": 1}])
+def test_what_an_answer_says_is_its_callers(result: Any) -> None:
+    """Whoever changes a list that it was given changes no answer that comes after that."""
+    reader, data = FrameReader(2**20), b"".join(encode_frame(1, {"result": result}))
+    for _ in range(3):
+        (frame,) = reader.feed(data)
+        assert frame.head == {"result": result}
+        frame.head["result"].clear()
+
+
 @given(COLUMNS)
 def test_lengths_are_known_of_what_came_and_of_what_is_to_be_sent(columns: list[list[bytes | None]]) -> None:
     """Alike or not; None has none."""

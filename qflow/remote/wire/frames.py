@@ -124,7 +124,7 @@ class FrameReader:
         """The longest head of one."""
         self._bytes = bytearray()
         self._heads: dict[bytes, Head] = {}
-        """Short heads that came: those of puts are all alike."""
+        """Short heads that came, as those of puts, but for results that are lists or objects: a caller has those."""
 
     @property
     def missing(self) -> int:
@@ -193,7 +193,7 @@ class FrameReader:
         head = self._heads.get(packed)
         if head is None:
             head = _head(packed)
-            if head_bytes <= KNOWN_HEAD_BYTES:
+            if head_bytes <= KNOWN_HEAD_BYTES and not isinstance(head.get("result"), dict | list):
                 if len(self._heads) >= KNOWN_HEADS:
                     self._heads.clear()
                 self._heads[packed] = head
