@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -138,6 +139,20 @@ def test_a_get_that_waits_is_served_and_does_not_hold_up_others(remote: qflow.Re
     for thread in threads:
         thread.join()
     assert sorted(got) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("kind", ["browse", "query"])
+def test_pages_that_nobody_reads_are_ended(
+    kind: str, owner: qflow.Broker, remote: qflow.RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a connection may have open, of which no item was taken; in a forked child the owner is not told."""
+    queue, stream = remote.declare_queue("jobs"), remote.declare_stream("s", topics=["s"])
+    queue.put_many([b"x"] * 1001)
+    remote.publish_many([("s", b"x")] * 257)
+    for _ in range(101):
+        left = queue.browse() if kind == "browse" else stream.query()
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    left.close()  # type: ignore[attr-defined]
 
 
 def test_reports_are_of_the_same_classes(owner: qflow.Broker, remote: qflow.RemoteBroker) -> None:

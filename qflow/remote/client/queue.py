@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from threading import current_thread
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.deliveries import Deliveries
 from qflow.delivery import Delivery, Entry
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, BrokerClosed, InvalidArgument, QueueEmpty
+from qflow.errors import AlreadySettled, BrokerClosed, ForkedProcess, InvalidArgument, QueueEmpty
 from qflow.options import Body, ConsumeOptions, PutOnceOptions, PutOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.consumer import Consumer, Consuming, begin_consumer
@@ -24,6 +24,8 @@ from qflow.remote.client.link import Request
 from qflow.remote.client.threads import Connection
 from qflow.stats import QueueStats
 from qflow.takers import cut_name, parse_name
+
+T = TypeVar("T")
 
 
 def browse(name: str) -> Request:
@@ -68,14 +70,21 @@ def entries_of(page: dict[str, Any], keeper: Any) -> list[Entry]:
     return [Entry(sequence, size, state, keeper, due_ms) for sequence, size, state, due_ms in page["entries"]]
 
 
+def begun(pages: Iterator[T]) -> Iterator[T]:
+    """Return a generator at its first yield, of nothing: it ends what is open, though nobody takes an item of it."""
+    next(pages)
+    return pages
+
+
 def entries(connection: Connection, name: str) -> Iterator[Entry]:
     """Yield what waits in a queue, as it was when this was called."""
-    page: dict[str, Any] = connection.call(browse(name))
-    return _pages(connection, Keeper(connection, name), page)
+    keeper = Keeper(connection, name)
+    return connection.call(browse(name), lambda page: begun(_pages(connection, keeper, page)))
 
 
-def _pages(connection: Connection, keeper: Keeper, page: dict[str, Any]) -> Iterator[Entry]:
+def _pages(connection: Connection, keeper: Keeper, page: dict[str, Any]) -> Iterator[Any]:
     try:
+        yield  # see `begun`
         yield from entries_of(page, keeper)
         while page["browse"] is not None:
             page = connection.call(browse_next(page["browse"]))
@@ -83,7 +92,7 @@ def _pages(connection: Connection, keeper: Keeper, page: dict[str, Any]) -> Iter
     finally:
         number = page["browse"]
         if number is not None:
-            with suppress(BrokerClosed):
+            with suppress(BrokerClosed, ForkedProcess):
                 connection.tell(lambda: browse_close(number))
 
 

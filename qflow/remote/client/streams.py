@@ -15,6 +15,7 @@ from qflow.errors import BrokerClosed, ForkedProcess, QueueEmpty
 from qflow.remote.client import stream_requests
 from qflow.remote.client.deliveries import Settler
 from qflow.remote.client.link import Request
+from qflow.remote.client.queue import begun
 from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamBatch, StreamGrant, Subscribed
 from qflow.remote.client.stream_replies import Granted, Opened, Page
 from qflow.remote.client.threads import Connection
@@ -49,11 +50,12 @@ class RemoteStream(Stream):
         options = {
             "partition": partition, "start": start, "end": end, "skip": skip, "limit": limit, "newest": newest
         }  # fmt: skip
-        page: Page = self._connection.call(stream_requests.query(self.name, topic_filter, options))
-        return self._pages(page)
+        request = stream_requests.query(self.name, topic_filter, options)
+        return self._connection.call(request, lambda page: begun(self._pages(page)))
 
-    def _pages(self, page: Page) -> Iterator[StreamMessage]:
+    def _pages(self, page: Page) -> Iterator[Any]:
         try:
+            yield  # see `begun`
             yield from page.messages
             while page.query is not None:
                 page = self._connection.call(stream_requests.query_next(self.name, page.query))
@@ -61,7 +63,7 @@ class RemoteStream(Stream):
         finally:
             if page.query is not None:
                 query = page.query
-                with suppress(BrokerClosed):
+                with suppress(BrokerClosed, ForkedProcess):
                     self._connection.tell(lambda: stream_requests.query_close(query))
 
     def last(self, topic_filter: str = "#") -> dict[str, StreamMessage]:
