@@ -155,6 +155,30 @@ def test_pages_that_nobody_reads_are_ended(
     left.close()  # type: ignore[attr-defined]
 
 
+def test_what_is_true_for_a_nack_is_so_through_the_door(remote: qflow.RemoteBroker) -> None:
+    """It was refused by the owner, and noted as settled here: nobody could settle it any more."""
+    queue = remote.declare_queue("jobs")
+    queue.put(b"x")
+    queue.get(60).nack(requeue=1)  # type: ignore[arg-type]
+    queue.get(60).nack(requeue=0)  # type: ignore[arg-type]
+    assert len(queue) == 0
+
+
+def test_headers_of_a_schedule_are_refused_as_at_the_owner(remote: qflow.RemoteBroker) -> None:
+    """A name that is no text was made one."""
+    remote.declare_queue("jobs")
+    headers: Any = {1: "x"}
+    with pytest.raises(InvalidArgument, match="header name must be str"):
+        remote.schedule("hourly", "jobs", b"x", every_s=3600, headers=headers)
+
+
+def test_settings_are_the_last_known_ones_where_nobody_answers(remote: qflow.RemoteBroker) -> None:
+    """Of a queue that was altered by this connection, or asked for them."""
+    queue = remote.declare_queue("jobs", limit_messages=2)
+    remote.close()
+    assert queue.settings.limit_messages == 2
+
+
 def test_reports_are_of_the_same_classes(owner: qflow.Broker, remote: qflow.RemoteBroker) -> None:
     """Figures, settings, what was found at open."""
     queue = remote.declare_queue("jobs", priorities=3)

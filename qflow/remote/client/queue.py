@@ -128,7 +128,8 @@ class RemoteQueue(Unpicklable):
     @property
     def settings(self) -> QueueSettings:
         """How it was declared, or altered since. Cost: a round trip; the last known ones where nobody answers."""
-        self._settings = self._connection.call(requests.queue(self._name))
+        with suppress(BrokerClosed):
+            self._settings = self._connection.call(requests.queue(self._name))
         return self._settings
 
     # Put -------------------------------------------------------------------------------------------------------------

@@ -241,7 +241,7 @@ def ack(grant: int, places: Places, wait: bool) -> Request:
 
 
 def nack(grant: int, places: Places, how: Return) -> Request:
-    head = {"op": "nack", "grant": grant, "places": places, **how._asdict()}
+    head = {"op": "nack", "grant": grant, "places": places, **how._asdict(), "requeue": bool(how.requeue)}
     return Request({**head, "raised": True} if isinstance(how.reason, Raised) else head)
 
 
@@ -281,9 +281,9 @@ def snapshot(target: str, path: str | os.PathLike[str]) -> Request:
 def schedule(name: str, queue: Any, body: Any, options: Mapping[str, Any]) -> Request:
     """Its reply is a `Schedule`."""
     check_options("schedule", options, ScheduleOptions.__annotations__.keys())
-    given = {option: plain(value) for option, value in options.items() if value is not None}
-    if "headers" in given:
-        given["headers"] = decode_headers(encode_headers(given["headers"]))
+    given = {option: plain(value) for option, value in options.items() if option != "headers" and value is not None}
+    if (headers := options.get("headers")) is not None:
+        given["headers"] = decode_headers(encode_headers(headers))
     head = {"op": "schedule", "name": check_name(name, "schedule"), **named("queue", queue), "options": given}
     return Request(head, ((body_bytes(body),),), "the schedule", lambda reply: from_plain(reply.result))
 
