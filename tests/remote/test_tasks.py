@@ -62,6 +62,18 @@ def test_messages_go_through_with_all_they_have(owner: qflow.Broker) -> None:
     through(owner, scenario)
 
 
+@pytest.mark.parametrize("name", [["jobs"], 5, "", "\ud800"])
+def test_what_is_no_name_of_a_queue_is_refused_at_once(name: Any, owner: qflow.Broker) -> None:
+    """As beside the owner, with the error that says so; not by what fails to encode it, at the first call."""
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(owner.path) as broker:
+            with pytest.raises(qflow.InvalidArgument, match="queue name"):
+                broker.queue(name)
+
+    run(scenario())
+
+
 def test_an_empty_batch_is_settled_as_often_as_anybody_likes(owner: qflow.Broker) -> None:
     """What the loop of a consumer does when its time-out is over."""
 

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from qflow.aio.loops import running_loop
 from qflow.aio.opening import Opening
 from qflow.callbacks import call, check_callback
-from qflow.config import QueueSettings, StreamSettings, is_url, parse_timeout
+from qflow.config import QueueSettings, StreamSettings, check_name, is_url, parse_timeout
 from qflow.descriptors import occupy_standard
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed
@@ -76,7 +76,7 @@ class AsyncRemoteBroker(AnyRemoteBroker):
 
     def queue(self, name: str) -> AsyncRemoteQueue:
         """Return the queue of this name; awaited, it raises `NotFound` if there is none, else its first call does."""
-        return queue_of(self._connection, name)
+        return queue_of(self._connection, check_name(name))
 
     async def queues(self) -> list[str]:
         """Return the names of all queues, sorted."""
