@@ -20,6 +20,8 @@ from doors import event_loop
 from doors.event_loop import run
 from faults.seams import PATIENCE_S, Faults, faulty_broker
 from qflow.opening import with_door
+from qflow.remote.client.tasks import TaskConnection
+from qflow.remote.client.threads import Connection
 from qflow.remote.server import grants
 
 REST = ["acked", "given back", "held longer"]
@@ -320,3 +322,57 @@ def test_a_message_of_a_stream_goes_back_when_the_commit_is_refused_and_not_befo
     run(scenario())
     assert [(found.body, found.delivery_count) for found in beside.get_many(5, 0)] == ([(b"a", 2)] if refused else [])
     assert len(broker.queue("out")) == (0 if refused else 2)
+
+
+class Late(Exception):
+    """What a signal handler raises: no time is left."""
+
+
+def test_a_commit_that_a_handler_ends_is_in_doubt(holding: qflow.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was done, and the answer had come: what it held is settled, and whoever settles it is told so."""
+    call = Connection.call
+
+    def struck(connection: Connection, *request: Any) -> Any:
+        call(connection, *request)
+        raise Late
+
+    with qflow.connect(holding.path) as broker:
+        delivery = broker.queue("others").get(60)
+        transaction = broker.transaction()
+        transaction.put("jobs", b"x")
+        transaction.ack(delivery)
+        monkeypatch.setattr(Connection, "call", struck)
+        with pytest.raises(Late):
+            transaction.commit()
+        monkeypatch.undo()
+        assert "interrupted" in repr(transaction)
+        with pytest.raises(qflow.AlreadySettled):
+            delivery.ack()
+    assert (len(holding.queue("jobs")), len(holding.queue("others"))) == (3, 4)
+
+
+def test_a_commit_of_a_task_that_a_handler_ends_is_in_doubt(
+    holding: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a thread."""
+    call = TaskConnection.call
+
+    async def struck(connection: TaskConnection, *request: Any) -> Any:
+        await call(connection, *request)
+        raise Late
+
+    async def scenario() -> None:
+        async with qflow.aio.connect(holding.path) as broker:
+            delivery = await broker.queue("others").get(60)
+            transaction = broker.transaction()
+            await transaction.put("jobs", b"x")
+            await transaction.ack(delivery)
+            monkeypatch.setattr(TaskConnection, "call", struck)
+            with pytest.raises(Late):
+                await transaction.commit()
+            monkeypatch.undo()
+            assert "interrupted" in repr(transaction)
+            with pytest.raises(qflow.AlreadySettled):
+                await delivery.ack()
+
+    run(scenario())

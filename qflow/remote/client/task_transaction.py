@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any, Unpack
 
 from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
-from qflow.errors import BrokerClosed, InDoubt
 from qflow.message import Headers, bodies_bytes
 from qflow.options import Body, Key, PutOptions
 from qflow.pickling import Unpicklable
@@ -67,7 +65,7 @@ class AsyncRemoteTransaction(Unpicklable):
             return self._draft.committed([] if request is None else await self._connection.call(request))
         except BaseException as error:
             if self._draft.state == "being committed":
-                self._draft.failed(in_doubt=isinstance(error, asyncio.CancelledError | InDoubt | BrokerClosed))
+                self._draft.failed(error)
             elif self._draft.state == "open":
                 self._draft.end("rolled back")
             raise

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack
 
 from qflow.deliveries import Deliveries
 from qflow.delivery import Delivery
-from qflow.errors import BrokerClosed, InDoubt, InvalidArgument
+from qflow.errors import InvalidArgument
 from qflow.message import Headers, bodies_bytes
 from qflow.options import Body, Key, PutOptions
 from qflow.pickling import Unpicklable
@@ -70,8 +70,7 @@ class RemoteTransaction(Unpicklable):
             return self._connection.locked(partial(self._draft.committed, result))
         except BaseException as error:
             if self._draft.state == "being committed":
-                is_known = isinstance(error, Exception) and not isinstance(error, InDoubt | BrokerClosed)
-                self._connection.locked(partial(self._draft.failed, in_doubt=not is_known))
+                self._connection.locked(partial(self._draft.failed, error))
             elif self._draft.state == "open":
                 self._draft.end("rolled back")
             raise

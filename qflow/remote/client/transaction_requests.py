@@ -7,7 +7,7 @@ from typing import Any
 
 from qflow.deliveries import Deliveries
 from qflow.delivery import Delivery
-from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
+from qflow.errors import AlreadySettled, BrokerClosed, InDoubt, InvalidArgument, QflowError, TransactionTooLarge
 from qflow.held_batch import AnyBatch
 from qflow.message import OVERHEAD_BYTES, Headers, body_bytes, charge, decode_headers, encode_headers
 from qflow.options import Key
@@ -129,8 +129,9 @@ class Draft:
         self.end("committed")
         return result
 
-    def failed(self, *, in_doubt: bool) -> None:
+    def failed(self, error: BaseException) -> None:
         """It was refused, or nobody knows what became of it: then whoever settles what it held waits for the answer."""
+        in_doubt = not isinstance(error, QflowError) or isinstance(error, InDoubt | BrokerClosed)
         for batch, _ in self._held if in_doubt else ():
             batch.settler.grant = batch.settler.grant.in_doubt()
         self.end("interrupted" if in_doubt else "rolled back")
