@@ -62,6 +62,24 @@ def put(**options: Any) -> Request:
     return Request({"op": "put", "queue": "jobs", **options}, [[b"x"]])
 
 
+class Large(bytes):
+    """More bytes than a frame can have, as far as it says."""
+
+    def __len__(self) -> int:
+        return 2**32
+
+
+@pytest.mark.parametrize("frame_bytes", [2**27, 2**40])
+def test_what_is_too_large_is_refused_before_it_is_put_together(
+    link: Link, monkeypatch: pytest.MonkeyPatch, frame_bytes: int
+) -> None:
+    """Also where the owner takes more than a frame can have: it was no error of qflow's, and took as much memory."""
+    link.welcomed({**link.limits, "frame_bytes": frame_bytes})
+    monkeypatch.setattr(client, "encode_frame", None)
+    with pytest.raises(qflow.TransactionTooLarge, match="smaller"):
+        link.begin(Request({"op": "put", "queue": "jobs"}, [[Large()]]), Waiting())
+
+
 @pytest.mark.parametrize(("passed_s", "left_s"), [(3.0, 2.0), (9.0, 0.0)])
 def test_a_timeout_begins_with_the_call(
     link: Link, monkeypatch: pytest.MonkeyPatch, passed_s: float, left_s: float

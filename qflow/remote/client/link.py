@@ -18,7 +18,9 @@ from qflow.remote.client.lines import ANY, Lined, Lines
 from qflow.remote.wire import frames
 from qflow.remote.wire.errors import decode_error
 from qflow.remote.wire.frames import (
+    MOST_FRAME_BYTES,
     MOST_HEAD_BYTES,
+    START_BYTES,
     Frame,
     FrameReader,
     Head,
@@ -82,6 +84,11 @@ class Request(NamedTuple):
             return sum(sum(map(len, column)) for column in self.columns)
         except TypeError:  # some are None
             return sum(len(item) for column in self.columns for item in column if item is not None)
+
+    @property
+    def frame_size(self) -> int:
+        """Bytes of the frame that it is sent as, once its head is encoded."""
+        return START_BYTES + len(self.head) + sum(4 + 4 * len(column) for column in self.columns) + self.size
 
 
 class Waiting(Protocol):
@@ -179,7 +186,7 @@ class Link:
             is_submitted: its caller does not wait, and what he asks for later goes behind it.
 
         Raises:
-            BrokerClosed: the connection has ended. InvalidArgument, MessageTooLarge: it cannot be sent.
+            BrokerClosed: the connection has ended. InvalidArgument, TransactionTooLarge: it cannot be sent.
         """
         self.check()
         number = self._last % 0xFFFFFFFF + 1
@@ -270,18 +277,19 @@ class Link:
         self._unheard = -1
 
     def _encoded(self, number: int, request: Request) -> list[bytes]:
-        parts = encode_frame(number, request.encoded().head, request.columns)
-        size, most = sum(map(len, parts)), self.limits.get("frame_bytes", FIRST_FRAME_BYTES)
+        request = request.encoded()
+        head: Any = request.head
+        size, most = request.frame_size, min(self.limits.get("frame_bytes", FIRST_FRAME_BYTES), MOST_FRAME_BYTES)
         if size > most:
             raise TransactionTooLarge(
                 f"this call takes {size} bytes, and the owner takes {most} at once: make it smaller"
             )
-        if size > MOST_HEAD_BYTES and len(parts[1]) > MOST_HEAD_BYTES:
+        if len(head) > MOST_HEAD_BYTES:
             raise TransactionTooLarge(
-                f"what this call says beside its bodies takes {len(parts[1])} bytes, and the owner takes "
+                f"what this call says beside its bodies takes {len(head)} bytes, and the owner takes "
                 f"{MOST_HEAD_BYTES} bytes at once: make it smaller"
             )
-        return parts
+        return encode_frame(number, head, request.columns)
 
     def check(self) -> None:
         """Raises BrokerClosed: no call can be made; before the owner has answered at all, what ended the connection."""

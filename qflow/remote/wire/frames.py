@@ -25,6 +25,8 @@ _PREAMBLE = struct.Struct("<6sH")
 PREAMBLE_BYTES = _PREAMBLE.size
 _LENGTH = struct.Struct("<I")
 _START = struct.Struct("<III")
+START_BYTES = _START.size
+"""Of a frame without its head and columns."""
 _NUMBERS = _START.size - _LENGTH.size
 KNOWN_HEADS = 64
 KNOWN_HEAD_BYTES = 256
