@@ -16,6 +16,7 @@ from typing import IO
 import attrs
 
 from qflow.cli.flow import Flow
+from qflow.cli.standard import complaining
 from qflow.cli.stop import Stop
 
 _LONGEST_PAUSE_S = 30.0
@@ -127,7 +128,8 @@ class Run:
 def say(sentence: str) -> None:
     """Print a line on stderr, above the line of progress if there is one."""
     if sys.stderr is not None:  # closed from the start
-        sys.stderr.write(f"qflow: {sentence}\n")
+        with complaining():
+            sys.stderr.write(f"qflow: {sentence}\n")
 
 
 class Restarts:

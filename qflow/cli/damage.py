@@ -11,6 +11,7 @@ import click
 
 from qflow.cli import facts
 from qflow.cli.exits import Exit
+from qflow.cli.standard import complain
 from qflow.names import command
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Damage:
         what = f"{self._problems[0]}{more_than_one(len(self._problems))}"
         if self._ranges:
             what = "; ".join(self._of_queue(name) for name in self._ranges)
-        click.echo(f"qflow: {facts.readable(str(self._spool))} is damaged: {' '.join(what.split())}", err=True)
+        complain(f"qflow: {facts.readable(str(self._spool))} is damaged: {' '.join(what.split())}")
 
     def _of_queue(self, name: str) -> str:
         ranges = self._ranges[name]
@@ -79,7 +80,7 @@ def tell_of_examination(spool: Path, problems: Sequence[str], lost: Mapping[str,
     which = ", ".join(f"{count:,} of {facts.readable(name)}" for name, count in (lost or {}).items())
     what = f"messages that cannot be read: {which}" if lost else problems[0] + more_than_one(len(problems))
     path, more = facts.readable(str(spool)), command("check", str(spool))
-    click.echo(f"qflow: {path} is damaged: {' '.join(what.split())}; {more} tells more", err=True)
+    complain(f"qflow: {path} is damaged: {' '.join(what.split())}; {more} tells more")
     return Exit.DIFFERS
 
 

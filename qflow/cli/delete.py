@@ -10,6 +10,7 @@ import click
 from qflow.cli import asking, chosen, facts, foreseen, options
 from qflow.cli.exits import Exit
 from qflow.cli.spool import AnyQueue, existing_queue, existing_stream, reached_if_there
+from qflow.cli.standard import complain
 
 
 @click.command()
@@ -100,5 +101,5 @@ def _tell_of_left(name: str, sequences: list[int], gone: set[int]) -> int:
     """Name the messages that did not wait; return the exit code."""
     left = list(map(str, filterfalse(gone.__contains__, sequences)))
     if left:
-        click.echo(f"not waiting in {facts.readable(name)}, and left alone: {', '.join(left)}", err=True)
+        complain(f"not waiting in {facts.readable(name)}, and left alone: {', '.join(left)}")
     return Exit.DIFFERS if left else Exit.FINE

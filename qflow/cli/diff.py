@@ -12,6 +12,7 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.exits import Exit
 from qflow.cli.progress import working
+from qflow.cli.standard import complain
 
 if TYPE_CHECKING:
     from qflow.inspect import Difference
@@ -41,7 +42,7 @@ def diff(a: Path, b: Path, counts: bool, as_json: bool) -> int:
     for difference in found:
         click.echo(json.dumps(attrs.asdict(difference)) if as_json else _line(difference))
     if len(found) == MOST:
-        click.echo(f"qflow: only the first {MOST:,} differences are shown", err=True)
+        complain(f"qflow: only the first {MOST:,} differences are shown")
     elif not found and not as_json:
         click.echo("no differences")
     return Exit.DIFFERS if found else Exit.FINE

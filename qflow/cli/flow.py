@@ -5,11 +5,10 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
-import click
-
 from qflow.cli import facts
 from qflow.cli.lines import Lines
 from qflow.cli.outlet import Window
+from qflow.cli.standard import complain
 from qflow.cli.stop import Stop
 from qflow.config import LONGEST_S
 from qflow.deliveries import Deliveries
@@ -161,7 +160,7 @@ class Flow:
                 self.is_held_back = True
                 if isinstance(error, DiskFull) and not self._said:
                     self._said = True
-                    click.echo(f"qflow: {error}; stdin waits for that", err=True)
+                    complain(f"qflow: {error}; stdin waits for that")
                 if self.stop.requested or self._must_fit:
                     raise
 

@@ -9,6 +9,7 @@ import click
 from qflow.cli import facts, options
 from qflow.cli.outlet import Outlet
 from qflow.cli.spool import AnyQueue, existing_queue, is_owner, reached_if_there
+from qflow.cli.standard import complain
 from qflow.cli.stop import Stop, Stopped
 from qflow.errors import BrokerClosed
 
@@ -82,7 +83,7 @@ def _write(queue: AnyQueue, outlet: Outlet, left: int | None, stop: Stop | None)
             outlet.wait()
         elif stop is None:
             if queue.stats().paused:
-                click.echo(f"the queue {facts.readable(queue.name)} is paused, and delivers nothing", err=True)
+                complain(f"the queue {facts.readable(queue.name)} is paused, and delivers nothing")
             break
         else:
             stop.check()

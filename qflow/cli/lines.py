@@ -6,8 +6,7 @@ import os
 import select
 from collections.abc import Iterator
 
-import click
-
+from qflow.cli.standard import complain
 from qflow.cli.stop import Stop
 from qflow.config import QueueSettings
 from qflow.errors import MessageTooLarge, StorageError
@@ -65,10 +64,7 @@ class Lines:
     def warn_of_unfinished(self) -> None:
         """Say on stderr if the iteration was stopped in the middle of a line."""
         if self._tail:
-            click.echo(
-                f"qflow: {self._name}: stopped within a line: its first {len(self._tail):,} bytes were not stored",
-                err=True,
-            )
+            complain(f"qflow: {self._name}: stopped within a line: its first {len(self._tail):,} bytes were not stored")
 
     def is_near_end(self) -> bool:
         """Tell whether all of the input was read, as far as is known without waiting; from any thread."""

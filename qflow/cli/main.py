@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qflow.cli.exits import EXIT_CODES, Exit, exit_code
-from qflow.cli.standard import complaining, discard_stdout, in_words
+from qflow.cli.standard import complain, complaining, discard_stdout, in_words
 from qflow.cli.stop import Interrupted
 from qflow.descriptors import occupy_standard
 from qflow.errors import QflowError
@@ -90,8 +90,7 @@ class _Commands(click.Group):
         except click.Abort as abort:
             code = 128 + signal.SIGINT
             if not isinstance(abort.__context__, KeyboardInterrupt):
-                with complaining():
-                    click.echo("Aborted!", err=True)
+                complain("Aborted!")
                 code = Exit.DIFFERS
         except click.ClickException as error:
             with complaining():
@@ -117,8 +116,7 @@ class _Commands(click.Group):
         except (QflowError, OSError) as error:
             code = _tell(error)
         finally:
-            with complaining():
-                damage.tell()
+            damage.tell()
         ctx.exit(Exit.DIFFERS if damage.lost and code == Exit.FINE else code)
 
     def make_context(self, *given: Any, **more: Any) -> click.Context:
@@ -173,8 +171,7 @@ def _tell(error: QflowError | OSError) -> Exit:
     """Print an error; return its exit code."""
     from qflow.doctor.words import harmless
 
-    with complaining():
-        click.echo(f"qflow: {harmless(in_words(error))}", err=True)
+    complain(f"qflow: {harmless(in_words(error))}")
     return exit_code(error)
 
 

@@ -23,6 +23,7 @@ from qflow.cli.exits import Exit
 from qflow.cli.flow import STDIN, Flow
 from qflow.cli.pipe_stream import to_command, to_stdout
 from qflow.cli.spool import owned, queue_to_fill
+from qflow.cli.standard import complain
 from qflow.cli.stop import Stop, Stopped
 from qflow.config import LONGEST_S
 from qflow.deliveries import Deliveries
@@ -293,7 +294,7 @@ def _print(flow: Flow, as_json: bool) -> None:
             "restarts": flow.restarts,
             "resume_from": resume_from,
         }
-        click.echo(json.dumps(summary), err=True)
+        complain(json.dumps(summary))
         return
     restarts = f", {facts.counted(flow.restarts, 'restart')}" if flow.restarts else ""
     found = facts.counted(flow.found, "line")

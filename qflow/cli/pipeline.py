@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.spool import not_there
+from qflow.cli.standard import complain
 from qflow.cli.stop import Stop
 from qflow.errors import InvalidArgument, QflowError
 
@@ -55,9 +55,8 @@ def _spark(master: str) -> Iterator[SparkSession]:
     from pyspark import java_gateway
 
     java_gateway.Popen = partial(subprocess.Popen, start_new_session=True)
-    click.echo("Spark is starting ...", err=True)
+    complain("Spark is starting ...")
     with Stop() as stop, tempfile.TemporaryFile() as said:
-        sys.stderr.flush()
         ours = os.dup(2)
         os.dup2(said.fileno(), 2)  # Java and its workers inherit it
         try:
@@ -219,10 +218,9 @@ def run(
         nonlocal total
         total += progress.rows
         if not as_json:
-            click.echo(
+            complain(
                 f"batch {progress.batch}: {progress.rows:,} messages in {progress.seconds:.1f} s, "
-                f"{progress.rows_per_s:,.0f} a second; {total:,} so far",
-                err=True,
+                f"{progress.rows_per_s:,.0f} a second; {total:,} so far"
             )
 
     given = {"tokenFile": token_file, "ca": ca}

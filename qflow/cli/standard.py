@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
+import click
+
 from qflow.errors import StorageError
 
 _OF_WRITING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF})
@@ -47,6 +49,12 @@ def complaining() -> Iterator[None]:
         yield
     except OSError:
         discard(2)
+
+
+def complain(sentence: str) -> None:
+    """Print a line on stderr; see `complaining`: what is under way goes on."""
+    with complaining():
+        click.echo(sentence, err=True)
 
 
 def in_words(error: Exception) -> str:

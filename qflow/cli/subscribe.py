@@ -15,6 +15,7 @@ from qflow.cli import facts, options
 from qflow.cli.damage import ranges_in_words
 from qflow.cli.exits import Exit
 from qflow.cli.options import START_HELP, date_meant, parse_start
+from qflow.cli.standard import complain
 from qflow.cli.stop import Stop, Stopped
 from qflow.cli.stream_messages import described
 from qflow.cli.writer import Writer
@@ -105,7 +106,7 @@ def _tell_if_apart(reader: StreamReader, topic_filter: str) -> None:
     if not any(may_meet(topic_filter, topics) for topics in reader.topics):
         name, wanted = facts.readable(reader.name), facts.readable(topic_filter)
         takes = " ".join(map(facts.readable, reader.topics))
-        click.echo(f"qflow: stream {name} takes {takes}, of which {wanted} matches nothing", err=True)
+        complain(f"qflow: stream {name} takes {takes}, of which {wanted} matches nothing")
 
 
 class _Gaps:
@@ -136,7 +137,7 @@ class _Gaps:
             if count == 1:
                 what = f"a message is gone, offset {offsets}"
             where = f"stream {facts.readable(self._stream)}, partition {partition}"
-            click.echo(f"qflow: {where}: {what}: {' '.join(gaps[0].reason.split())}", err=True)
+            complain(f"qflow: {where}: {what}: {' '.join(gaps[0].reason.split())}")
 
     def __enter__(self) -> None: ...
 

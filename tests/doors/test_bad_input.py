@@ -330,6 +330,31 @@ def test_standard_streams_that_are_closed_or_full(
     assert (done.returncode, said in error_line(done)) == (4, True), done.stderr
 
 
+@pytest.mark.parametrize("stderr", ["/dev/full", "closed"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("subscribe", "spool", "s", "other"), 0),
+        (("delete", "spool", "q", "--sequence", "7", "--yes"), 1),
+        (("pipe", "spool", "q"), 0),
+        (("pipe", "spool", "q", "--backoff", "0", "--batch", "1", "--", "mkdir", "made"), 5),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else str(value),
+)
+def test_a_stderr_that_cannot_be_written_is_no_trouble_of_what_is_done(
+    cli: CommandLine, words: tuple[str, ...], code: int, stderr: str
+) -> None:
+    """What would be said there goes nowhere: nobody takes it for stdout, and what was begun is done."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("q").put_many([b"x", b"y"])
+        broker.declare_stream("s", topics=["t"])
+    where = "2>&1 >/dev/null | true" if stderr == "closed" else f"2>{stderr}"
+    done = cli.run(*words, shell=f'{{ "$@"; echo $? >code; }} {where}')
+    assert int((cli.directory / "code").read_text()) == code, done.stdout
+    if words[0] == "pipe":
+        assert cli.waiting() == ([] if code == 0 else [b"y"])
+
+
 def test_a_file_that_cannot_be_written_is_named(cli: CommandLine) -> None:
     """And what was begun of it is removed."""
     with qflow.open(cli.spool) as broker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import threading
@@ -301,6 +302,22 @@ def test_a_signal_lets_a_batch_finish(cli: CommandLine) -> None:
     assert process.wait() == 128 + signal.SIGINT
     assert process.stdout.read() == b""
     assert cli.waiting() == [b"3"]
+
+
+def test_a_batch_is_written_to_its_end_though_nobody_reads_stderr_any_more(cli: CommandLine) -> None:
+    """Ctrl-C ends who reads stderr, too, as in `2>&1 | tee log`: a run that saw an early end would have it all acked."""
+    command = python("import os, signal, sys\nos.kill(os.getppid(), signal.SIGINT)\nprint(len(sys.stdin.readlines()))")
+    lines = numbers(0, 100_000)
+    nobody, stderr = os.pipe()
+    os.close(nobody)
+    words = ("pipe", cli.spool, "q", "--capacity", "64MiB", "--batch", len(lines), "--", *command)
+    cli.run("put", cli.spool, "q", stdin=text(lines))
+    process = cli.start_on(subprocess.DEVNULL, subprocess.PIPE, *words, stderr=stderr)
+    os.close(stderr)
+    assert process.stdout is not None
+    assert int(process.stdout.read()) == len(lines)
+    assert process.wait() == 128 + signal.SIGINT
+    assert cli.waiting() == []
 
 
 def test_a_queue_at_its_limit_holds_stdin_back(cli: CommandLine) -> None:
