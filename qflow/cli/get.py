@@ -39,10 +39,10 @@ def get(spool: Path, queue_name: str, maximum: int | None, follow: bool, delimit
       qflow get spool jobs --follow | ./work
     """
     with Stop() as stop:
-        outlet = Outlet(STDOUT, delimiter, stop, is_sure=True)
         left = maximum
         try:
             while True:
+                outlet = Outlet(STDOUT, delimiter, stop, is_sure=True)
                 try:
                     left = _drain(spool, queue_name, capacity, outlet, left, stop if follow else None)
                 except BrokerClosed:
@@ -50,7 +50,6 @@ def get(spool: Path, queue_name: str, maximum: int | None, follow: bool, delimit
                         raise
                     # The owner has closed: what is not acked comes again.
                     left = None if left is None else left - outlet.acked
-                    outlet = Outlet(STDOUT, delimiter, stop, is_sure=True)
                 if not follow or left == 0:
                     return None
                 _wait_for_more(spool, queue_name, outlet, stop)

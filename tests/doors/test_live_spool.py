@@ -7,6 +7,7 @@ import os
 import pty
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from click.testing import CliRunner
@@ -24,6 +25,14 @@ def owner(cli: CommandLine) -> Iterator[qflow.Broker]:
     with qflow.open(cli.spool) as broker:
         broker.declare_queue("q")
         yield broker
+
+
+def opened(cli: CommandLine) -> qflow.Broker:
+    """Open the spool, once a command that looks into it has closed it."""
+    for _ in range(POLLS):
+        with suppress(qflow.SpoolInUse):
+            return qflow.open(cli.spool)
+    raise AssertionError("the spool was never free")
 
 
 def bodies(queue: qflow.Queue) -> list[bytes]:
@@ -85,19 +94,30 @@ def test_following_waits_for_what_others_put_and_outlives_the_owner(cli: Command
     assert following.wait() == 128 + signal.SIGTERM
 
 
+def test_following_up_to_a_number_counts_once_what_it_took_before_an_owner_came_and_went(cli: CommandLine) -> None:
+    """It took from a spool of its own, then through the door of an owner, which closed: what is left is as many less."""
+    assert cli.run("put", cli.spool, "q", stdin=text(numbers(0, 3))).returncode == 0
+    following = cli.start("get", cli.spool, "q", "--follow", "--max", 8)
+    assert following.stdout is not None
+    assert [following.stdout.readline() for _ in range(3)] == [b"0\n", b"1\n", b"2\n"]
+    with opened(cli) as broker:
+        broker.queue("q").put(b"3")
+        assert following.stdout.readline() == b"3\n"
+        assert any(not len(broker.queue("q")) for _ in range(POLLS)), "it was not acked"
+    with opened(cli) as broker:
+        broker.queue("q").put_many(numbers(4, 9))
+    assert [following.stdout.readline() for _ in range(4)] == [b"4\n", b"5\n", b"6\n", b"7\n"]
+    assert (following.wait(), following.stdout.read()) == (0, b"")
+    assert cli.waiting() == [b"8"]
+
+
 def test_following_finds_an_owner_that_comes_later(cli: CommandLine) -> None:
     """What that one puts comes at once, not when it has gone; also from a queue that is not logged."""
     assert cli.run("put", cli.spool, "q", stdin=b"one\n").returncode == 0
     following = cli.start("get", cli.spool, "q", "--follow")
     assert following.stdout is not None
     assert following.stdout.readline() == b"one\n"
-    for _ in range(POLLS):
-        try:
-            broker = qflow.open(cli.spool)
-            break
-        except qflow.SpoolInUse:
-            continue
-    with broker:
+    with opened(cli) as broker:
         broker.queue("q").put(b"two", durable=False)
         assert following.stdout.readline() == b"two\n"
 
