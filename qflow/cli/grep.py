@@ -100,15 +100,19 @@ def _print(name: str, found: MessageFacts | StreamMessage, as_json: bool) -> Non
 
 def _chosen(search: _Search, found: SpoolFacts, names: tuple[str, ...]) -> Iterator[tuple[str, Iterable[Any]]]:
     """Yield each queue and stream that is to be looked through, and what is found there."""
+    streams = {stream.name: stream for stream in found.streams}
     queues = {queue.name: queue for queue in found.queues}
-    there = [*(stream.name for stream in found.streams), *queues]
+    there = dict.fromkeys((*streams, *queues))
     for name in names:
         if name not in there:
             raise not_there(search.spool, name, "durable queue and no stream", there)
-    chosen = names or there
+    chosen = dict.fromkeys(names) or there
     pages = search.pages_of([queues[name] for name in chosen if name in queues])
     for name in chosen:
-        yield name, search.queue(next(pages)) if name in queues else search.stream(name)
+        if name in streams:
+            yield name, search.stream(name)
+        if name in queues:
+            yield name, search.queue(next(pages))
 
 
 @attrs.define

@@ -1,4 +1,4 @@
-"""All messages of a stream, as commands read them: also those of topics that `#` leaves out."""
+"""All messages of a stream, as commands read them: also of topics that `#` leaves out, or that it takes no more."""
 
 from __future__ import annotations
 
@@ -15,28 +15,19 @@ if TYPE_CHECKING:
 
 
 def batches(spool: Path, name: str, problems: list[str]) -> Iterator[list[StreamMessage]]:
-    """Yield the messages there are, in batches; each partition in order, but for topics that begin with `$`.
-
-    Those come at the end: `#` is all others, as in MQTT.
+    """Yield the messages there are, in batches; each partition in order.
 
     Args:
         problems: is added a text for each stretch that is damaged, as it is come upon.
     """
     from qflow import inspect
-    from qflow.streams.topic_filter import compile_filter
 
     def note(gap: Gap) -> None:
         if gap.damaged:
             problems.append(f"stream {name!r}, partition {gap.partition}: {gap.reason}")
 
-    with inspect.read_stream(spool, name, on_gap=note) as reader:
-        own = [one for one in reader.topics if one.startswith("$")]
+    with inspect.read_stream(spool, name, None, on_gap=note) as reader:
         yield from reader.new()
-    for number, one in enumerate(own):
-        with inspect.read_stream(spool, name, one, on_gap=_nothing) as reader:
-            seen = [compile_filter(other) for other in own[:number]]
-            for batch in reader.new():
-                yield [message for message in batch if not any(matches(message.topic) for matches in seen)]
 
 
 def described(message: StreamMessage) -> dict[str, Any]:
@@ -51,6 +42,3 @@ def described(message: StreamMessage) -> dict[str, Any]:
         "headers": message.headers,
         **facts.text_fields("body", message.body),
     }
-
-
-def _nothing(_gap: Gap) -> None: ...

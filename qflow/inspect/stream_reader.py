@@ -72,7 +72,7 @@ class StreamReader:
         spool: str,
         open_log: OpenLog,
         stream: str,
-        topic_filter: str,
+        topic_filter: str | None,
         *,
         partition: int | None,
         start: str | int | datetime,
@@ -88,7 +88,7 @@ class StreamReader:
             self.name = stream
             self.topics: list[str] = record.settings["topics"]
             self._owner = record.owner
-            self._interest = Interest(topic_filter, record.owner, leave_to_check)
+            self._interest = None if topic_filter is None else Interest(topic_filter, record.owner, leave_to_check)
             self._positions = self._starts(record, partition, start)
         except BaseException:
             self.close()
@@ -246,7 +246,7 @@ class StreamReader:
 def read_stream(
     path: str | os.PathLike[str],
     stream: str,
-    topic_filter: str = "#",
+    topic_filter: str | None = "#",
     *,
     partition: int | None = None,
     start: str | int | datetime = "earliest",
@@ -255,7 +255,7 @@ def read_stream(
     """Return a reader of a stream, which goes on from call to call; it leaves no trace in the spool.
 
     Args:
-        topic_filter: as in MQTT.
+        topic_filter: as in MQTT; None = every message, also those of topics that `#` leaves out.
         partition: number of the only one to read; None = all.
         start: `"earliest"`, `"latest"`, an offset, or the first message not earlier than a datetime with a time zone.
         on_gap: called with each `Gap`, before the messages behind it are returned.

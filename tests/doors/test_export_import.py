@@ -278,3 +278,20 @@ def test_a_line_is_what_it_was_made_of() -> None:
     """Also with names and texts that JSON writes as escapes."""
     item = Item(kind="queue", name="\x1b\n", headers={"\x00": "\x7f"}, key=b"\xff", body=b"\xff" * 3, priority=9)
     assert parsed(line_of(item).encode()) == item
+
+
+def test_what_a_stream_takes_no_more_is_exported_in_its_order(tmp_path: Path) -> None:
+    """Retained messages of topics that it took before, also of those that begin with `$`."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("s", topics=["$own/#", "a", "b"])
+        for topic in ("a", "$own/1", "b", "$own/2", "b"):
+            broker.publish(topic, b"body of " + topic.encode())
+        broker.alter_stream("s", topics=["b"])
+    wanted = ["a", "$own/1", "b", "$own/2", "b"]
+    lines = [json.loads(line) for line in run("export", tmp_path / "spool").stdout.splitlines()]
+    assert [line["topic"] for line in lines[1:]] == wanted
+    assert run("grep", tmp_path / "spool", "-c", "body").stdout == "s: 5\n"
+    run("export", tmp_path / "spool", "-o", tmp_path / "all.jsonl")
+    assert run("import", tmp_path / "again", tmp_path / "all.jsonl").stdout == "messages imported: 5\n"
+    (items,) = told(tmp_path / "again")[1].values()
+    assert [one.topic for one in items] == wanted

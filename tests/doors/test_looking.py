@@ -385,6 +385,17 @@ def _many_queues(path: Path) -> list[str]:
     return lines
 
 
+def test_grep_tells_a_queue_from_a_stream_of_its_name(tmp_path: Path) -> None:
+    """Both are looked through, once each, also where that name is asked for."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queue("both").put(b"x of the queue")
+        broker.declare_stream("both", topics=["t"])
+        broker.publish("t", b"x of the stream")
+    lines = ["both:0: x of the stream", "both:0: x of the queue"]
+    assert run("grep", tmp_path / "spool", "x").stdout.splitlines() == lines
+    assert run("grep", tmp_path / "spool", "x", "both").stdout.splitlines() == lines
+
+
 def test_grep_reads_many_queues_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as a page holds; of one that has more than that, the rest by itself."""
     lines = _many_queues(tmp_path / "many")
