@@ -6,6 +6,7 @@ Declaring a queue again with other performance settings applies them; other beha
 from __future__ import annotations
 
 import enum
+import math
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -75,9 +76,12 @@ def parse_size(value: int | str, what: str) -> int:
     if isinstance(value, str):
         match = _SIZE.fullmatch(value)
         unit = _UNITS.get(match[2].lower()) if match else None
-        if match is None or unit is None:
-            raise InvalidArgument(f'{what} must be a number of bytes such as 65536, "64KiB" or "1.5GB", not {value!r}')
-        return int(float(match[1]) * unit)
+        size = float(match[1]) * unit if match is not None and unit is not None else math.inf
+        if math.isinf(size):
+            raise InvalidArgument(
+                f'{what} must be a number of bytes such as 65536, "64KiB" or "1.5GB", not {value!r:.100}'
+            )
+        return int(size)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidArgument(f"{what} must be an int or a text with a unit, not {type(value).__name__}")
     if value < 0:

@@ -24,7 +24,7 @@ _ESCAPED = {b"0": b"\0", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"\\": b"\\"}
 def parse_capacity(_context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Turn a size such as `8MiB` into bytes: the callback of an option."""
     try:
-        return parse_size(int(value) if value.lstrip("-").isdecimal() else value, parameter.name or "size")
+        return parse_size(value, parameter.name or "size")
     except InvalidArgument as error:
         raise click.BadParameter(str(error)) from error
 

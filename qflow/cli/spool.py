@@ -141,8 +141,11 @@ def owned(spool: Path, capacity: int, *, spill: Spill = "files", door: bool = Fa
 
 def largest_message(broker: AnyBroker) -> int:
     """Return how many bytes the largest message may have that any stream or queue takes. Cost: a call for each."""
-    sizes = [broker.stream(name).settings.max_message_bytes for name in broker.streams()]
-    sizes += [broker.queue(name).settings.max_message_bytes for name in broker.queues()]
+    sizes: list[int] = []
+    for look, names in ((broker.stream, broker.streams()), (broker.queue, broker.queues())):
+        for name in names:
+            with suppress(NotFound):  # it went meanwhile
+                sizes.append(look(name).settings.max_message_bytes)
     return max(sizes, default=QueueSettings().max_message_bytes)
 
 

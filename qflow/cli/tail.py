@@ -64,7 +64,9 @@ def tail(
                 if not page.more:
                     writer.check()
                     stop.sleep(LOOK_S)
-                page = inspect.read_page(spool, queue_name, page.positions, keep=keep, body_bytes=body_bytes)
+                page = inspect.read_page(
+                    spool, queue_name, page.positions, keep=keep, body_bytes=body_bytes, number=page.number
+                )
                 code = max(code, tell_of_examination(spool, page.problems))
                 show(page.messages)
         except Stopped:

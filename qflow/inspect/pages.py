@@ -193,14 +193,14 @@ def _numbered(env: Environment, queue: str, number: int | None) -> QueueRecord |
 
 
 def _newest(txn: Any, record: QueueRecord, count: int, keep: Keep | None, body_bytes: int | None) -> Page:
-    """Look at twice as many sequences each time, until enough are found or all were looked at."""
+    """Look at four times as many sequences each time, until enough are found or all were looked at."""
     rows = record.rows or {}
     span = count
     while True:
         starts = {lane: max(row.floor, row.next - span) for lane, row in rows.items()}
-        found = Page(dict(starts), more=True)
+        found = Page(dict(starts), record.owner, more=True)
         while found.more:
-            page = _Reading(txn, record, Page(found.positions), keep, None, body_bytes).run()
+            page = _Reading(txn, record, Page(found.positions, record.owner), keep, None, body_bytes).run()
             page.messages = sorted([*found.messages, *page.messages], key=lambda one: (one.time_ms, one.sequence))
             del page.messages[:-count]
             page.looked_at += found.looked_at

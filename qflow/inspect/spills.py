@@ -14,6 +14,7 @@ from qflow.inspect.live import read_live
 from qflow.inspect.logs import opened_log
 from qflow.names import choices
 from qflow.storage import blocks
+from qflow.storage.files import READ
 from qflow.storage.spill.store import SPILL, SPILL_TABLE
 
 
@@ -74,7 +75,7 @@ def _spilled_file(path: str, name: str | None) -> Iterator[SpilledFacts]:
     """Yield the messages of a file: one block, or a segment of blocks that ends at zeros or the end of the file."""
     position = 0
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=lambda name, _flags: os.open(name, READ)) as file:
             size = os.fstat(file.fileno()).st_size
             while True:
                 head = file.read(blocks.HEADER_BYTES)

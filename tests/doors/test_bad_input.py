@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from qflow.cli.main import app
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("size", ["12 parsecs", "-5", "", "64 MiB MiB", "nan"])
+@pytest.mark.parametrize("size", ["12 parsecs", "-5", "", "64 MiB MiB", "nan", "--5", "9" * 5000])
 @pytest.mark.parametrize("command", [("put",), ("get",), ("pipe",)])
 def test_a_bad_size_is_refused_before_anything_is_made(cli: CommandLine, command: tuple[str], size: str) -> None:
     """The message shows what a size looks like."""
@@ -431,3 +432,29 @@ def test_what_is_no_spool_is_told_from_one_that_may_not_be_read(tmp_path: Path) 
     for place, why in (("none", "no such"), ("file", "no directory"), ("file/below", "no such"), ("others", "no log")):
         with pytest.raises(qflow.NotFound, match=why):
             qflow.inspect.read_spool(tmp_path / place)
+
+
+def test_a_pipe_in_the_spill_directory_is_a_problem_and_is_not_waited_for(cli: CommandLine) -> None:
+    """Nor is a link followed; what is beside them is listed."""
+    with qflow.open(cli.spool, capacity_bytes=10_000) as broker:
+        broker.declare_queue("q", durable=False).put_many([b"x" * 1000] * 30)
+        (area,) = (cli.spool / "spill").iterdir()
+        os.mkfifo(area / "pipe")
+        (area / "link").symlink_to("/dev/zero")
+        lines = [json.loads(line) for line in cli.run("spilled", cli.spool, "--json").stdout.splitlines()]
+    problems = {Path(line["file"]).name: line["problem"] for line in lines if line["problem"]}
+    assert problems.keys() == {"pipe", "link"}
+    assert len(lines) > len(problems)
+
+
+def test_a_queue_that_goes_while_its_largest_message_is_asked_is_no_trouble(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As queues of clients do that come and go: the lines are not for it."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_stream("s", topics=["t"])
+        gone = "gone", *broker.queues()
+    monkeypatch.setattr(qflow.Broker, "queues", lambda _broker: gone)
+    monkeypatch.setattr(qflow.Broker, "streams", lambda _broker: ["s", "gone"])
+    done = CliRunner().invoke(app, ["import", str(cli.spool)], input='{"stream": "s", "topic": "t", "body": "x"}')
+    assert (done.exit_code, done.stdout) == (0, "messages imported: 1\n"), done.stderr

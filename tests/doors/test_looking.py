@@ -20,6 +20,7 @@ from doors.command_line import CommandLine, numbers, text
 from qflow import inspect
 from qflow.cli import messages, tail
 from qflow.cli.main import app
+from qflow.cli.stop import Stopped
 from qflow.errors import NotFound
 from qflow.inspect import Page, pages, read_newest, read_page, read_whole
 from unit.clocks import Clock, open_still
@@ -232,6 +233,35 @@ def test_tail_follows_what_comes(cli: CommandLine) -> None:
         assert len(broker.queue("q")) == 6
     tail.stdout.close()
     assert tail.wait() == 141
+
+
+def test_tail_tells_the_queue_it_found_from_a_later_one_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Which is shown from its beginning; the first is found by its number, and not by going through all queues."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queue("q").put_many(numbers(0, 3))
+    looks: list[int | None] = []
+
+    def look(*given: Any, **more: Any) -> Any:
+        looks.append(more.get("number"))
+        if len(looks) > 1:
+            raise Stopped
+        with qflow.open(tmp_path / "spool") as broker:
+            broker.delete_queue("q")
+            broker.declare_queue("q").put_many(numbers(10, 15))
+        return read_page(*given, **more)
+
+    monkeypatch.setattr(inspect, "read_page", look, raising=False)
+    run("tail", tmp_path / "spool", "q", "--follow")
+    assert [line.split()[-1] for line in capfd.readouterr().out.splitlines()] == [
+        "0",
+        "1",
+        "2",
+        *map(str, range(10, 15)),
+    ]
+    assert looks[0] is not None
+    assert looks[1] not in (None, looks[0])
 
 
 @pytest.mark.parametrize(
