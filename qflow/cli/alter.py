@@ -48,48 +48,44 @@ def alter(
         qflow alter SPOOL plant --stream retention_bytes=2GiB retention_s=7d
         qflow alter SPOOL latest limit_messages=100 --dry-run
     """
+    wanted = dict(parse_change(change, StreamSettings if is_stream else QueueSettings) for change in changes)
     if dry_run:
-        _foresee(spool, queue_name, changes, is_stream, as_json)
+        _foresee(spool, queue_name, wanted, is_stream, as_json)
         return
+    if not is_sure:
+        with reached_if_there(spool, capacity) as broker:
+            dropped = _dropped(broker, queue_name, wanted, is_stream)
+        if dropped is not None:
+            asking.make_sure(is_sure, f"Alter {facts.readable(queue_name)}, so that it drops {dropped}?")
     with reached_if_there(spool, capacity) as broker:
-        change = _alter_stream if is_stream else _alter_queue
-        settings = change(broker, queue_name, changes, is_sure)
+        if is_stream:
+            settings = broker.alter_stream(existing_stream(broker, queue_name).name, **wanted).settings.to_dict()
+        else:
+            settings = broker.alter_queue(existing_queue(broker, queue_name).name, **wanted).settings.to_dict()
     if as_json:
         facts.print_json({"stream" if is_stream else "queue": queue_name, "settings": settings})
     else:
         facts.print_table(["setting", "value"], ([name, as_typed(value)] for name, value in settings.items()))
 
 
-def _alter_queue(broker: AnyBroker, queue_name: str, changes: tuple[str, ...], is_sure: bool) -> dict[str, Any]:
-    """Return the settings as they are then."""
-    wanted = dict(map(parse_change, changes))
-    queue = existing_queue(broker, queue_name)
+def _dropped(broker: AnyBroker, name: str, wanted: dict[str, Any], is_stream: bool) -> str | None:
+    """Return what a queue or stream would drop, in words; None if nothing."""
+    if is_stream:
+        return "what is beyond that" if keeps_less(existing_stream(broker, name).settings, wanted) else None
+    queue = existing_queue(broker, name)
     depth = queue.stats()
     dropped = dropped_by(queue.settings, wanted, depth.messages, depth.bytes)
-    if dropped is not None:
-        asking.make_sure(is_sure, f"Alter {facts.readable(queue_name)}, so that it drops {dropped} at once?")
-    return broker.alter_queue(queue_name, **wanted).settings.to_dict()
+    return None if dropped is None else f"{dropped} at once"
 
 
-def _alter_stream(broker: AnyBroker, stream_name: str, changes: tuple[str, ...], is_sure: bool) -> dict[str, Any]:
-    """Return the settings as they are then."""
-    wanted = dict(parse_change(change, StreamSettings) for change in changes)
-    stream = existing_stream(broker, stream_name)
-    if keeps_less(stream.settings, wanted):
-        asking.make_sure(is_sure, f"Alter {facts.readable(stream_name)}, so that it drops what is beyond that?")
-    return broker.alter_stream(stream_name, **wanted).settings.to_dict()
-
-
-def _foresee(spool: Path, name: str, changes: tuple[str, ...], is_stream: bool, as_json: bool) -> None:
+def _foresee(spool: Path, name: str, wanted: dict[str, Any], is_stream: bool, as_json: bool) -> None:
     """Print what would change, unless it would be refused."""
     before: QueueSettings | StreamSettings
     dropped: str | None
     if is_stream:
-        wanted = dict(parse_change(change, StreamSettings) for change in changes)
         before = foreseen.altered_stream(spool, name, wanted)
         dropped = "what is beyond that" if keeps_less(before, wanted) else None
     else:
-        wanted = dict(map(parse_change, changes))
         before, messages, size_bytes = foreseen.altered_queue(spool, name, wanted)
         dropped = dropped_by(before, wanted, messages, size_bytes)
     now, then = before.to_dict(), before.changed(**wanted).to_dict()

@@ -1,4 +1,4 @@
-"""Asking people before something is deleted."""
+"""Asking people before something is deleted, while nobody keeps the spool: an answer may take an hour."""
 
 from __future__ import annotations
 

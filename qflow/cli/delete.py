@@ -9,7 +9,7 @@ import click
 
 from qflow.cli import asking, chosen, facts, foreseen, options
 from qflow.cli.exits import Exit
-from qflow.cli.spool import AnyQueue, existing_queue, existing_stream, reached_if_there
+from qflow.cli.spool import AnyBroker, AnyQueue, existing_queue, existing_stream, reached_if_there
 from qflow.cli.standard import complain
 
 
@@ -60,12 +60,17 @@ def delete(
     kind = "stream" if is_stream else "queue"
     if dry_run:
         return _foresee(spool, name, kind, list(dict.fromkeys(sequences)), as_json)
+    if not is_sure:
+        with reached_if_there(spool, capacity) as broker:
+            count = _depth(broker, name, is_stream)
+        what = f"the {kind} {facts.readable(name)} with {facts.counted(count, 'message')}"
+        if sequences:
+            what = f"{facts.counted(len(set(sequences)), 'message')} of the queue {facts.readable(name)}"
+        asking.make_sure(is_sure, f"Delete {what}?")
     with reached_if_there(spool, capacity) as broker:
         if sequences:
-            return _delete_messages(existing_queue(broker, name), list(dict.fromkeys(sequences)), is_sure, as_json)
-        count = existing_stream(broker, name).stats().messages if is_stream else len(existing_queue(broker, name))
-        what = f"the {kind} {facts.readable(name)}"
-        asking.make_sure(is_sure, f"Delete {what} with {facts.counted(count, 'message')}?")
+            return _delete_messages(existing_queue(broker, name), list(dict.fromkeys(sequences)), as_json)
+        count = _depth(broker, name, is_stream)
         if is_stream:
             broker.delete_stream(name)
         else:
@@ -90,10 +95,13 @@ def _foresee(spool: Path, name: str, kind: str, sequences: list[int], as_json: b
     return _tell_of_left(name, sequences, waiting)
 
 
-def _delete_messages(queue: AnyQueue, sequences: list[int], is_sure: bool, as_json: bool) -> int:
+def _depth(broker: AnyBroker, name: str, is_stream: bool) -> int:
+    """Return how many messages are in a queue or stream. Raises NotFound: it is not there."""
+    return existing_stream(broker, name).stats().messages if is_stream else len(existing_queue(broker, name))
+
+
+def _delete_messages(queue: AnyQueue, sequences: list[int], as_json: bool) -> int:
     """Delete messages that wait, and name those that do not."""
-    what = facts.counted(len(sequences), "message")
-    asking.make_sure(is_sure, f"Delete {what} of the queue {facts.readable(queue.name)}?")
     return _tell_of_left(queue.name, sequences, chosen.delete(queue, sequences, "deleted" if as_json else None))
 
 

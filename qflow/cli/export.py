@@ -84,7 +84,7 @@ def _write_file(output: Path, form: str, found: Contents, batches: Iterator[list
                 _write_lines(file, found, batches)
         os.replace(part, output)
     except OSError as error:
-        if error.filename is not None:
+        if error.filename not in (None, str(part)):
             raise
         raise StorageError(f"cannot write {output}: {error.strerror or error}") from error
     finally:

@@ -47,11 +47,13 @@ def purge(
     if dry_run:
         _foresee(spool, queue_name, found, as_json)
     else:
-        with reached_if_there(spool, capacity) as broker:
-            queue = existing_queue(broker, queue_name)
-            what = facts.counted(len(queue) if found is None else len(found.sequences), "message")
+        if not is_sure:
+            with reached_if_there(spool, capacity) as broker:
+                queue = existing_queue(broker, queue_name)
+                what = facts.counted(len(queue) if found is None else len(found.sequences), "message")
             asking.make_sure(is_sure, f"Delete {what} of {facts.readable(queue_name)}?")
-            _purge(queue, found, as_json)
+        with reached_if_there(spool, capacity) as broker:
+            _purge(existing_queue(broker, queue_name), found, as_json)
     return Exit.FINE if found is None else tell_of_examination(spool, found.problems)
 
 

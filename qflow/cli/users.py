@@ -184,8 +184,10 @@ def list_users(file: Path, as_json: bool) -> None:
     cells = [
         (facts.readable(row["user"]), " ".join(row["tags"]), *granted, *_topics(row["topics"]))
         for row in rows
-        for granted in [(facts.readable(host), *may.values()) for host, may in row["permissions"].items()]
-        or [(None,) * 4]
+        for granted in [
+            (facts.readable(host), *map(facts.readable, may.values())) for host, may in row["permissions"].items()
+        ]
+        or [("",) * 4]
     ]
     facts.print_table(headings, cells)
 

@@ -289,6 +289,41 @@ def test_ctrl_c_at_any_moment_of_a_start_ends_with_130(
     assert capsys.readouterr().err.strip() == ""
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "purge SPOOL q",
+        "delete SPOOL q",
+        "delete SPOOL q --sequence 0",
+        "delete SPOOL s --stream",
+        "alter SPOOL q limit_messages=1",
+        "alter SPOOL s --stream retention_messages=1",
+    ],
+)
+def test_nobody_is_kept_out_while_somebody_thinks_about_a_question(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is asked may take an hour: the spool is not owned meanwhile."""
+    spool = tmp_path / "spool"
+    with qflow.open(spool) as broker:
+        broker.declare_queue("q", limit_messages=9, on_overflow="drop_oldest").put_many([b"x"] * 3)
+        broker.declare_stream("s", topics=["t"], retention_messages=9)
+    asked: list[str] = []
+
+    def answer(prompt: str) -> str:
+        with qflow.open(spool) as other:
+            other.queue("q").put(b"from others")
+        asked.append(prompt)
+        return "y"
+
+    monkeypatch.setattr("qflow.cli.asking.is_there", lambda: True)
+    monkeypatch.setattr("click.termui.visible_prompt_func", answer)
+    monkeypatch.setattr(sys, "argv", ["qflow", *words.replace("SPOOL", str(spool)).split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, len(asked)) == (0, 1)
+
+
 @pytest.mark.parametrize(("struck", "code"), [(KeyboardInterrupt, 130), (EOFError, 1)])
 def test_ctrl_c_at_a_question_is_no_answer(
     struck: type[BaseException],

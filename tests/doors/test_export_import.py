@@ -295,3 +295,10 @@ def test_what_a_stream_takes_no_more_is_exported_in_its_order(tmp_path: Path) ->
     assert run("import", tmp_path / "again", tmp_path / "all.jsonl").stdout == "messages imported: 5\n"
     (items,) = told(tmp_path / "again")[1].values()
     assert [one.topic for one in items] == wanted
+
+
+def test_an_export_into_no_directory_names_the_file_that_was_asked_for(spool: Path, tmp_path: Path) -> None:
+    """And not the one that it has until it is whole."""
+    done = run("export", spool, "-o", tmp_path / "nowhere" / "all.jsonl")
+    assert done.exit_code == 4
+    assert done.stderr == f"qflow: cannot write {tmp_path}/nowhere/all.jsonl: No such file or directory\n"

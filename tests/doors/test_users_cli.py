@@ -61,6 +61,22 @@ def test_a_user_is_added_permitted_listed_and_removed(file: Path) -> None:
     assert '"user": "anna"' in users("list", file, "--json").stdout
 
 
+def test_a_regular_expression_is_shown_and_not_obeyed_by_a_terminal(file: Path) -> None:
+    """Nor does it make two lines of a row."""
+    users("add", file, "anna", stdin="secret")
+    assert users("permit", file, "anna", "--read", "a\x1bb", "--write", "c\nd").exit_code == 0
+    assert users("list", file).stdout.splitlines()[1].split() == [
+        "anna",
+        "-",
+        "/",
+        "^$",
+        r"'c\nd'",
+        r"'a\x1bb'",
+        "-",
+        "-",
+    ]
+
+
 def test_topics_are_permitted_beside_virtual_hosts(file: Path) -> None:
     """Each in place of what was said before of it, the other stays."""
     users("add", file, "anna", stdin="secret")
