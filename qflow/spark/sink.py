@@ -304,8 +304,8 @@ def check_columns(schema: StructType, topic: str | None) -> dict[str, int]:
 def shares_of(rows: pa.RecordBatch, columns: dict[str, int], count: int) -> list[pa.RecordBatch]:
     """Return the rows that each of `count` places gets, with the columns to write under their names, in order.
 
-    Those of one key go to one place; those without a key, by their topic. Cost: 1 µs a key or topic where there are
-    several places, else nothing.
+    Those of one key go to one place; those without a key, by their topic; those without either, to the first, which
+    refuses them. Cost: 1 µs a key or topic where there are several places, else nothing.
     """
     import pyarrow as pa
 
@@ -316,7 +316,8 @@ def shares_of(rows: pa.RecordBatch, columns: dict[str, int], count: int) -> list
     if "key" in columns:
         keyed = _places_of(chosen, "key", count)
         places = [by_topic if by_key is None else by_key for by_key, by_topic in zip(keyed, places, strict=True)]
-    return [chosen.filter(pa.array([place == number for place in places], pa.bool_())) for number in range(count)]
+    found = [place or 0 for place in places]
+    return [chosen.filter(pa.array([place == number for place in found], pa.bool_())) for number in range(count)]
 
 
 def _places_of(rows: pa.RecordBatch, name: str, count: int) -> list[Any]:
