@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -166,6 +167,7 @@ class Server:
             f"grpc+{kind}://{address}", House(self._owner, self._leases), self._tunnels, access, **options
         )
         self._host = address.host
+        self._pid = os.getpid()
         self._ending: threading.Thread | None = None
         self._lock = threading.Lock()
         self._sweeper = threading.Thread(target=self._sweep, name="qflow-flight", daemon=True)
@@ -204,8 +206,12 @@ class Server:
     def close(self, last_words_s: float = LAST_WORDS_S) -> None:
         """End all reads and sessions, answer the calls under way, and listen no more. Calling it again does nothing.
 
-        A client that does not read what it has asked for is left behind after a moment.
+        A client that does not read what it has asked for is left behind after a moment. In a child that was forked,
+        also at its end, it does nothing: what that has are copies, and the sessions are the parent's.
         """
+        if os.getpid() != self._pid:
+            _keep(self._flights)
+            return
         self.begin_close()
         assert self._ending is not None
         self._ending.join(last_words_s)

@@ -42,6 +42,19 @@ if not child:
 assert os.waitpid(child, 0)[1] == 0
 print(remote.queue("jobs").put(b"a"), flush=True)
 """
+SERVES_AND_FORKS = """
+import os, sys
+import qflow, qflow.flight
+with qflow.open(sys.argv[1]) as broker, qflow.flight.serve(broker, port=0) as server:
+    broker.declare_queue("jobs")
+    print(server.port, flush=True)
+    sys.stdin.readline()
+    child = os.fork()
+    if not child:
+        sys.exit()
+    print(os.waitpid(child, 0)[1], flush=True)
+    sys.stdin.readline()
+"""
 CONNECTS_IN_A_CHILD = """
 import os, pathlib, sys
 import qflow
@@ -103,6 +116,21 @@ def test_a_child_that_ends_leaves_the_sessions_of_its_parent(server: qflow.fligh
     """It has copies of their sockets."""
     command = [sys.executable, "-c", FORKED, url(server)]
     assert subprocess.run(command, check=True, capture_output=True, timeout=60).stdout == b"0\n"
+
+
+def test_a_child_of_an_owner_that_ends_leaves_the_sessions_of_its_clients(tmp_path: Path) -> None:
+    """What the owner does at its own end is not for its children: they have copies of its sockets."""
+    command = [sys.executable, "-c", SERVES_AND_FORKS, str(tmp_path / "spool")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        with qflow.connect(f"grpc://127.0.0.1:{int(owner.stdout.readline())}") as remote:
+            assert remote.queue("jobs").put(b"a") == 0
+            print(file=owner.stdin, flush=True)
+            assert owner.stdout.readline() == "0\n"
+            assert remote.queue("jobs").put(b"b") == 1
+        print(file=owner.stdin, flush=True)
+    assert owner.returncode == 0
 
 
 @pytest.mark.parametrize(("parent", "said"), [("open", b"spawn or forkserver"), ("closed", b"stored")])
