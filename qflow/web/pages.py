@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -18,6 +19,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from qflow import __version__
+from qflow.aio.broker import in_thread
 from qflow.amqp import letters
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import InvalidArgument
@@ -103,12 +105,11 @@ _TEMPLATES.filters |= {
     "span": text.span,
     "at": _at,
     "commands": _commands,
-    "legible": letters.legible,
     "furthest": listing.furthest_behind,
 }
 _TEMPLATES.globals |= {
     "link": link, "remedies": _remedies, "command": command, "version": __version__, "pid": os.getpid,
-    "AT_ONCE": listing.AT_ONCE,
+    "AT_ONCE": listing.AT_ONCE, "SHOWN_HEADERS": text.SHOWN_HEADERS,
 }  # fmt: skip
 
 
@@ -197,11 +198,19 @@ async def _messages(request: Request) -> Response:
     else:
         stream_of(site.broker, rights, name)
         found = await peeking.last_of_stream(site.broker, name, most, topic_filter)
-    messages = [(one, "" if one.body is None else text.body(one.body, form, one.size_bytes)) for one in found]
+    messages = await in_thread(site.broker, partial(_legible, found, form))
     return shown(
         request, "messages.html", messages=messages, form=form, forms=text.FORMS, most=most, queue=queue, stream=stream,
         topic_filter=topic_filter, waiting=waiting,
     )  # fmt: skip
+
+
+def _legible(found: list[peeking.Shown], form: text.Form) -> list[tuple[peeking.Shown, list[tuple[str, str]], str]]:
+    """Return messages with their headers and bodies as they are shown. Cost: up to 2 ms each."""
+    return [
+        (one, text.headers(letters.legible(one.headers)), text.body(one.body or b"", form, one.size_bytes))
+        for one in found
+    ]
 
 
 def _form(given: Arguments) -> text.Form:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections import deque
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import attrs
 
-from qflow.aio.broker import AsyncBroker, in_thread
+from qflow.aio.broker import AsyncBroker, at_length
 from qflow.errors import InvalidArgument
 from qflow.queues.queue import Queue
+from qflow.streams.deliveries import StreamMessage
+from qflow.streams.stream import Stream
+from qflow.streams.topic_filter import check_filter
 from qflow.web.reading import KEPT_BYTES, first_messages
 from qflow.web.text import plain
 
@@ -51,7 +55,7 @@ async def first_of_queue(broker: AsyncBroker, name: str, most: int, turn: asynci
     queue = broker.queue(name).queue
     work = partial(_logged if queue.settings.durable else _waiting, broker.path, queue, most)
     async with turn:
-        return await in_thread(broker, work)
+        return await at_length(broker, work)
 
 
 def _logged(path: str, queue: Queue, most: int) -> list[Shown]:
@@ -69,20 +73,34 @@ def _waiting(_path: str, queue: Queue, most: int) -> list[Shown]:
 
 
 async def last_of_stream(broker: AsyncBroker, name: str, most: int, topic_filter: str = "#") -> list[Shown]:
-    """Return the last messages of a stream that a filter matches, newest first. Raises NotFound, InvalidArgument."""
+    """Return the last messages of a stream that a filter matches, newest first. Raises NotFound, InvalidArgument.
+
+    Cost: as `Stream.query`, and the memory of what is shown of them.
+    """
     _check(most)
-    found = [
-        Shown(
-            f"{one.partition}:{one.offset}",
-            len(one.body),
-            one.body[:KEPT_BYTES],
-            {key: plain(value) for key, value in one.headers.items()},
-            one.time_ms,
-            one.topic,
-        )
-        async for one in broker.stream(name).query(topic_filter, newest=most)
-    ]
+    return await at_length(broker, partial(_newest, broker.stream(name).stream, most, topic_filter))
+
+
+def _newest(stream: Stream, most: int, topic_filter: str) -> list[Shown]:
+    check_filter(topic_filter)
+    found: list[Shown] = []
+    stats = stream.stats()
+    for number, low in enumerate(stats.first_offsets):
+        here: deque[Shown] = deque()
+        high, width = stats.next_offsets[number], most
+        while high > low and len(here) < most:
+            start = max(low, high - width)
+            stretch = map(_published, stream.query(topic_filter, partition=number, start=start, end=high))
+            here.extendleft(reversed(deque(stretch, maxlen=most - len(here))))
+            high, width = start, 2 * width
+        found = sorted([*found, *here], key=lambda one: one.time_ms or 0)[-most:]
     return found[::-1]
+
+
+def _published(one: StreamMessage) -> Shown:
+    headers = {key: plain(value) for key, value in one.headers.items()}
+    body = one.body
+    return Shown(f"{one.partition}:{one.offset}", len(body), body[:KEPT_BYTES], headers, one.time_ms, one.topic)
 
 
 def _check(most: int) -> None:

@@ -24,6 +24,8 @@ KEPT_BYTES = 64 * 1024
 """Of a body."""
 MOST_BYTES = 64 * 2**20
 """Of bodies; what comes behind so much is not read."""
+MOST_KEPT_BYTES = 16 * 2**20
+"""Of what is kept of them, with their headers; likewise."""
 PATIENCE_S = 30.0
 _MOST_TOLD = 300
 """Characters of what a process says that has failed."""
@@ -94,7 +96,11 @@ def _messages(path: str, queue: str, most: int) -> list[dict[str, Any]]:
 
     found: list[MessageFacts] = []
     positions: dict[int, int] | None = None
-    while len(found) < most and sum(one.size_bytes for one in found) < MOST_BYTES:
+    while (
+        len(found) < most
+        and sum(one.size_bytes for one in found) < MOST_BYTES
+        and sum(map(_kept_bytes, found)) < MOST_KEPT_BYTES
+    ):
         page = inspect.read_page(path, queue, positions, most=most - len(found), body_bytes=KEPT_BYTES)
         found += page.messages
         positions = page.positions
@@ -110,6 +116,10 @@ def _messages(path: str, queue: str, most: int) -> list[dict[str, Any]]:
         }
         for one in found
     ]
+
+
+def _kept_bytes(one: MessageFacts) -> int:
+    return len(one.body) + sum(len(name) + len(str(value)) for name, value in one.headers.items())
 
 
 if __name__ == "__main__":

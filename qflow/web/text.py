@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Literal
 
 from qflow.names import printable
@@ -11,8 +13,11 @@ Form = Literal["text", "json", "hex"]
 FORMS: tuple[Form, ...] = ("text", "json", "hex")
 SHOWN_BYTES = 4096
 """Of a body."""
+SHOWN_HEADERS = 100
+"""Of a message."""
 NOTHING = "-"
 _NAME_CHARACTERS = 120
+_VALUE_CHARACTERS = 400
 _ROW = 16
 
 
@@ -33,10 +38,8 @@ def body(content: bytes, form: Form, size_bytes: int | None = None) -> str:
     """
     size = len(content) if size_bytes is None else size_bytes
     if form == "json":
-        whole = content if size == len(content) else b""
-        shown, has_all = _json(whole) or "(not JSON)", True
-        if len(shown) > SHOWN_BYTES:
-            shown, has_all = shown[:SHOWN_BYTES], False
+        text = _json(content if size == len(content) else b"") or "(not JSON)"
+        shown, has_all = printable(text[:SHOWN_BYTES], keep="\n"), len(text) <= SHOWN_BYTES
     else:
         part = content[:SHOWN_BYTES]
         shown = _hex(part) if form == "hex" else printable(part.decode(errors="backslashreplace"), keep="\n\t")
@@ -44,11 +47,32 @@ def body(content: bytes, form: Form, size_bytes: int | None = None) -> str:
     return shown if has_all else f"{shown}\n… cut: the body has {size:,} bytes"
 
 
+_INDENTED = json.JSONEncoder(indent=2, ensure_ascii=False)
+
+
 def _json(content: bytes) -> str:
+    """Return JSON with indents, or of what is long some more than is shown: of what is nested they are megabytes."""
+    parts, length = [], 0
     try:
-        return printable(json.dumps(json.loads(content), indent=2, ensure_ascii=False), keep="\n")
+        for part in _INDENTED.iterencode(json.loads(content)):
+            parts.append(part)
+            length += len(part)
+            if length > SHOWN_BYTES:
+                break
     except (ValueError, RecursionError):
         return ""
+    return "".join(parts)
+
+
+def headers(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return names and values of headers as a page has them: `SHOWN_HEADERS` at most, each cut."""
+    return [(name(key[:_VALUE_CHARACTERS]), value(one)) for key, one in islice(found.items(), SHOWN_HEADERS)]
+
+
+def value(of: Any) -> str:
+    """Return the value of a header: escaped, and cut if it is long."""
+    whole = str(of)
+    return printable(whole[:_VALUE_CHARACTERS]) + "…" * (len(whole) > _VALUE_CHARACTERS)
 
 
 def _hex(part: bytes) -> str:
