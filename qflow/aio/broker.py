@@ -64,6 +64,8 @@ class AsyncBroker(Unpicklable):
         self._worker = Worker(broker.path)
         self._long = Worker(broker.path)
         """Does what may take minutes: others wait for the few threads of `_worker`."""
+        self._looks = Worker(broker.path)
+        """Looks at what is in memory, also while all that `_worker` does waits for a disk that stands still."""
         self._homes = homes_of(broker.engine)
         self._together = AsyncTogether(broker.engine.together, self._homes, self._worker)
         self._publishing = AsyncPublishing(broker.engine.publisher, self._together, self._homes, self._worker)
@@ -291,7 +293,7 @@ class AsyncBroker(Unpicklable):
 
     async def stats(self) -> BrokerStats:
         """Return a snapshot of the broker and each queue."""
-        return await self._run(self.broker.stats)
+        return await at_a_glance(self, self.broker.stats)
 
     async def check(self) -> list[str]:
         """Wait for the tasks' work on the disk, then compare everything; see `Broker.check`."""
@@ -331,6 +333,7 @@ class AsyncBroker(Unpicklable):
             finally:
                 self._worker.end()
                 self._long.end()
+                self._looks.end()
 
         try:
             await self._run(end)
@@ -342,7 +345,7 @@ class AsyncBroker(Unpicklable):
 
     async def figures(self, since: int = 0) -> tuple[int, dict[str, dict[str, Any]]]:
         """Return the number of this look, and what has changed since another one; see `RemoteBroker.figures`."""
-        return await self._run(partial(self.broker.engine.figures.changes, since))
+        return await at_a_glance(self, partial(self.broker.engine.figures.changes, since))
 
     async def __aenter__(self) -> AsyncBroker:
         return self
@@ -415,6 +418,11 @@ async def in_thread(broker: AsyncBroker, function: Callable[[], T], undo: Callab
 async def at_length(broker: AsyncBroker, function: Callable[[], T]) -> T:
     """`in_thread` for what may take minutes: two of these are done at once, and hold up nothing but others of them."""
     return await broker._long.run(broker._homes.here(), function)
+
+
+async def at_a_glance(broker: AsyncBroker, function: Callable[[], T]) -> T:
+    """`in_thread` for a look at what is in memory: the threads for the disk may all wait for a sync meanwhile."""
+    return await broker._looks.run(broker._homes.here(), function)
 
 
 def open(path: str | os.PathLike[str], **options: Unpack[BrokerOptions]) -> Opening[AsyncBroker]:

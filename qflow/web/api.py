@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from qflow import __version__
+from qflow.aio.broker import at_a_glance
 from qflow.errors import InvalidArgument
 from qflow.web import actions, listing, peeking
 from qflow.web.arguments import Arguments
@@ -79,7 +80,8 @@ async def _streams(site: Site, rights: Rights, _given: Arguments) -> Any:
 async def _stream(site: Site, rights: Rights, given: Arguments) -> Any:
     name = visible(rights, given.text("stream"))
     stream = stream_of(site.broker, rights, name)
-    return {"stats": attrs.asdict(await stream.stats()), "settings": stream.settings.to_dict()}
+    stats = await at_a_glance(site.broker, stream.stream.stats)
+    return {"stats": attrs.asdict(stats), "settings": stream.settings.to_dict()}
 
 
 async def _stream_messages(site: Site, rights: Rights, given: Arguments) -> Any:

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from qflow.aio.broker import in_thread
+from qflow.aio.broker import at_a_glance
 from qflow.errors import (
     BrokerClosed,
     DiskFull,
@@ -95,7 +95,7 @@ async def _metrics(request: Request) -> Response:
     if not hasattr(state, "metrics"):  # one for all scrapes: it knows which queues have series of their own
         collecting: Any = load("qflow.metrics.collecting", needs="prometheus_client", what="/metrics")
         state.metrics = collecting.Exposition(collector(broker))
-    body, content_type = await in_thread(broker, lambda: state.metrics.answer(request.headers.get("accept", "")))
+    body, content_type = await at_a_glance(broker, lambda: state.metrics.answer(request.headers.get("accept", "")))
     return Response(body, headers={"Content-Type": content_type})
 
 

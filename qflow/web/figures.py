@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from qflow.aio.broker import AsyncBroker, in_thread
+from qflow.aio.broker import AsyncBroker, at_a_glance
 from qflow.pace import LONGEST_S, pause_s
 
 POINTS = 600
@@ -75,11 +75,11 @@ class Figures:
 
     async def one(self, name: str) -> Mapping[str, Any]:
         """Return the figures of a queue as they are now, fields of `QueueStats`."""
-        return attrs.asdict(await self._broker.queue(name).stats())
+        return attrs.asdict(await at_a_glance(self._broker, self._broker.queue(name).queue.stats))
 
     async def _look_anew(self) -> Look:
         try:
-            look, cost_s = await in_thread(self._broker, self._timed)
+            look, cost_s = await at_a_glance(self._broker, self._timed)
             self._keep_point(look)
             self._last, self._due_s = look, self._clock() + pause_s(cost_s)
             return look

@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from qflow import __version__
-from qflow.aio.broker import in_thread
+from qflow.aio.broker import at_a_glance
 from qflow.amqp import letters
 from qflow.config import Overflow, QueueSettings
 from qflow.errors import InvalidArgument
@@ -198,7 +198,7 @@ async def _messages(request: Request) -> Response:
     else:
         stream_of(site.broker, rights, name)
         found = await peeking.last_of_stream(site.broker, name, most, topic_filter)
-    messages = await in_thread(site.broker, partial(_legible, found, form))
+    messages = await at_a_glance(site.broker, partial(_legible, found, form))
     return shown(
         request, "messages.html", messages=messages, form=form, forms=text.FORMS, most=most, queue=queue, stream=stream,
         topic_filter=topic_filter, waiting=waiting,
@@ -231,7 +231,7 @@ async def _streams(request: Request) -> Response:
 async def _stream(request: Request) -> Response:
     site, rights, given = _given(request)
     name = visible(rights, given.text("stream"))
-    stats = await stream_of(site.broker, rights, name).stats()
+    stats = await at_a_glance(site.broker, stream_of(site.broker, rights, name).stream.stats)
     may = {action: rights.may(action, name) for action in ("configure", "read")}
     return shown(request, "stream.html", name=name, stats=stats, may=may)
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from qflow import doctor
-from qflow.aio.broker import AsyncBroker, in_thread
+from qflow.aio.broker import AsyncBroker, at_a_glance, at_length
 from qflow.errors import QflowError
 from qflow.events import Event
 from qflow.inspect import Health, owner_of
@@ -60,7 +60,7 @@ class Findings:
                 look = await self._figures.look()
                 totals = {name: look.totals[name] for name in ("capacity_bytes", "resident_bytes", "spilled_bytes")}
                 stats = {"queues": look.queues, "streams": look.streams, **totals}
-                self._found = await in_thread(self._broker, lambda: self._judged(stats))
+                self._found = await at_a_glance(self._broker, lambda: self._judged(stats))
                 self._judged_s = time.monotonic()
         return self._found
 
@@ -71,7 +71,7 @@ class Findings:
 
     async def _read_health(self) -> None:
         try:
-            self._health = await in_thread(self._broker, partial(reading.health, self._broker.path))
+            self._health = await at_length(self._broker, partial(reading.health, self._broker.path))
         except QflowError as error:
             if not self._broker.closed:
                 _logger.warning("findings are without what the log tells: %s", error)
@@ -162,12 +162,12 @@ class Site:
     async def queues(self, rights: Rights, wanted: listing.Wanted) -> tuple[list[Mapping[str, Any]], int]:
         """See `listing.listed`. Cost: in a thread, 4 to 7 µs for each queue of the broker."""
         look = await self.figures.look()
-        return await in_thread(self.broker, partial(listing.listed, look, rights, wanted))
+        return await at_a_glance(self.broker, partial(listing.listed, look, rights, wanted))
 
     async def consumers(self, rights: Rights) -> list[dict[str, Any]]:
         """See `listing.consumers`. Cost: as `queues`."""
         look = await self.figures.look()
-        return await in_thread(self.broker, partial(listing.consumers, look.queues, rights))
+        return await at_a_glance(self.broker, partial(listing.consumers, look.queues, rights))
 
     def bindings(self, name: str) -> list[str]:
         """Return the topic filters that lead to a queue."""
