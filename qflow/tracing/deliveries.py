@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from contextvars import ContextVar
 from typing import Any
 
 from qflow.aio import AsyncDelivery
@@ -12,19 +12,23 @@ from qflow.errors import AlreadySettled
 from qflow.tracing import spans
 from qflow.tracing.classes import become
 
-_blocks: ContextVar[tuple[Any, ...]] = ContextVar("qflow_tracing_blocks", default=())
-"""The spans of `with delivery` that are open here, the last one first; each with the block around it."""
+_blocks: dict[int, tuple[Any, Any]] = {}
+"""The spans of `with delivery` that are open, by the id of the delivery: the last one, and those around it.
+
+Not by context: a framework that runs the ends of a generator in threads ends in one what it began in another.
+"""
 
 
 def _enter(delivery: Any) -> None:
     block: AbstractContextManager[Any] = spans.processing(delivery)
     block.__enter__()
-    _blocks.set((block, _blocks.get()))
+    _blocks[id(delivery)] = block, _blocks.get(id(delivery))
 
 
-def _leave(kind: Any, error: Any, trace: Any) -> None:
-    block, around = _blocks.get()
-    _blocks.set(around)
+def _leave(delivery: Any, kind: Any, error: Any, trace: Any) -> None:
+    block, around = _blocks.pop(id(delivery))
+    if around is not None:
+        _blocks[id(delivery)] = around
     if error is None:
         block.__exit__(None, None, None)
         return
@@ -35,7 +39,7 @@ def _leave(kind: Any, error: Any, trace: Any) -> None:
             raise
 
 
-def _settling_by_threads(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -> Mapping[str, Any]:
+def _settling_by_threads(kind: Any, deliveries_of: Callable[[Any], Sequence[Any]]) -> Mapping[str, Any]:
     def ack(self: Any, wait: bool = False) -> None:
         with spans.settling("ack", deliveries_of(self)):
             kind.ack(self, wait)
@@ -47,7 +51,7 @@ def _settling_by_threads(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -
     return {"ack": ack, "nack": nack}
 
 
-def _settling_by_tasks(kind: Any, deliveries_of: Callable[[Any], list[Any]]) -> Mapping[str, Any]:
+def _settling_by_tasks(kind: Any, deliveries_of: Callable[[Any], Sequence[Any]]) -> Mapping[str, Any]:
     async def ack(self: Any, wait: bool = False) -> None:
         with spans.settling("ack", deliveries_of(self)):
             await kind.ack(self, wait)
@@ -64,12 +68,19 @@ def one_of_threads(kind: Any) -> Mapping[str, Any]:
 
     def enter(self: Any) -> Any:
         kind.__enter__(self)
-        _enter(self)
+        try:
+            _enter(self)
+        except BaseException:
+            kind.__exit__(self, *sys.exc_info())  # nobody else will
+            raise
         return self
 
     def leave(self: Any, of: Any, error: Any, trace: Any) -> Any:
-        _leave(of, error, trace)
-        return kind.__exit__(self, of, error, trace)
+        try:
+            _leave(self, of, error, trace)
+        finally:  # an interrupt may strike where a span is exported, or what exports it may fail
+            found = kind.__exit__(self, of, error, trace)
+        return found
 
     return {**_settling_by_threads(kind, lambda one: [one]), "__enter__": enter, "__exit__": leave}
 
@@ -79,16 +90,24 @@ def one_of_tasks(kind: Any) -> Mapping[str, Any]:
 
     async def enter(self: Any) -> Any:
         await kind.__aenter__(self)
-        _enter(self)
+        try:
+            _enter(self)
+        except BaseException:
+            await kind.__aexit__(self, *sys.exc_info())
+            raise
         return self
 
     async def leave(self: Any, of: Any, error: Any, trace: Any) -> Any:
-        _leave(of, error, trace)
-        if error is not None:
-            return await kind.__aexit__(self, of, error, trace)
-        with suppress(AlreadySettled):  # the block settled it itself; the class would ack it, and make no span
-            await self.ack()
-        return None
+        found = None
+        try:
+            _leave(self, of, error, trace)
+        finally:
+            if error is not None:
+                found = await kind.__aexit__(self, of, error, trace)
+            else:
+                with suppress(AlreadySettled):  # the block settled it itself; the class would ack it, and make no span
+                    await self.ack()
+        return found
 
     return {**_settling_by_tasks(kind, lambda one: [one]), "__aenter__": enter, "__aexit__": leave}
 
@@ -109,11 +128,15 @@ def _items(kind: Any) -> Mapping[str, Any]:
     return {"__getitem__": item, "__iter__": iterate}
 
 
+def _itself(batch: Any) -> Any:
+    return batch
+
+
 def batch_of_threads(kind: Any) -> Mapping[str, Any]:
     """Return methods of a batch."""
-    return {**_settling_by_threads(kind, list), **_items(kind)}
+    return {**_settling_by_threads(kind, _itself), **_items(kind)}
 
 
 def batch_of_tasks(kind: Any) -> Mapping[str, Any]:
     """Return methods of a batch for a task."""
-    return {**_settling_by_tasks(kind, list), **_items(kind)}
+    return {**_settling_by_tasks(kind, _itself), **_items(kind)}

@@ -21,13 +21,21 @@ def subscription_of_threads(kind: Any) -> Mapping[str, Any]:
     def get(self: Any, *arguments: Any, **options: Any) -> Any:
         began_ns = time_ns()
         found = deliveries.delivery(kind.get(self, *arguments, **options))
-        spans.received("get", self, began_ns, [found])
+        try:
+            spans.received("get", self, began_ns, [found])
+        except BaseException:  # an interrupt where the span is exported: nobody else would give it back
+            found.nack()
+            raise
         return found
 
     def get_many(self: Any, *arguments: Any, **options: Any) -> Any:
         began_ns = time_ns()
         found = become(kind.get_many(self, *arguments, **options), deliveries.batch_of_threads)
-        spans.received("get_many", self, began_ns, list(found))
+        try:
+            spans.received("get_many", self, began_ns, found)
+        except BaseException:
+            found.nack()
+            raise
         return found
 
     return {"get": get, "get_many": get_many}
@@ -39,13 +47,21 @@ def subscription_of_tasks(kind: Any) -> Mapping[str, Any]:
     async def get(self: Any, *arguments: Any, **options: Any) -> Any:
         began_ns = time_ns()
         found = deliveries.delivery(await kind.get(self, *arguments, **options))
-        spans.received("get", self, began_ns, [found])
+        try:
+            spans.received("get", self, began_ns, [found])
+        except BaseException:
+            await found.nack()
+            raise
         return found
 
     async def get_many(self: Any, *arguments: Any, **options: Any) -> Any:
         began_ns = time_ns()
         found = become(await kind.get_many(self, *arguments, **options), deliveries.batch_of_tasks)
-        spans.received("get_many", self, began_ns, list(found))
+        try:
+            spans.received("get_many", self, began_ns, found)
+        except BaseException:
+            await found.nack()
+            raise
         return found
 
     return {"get": get, "get_many": get_many}

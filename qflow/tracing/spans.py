@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import time_ns
 from typing import Any
 
@@ -59,8 +59,9 @@ def fail(span: Span, error: BaseException) -> None:
     kind = type(error)
     where = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     span.set_attribute("error.type", f"{where}{kind.__qualname__}")
-    span.record_exception(error)
-    span.set_status(Status(StatusCode.ERROR, str(error)))
+    with suppress(Exception):  # of one whose text cannot be had, that is all
+        span.record_exception(error)
+        span.set_status(Status(StatusCode.ERROR, str(error)))
 
 
 @contextmanager
@@ -110,7 +111,7 @@ def sending_later(operation: str, destination: str, submit: Callable[[], Any], *
     return future
 
 
-def received(operation: str, source: Any, began_ns: int, deliveries: list[Any]) -> None:
+def received(operation: str, source: Any, began_ns: int, deliveries: Sequence[Any]) -> None:
     """Make the span of a call that has brought messages of a queue or a subscription, which it links to; or none."""
     if not deliveries:
         return
@@ -161,7 +162,7 @@ def processing(delivery: Any) -> Iterator[Span]:
         span.end()
 
 
-def _settle_span(operation: str, began_ns: int, deliveries: list[Any]) -> Span:
+def _settle_span(operation: str, began_ns: int, deliveries: Sequence[Any]) -> Span:
     """Return a span below what is current, else below what put the message; it links to that."""
     destination, parent = deliveries[0].queue, None
     if not trace.get_current_span().get_span_context().is_valid and len(deliveries) == 1:
@@ -184,7 +185,7 @@ def _settle_span(operation: str, began_ns: int, deliveries: list[Any]) -> Span:
 
 
 @contextmanager
-def settling(operation: str, deliveries: list[Any]) -> Iterator[None]:
+def settling(operation: str, deliveries: Sequence[Any]) -> Iterator[None]:
     """Make a span of an ack or a nack; none of one that came too late, as at the end of a block that did it itself.
 
     Nor of an empty batch.
