@@ -161,7 +161,7 @@ MAY_IMPORT = {
     "mqtt": {"words", "facade", "memory", "streams", "broker", "aio", "serving", "mqtt"},
     "bridge": {"words", "facade", "memory", "broker", "aio", "amqp", "mqtt", "serving", "bridge"},
     "kombu": {"words", "amqp", "kombu"},
-    "metrics": {"words", "facade", "storage", "broker", "aio", "inspect", "remote", "serving", "metrics"},
+    "metrics": {"words", "facade", "memory", "storage", "broker", "aio", "inspect", "remote", "serving", "metrics"},
     "tracing": {
         "words",
         "facade",

@@ -23,6 +23,7 @@ from prometheus_client.utils import floatToGoString
 
 from qflow import __version__
 from qflow.errors import InvalidArgument, QflowError
+from qflow.memory.waiting import sheltered
 from qflow.metrics.names import (
     BROKER,
     COUNTS,
@@ -91,16 +92,22 @@ class SpoolCollector(Collector):
             if "under_way_s" in told.times.get(field, {}):
                 yield GaugeMetricFamily(PREFIX + name, text, told.times[field]["under_way_s"])
         queues, streams, subscriptions = told.queues, told.streams, told.subscriptions
-        with self._lock:
-            of_queues = self._queues.divide(queues, _labels(queues))
-            of_streams = self._streams.divide(streams, _labels(streams))
-            of_subscriptions = self._subscriptions.divide(subscriptions, _subscriber_labels(subscriptions))
+        of_queues, of_streams, of_subscriptions = self._divide(told)
         pairs = (queues, of_queues), (streams, of_streams), (subscriptions, of_subscriptions)
         counts = [count for all_of_them, divided in pairs for count in (len(all_of_them), divided.summed)]
         for (name, text), count in zip(COUNTS.items(), counts, strict=True):
             yield GaugeMetricFamily(PREFIX + name, text, count)
         for figures, divided in ((QUEUE, of_queues), (STREAM, of_streams), (SUBSCRIPTION, of_subscriptions)):
             yield from _of_rows(figures, LABELS[figures], divided)
+
+    @sheltered  # a signal handler may collect, too
+    def _divide(self, told: Told) -> tuple[Divided, Divided, Divided]:
+        with self._lock:
+            return (
+                self._queues.divide(told.queues, _labels(told.queues)),
+                self._streams.divide(told.streams, _labels(told.streams)),
+                self._subscriptions.divide(told.subscriptions, _subscriber_labels(told.subscriptions)),
+            )
 
 
 def _labels(told: Iterable[str]) -> list[tuple[str, Labels]]:
@@ -146,6 +153,15 @@ def _disk(path: str) -> Iterator[Metric]:
         yield GaugeMetricFamily(PREFIX + name, text, value)
 
 
+def understood(accept: str) -> str:
+    """Return an `Accept` of a request; nothing in place of one that prometheus-client cannot read."""
+    try:
+        choose_encoder(accept)
+    except (TypeError, ValueError):
+        return ""
+    return accept
+
+
 class Exposition:
     """Metrics of one collector, in the format that is asked for.
 
@@ -159,7 +175,7 @@ class Exposition:
 
     def answer(self, accept: str = "") -> tuple[bytes, str]:
         """Return the body, and its content type: OpenMetrics where the client takes it, else Prometheus's text."""
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = choose_encoder(understood(accept))
         if content_type.startswith("application/openmetrics-text"):
             # Our names have nothing to escape, in which encoders differ; this one takes half the time.
             encode = partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8)

@@ -7,6 +7,7 @@ one whose request or answer takes too long.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl as tls
 import sys
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -22,7 +24,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
 from qflow.aio import AsyncBroker
 from qflow.loggers import get_logger
-from qflow.metrics.collecting import SpoolCollector
+from qflow.metrics.collecting import SpoolCollector, understood
 from qflow.metrics.sources import source_of
 from qflow.serving.addresses import Address, resolved
 from qflow.serving.users import Users
@@ -31,6 +33,9 @@ from qflow.starting import start
 MOST_CONNECTIONS = 32
 LONGEST_S = 10.0
 """From a connection to the end of its answer; Prometheus, too, waits no longer unless it is told to."""
+NO_MORE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+PAUSE_S = 0.5
+"""After a connection that could not be taken for want of descriptors or memory."""
 _logger = get_logger("qflow.metrics")
 
 
@@ -46,6 +51,10 @@ async def open_door(
     registry.register(SpoolCollector(source_of(broker), named=named))
     ProcessCollector(registry=registry)
     return await asyncio.to_thread(MetricsDoor, Address(host, port), registry)
+
+
+def _answer(app: Any, environ: dict[str, Any], start_response: Any) -> Any:
+    return app({**environ, "HTTP_ACCEPT": understood(environ.get("HTTP_ACCEPT", ""))}, start_response)
 
 
 class _Handler(WSGIRequestHandler):
@@ -66,6 +75,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Connections, and when each began, on the monotonic clock."""
         self._lock = threading.Lock()
         super().__init__((str(host), address.port), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in NO_MORE:
+                time.sleep(PAUSE_S)  # it would be tried again at once, by a whole processor
+            raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Tell whether there is room for a connection, and give it a place."""
@@ -104,7 +121,7 @@ class MetricsDoor:
 
     def __init__(self, address: Address, registry: CollectorRegistry) -> None:
         self._server = _Server(address)
-        self._server.set_app(make_wsgi_app(registry))
+        self._server.set_app(partial(_answer, make_wsgi_app(registry)))
         self._thread = threading.Thread(target=self._server.serve_forever, name="qflow-metrics", daemon=True)
         start(self._thread)
         self._ends = False

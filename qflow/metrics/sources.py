@@ -14,11 +14,13 @@ from typing import Any
 from qflow.aio import AsyncBroker
 from qflow.broker import Broker
 from qflow.errors import InvalidArgument, QflowError
+from qflow.memory.waiting import sheltered
 from qflow.metrics.names import QUEUE
 from qflow.metrics.naming import Row, Told, told_by
 from qflow.named_tuples import NamedTuple
 from qflow.remote.client.broker import RemoteBroker
 from qflow.remote.client.task_broker import AsyncRemoteBroker
+from qflow.starting import start
 from qflow.stats import BrokerStats
 
 ASKED = 200
@@ -46,6 +48,7 @@ class Owned:
         self._since = 0
         self._rows: dict[str, Row] = {}
 
+    @sheltered  # a signal handler may look, too, and would wait for the lock that it has interrupted
     def look(self) -> Told:
         """Return what is told now; where there are many queues, what was noted of them within the last second."""
         broker = self._broker
@@ -118,7 +121,7 @@ def _ask_in_thread(broker: RemoteBroker) -> Future[BrokerStats]:
         except BaseException as error:
             asked.set_exception(error)
 
-    threading.Thread(target=ask, name="qflow-metrics-look", daemon=True).start()
+    start(threading.Thread(target=ask, name="qflow-metrics-look", daemon=True))
     return asked
 
 
