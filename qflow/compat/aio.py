@@ -98,7 +98,11 @@ class AsyncQueue(asyncio.Queue[T]):
             raise QueueShutDown
         if self.full():
             raise asyncio.QueueFull
-        self._items.put(item)
+        try:
+            self._items.put(item)
+        except BaseException:  # it cannot be stored, and leaves the slot: another's turn
+            self._putters.wake_one()
+            raise
         self._unfinished_tasks += 1
         self._all_done.clear()
         self._getters.wake_one()
@@ -161,11 +165,13 @@ class AsyncQueue(asyncio.Queue[T]):
         """Let go of the spool; what was not kept is gone. Done by itself when nothing refers to the queue any more.
 
         It is shut down then: who waits in `put` or `get` gets QueueShutDown, and so does who comes later; `join`
-        returns.
+        returns. So it is where closing raises, as `Broker.close`.
         """
-        self._items.close()
-        self.shutdown()
-        self._count_done(self._unfinished_tasks)
+        try:
+            self._items.close()
+        finally:
+            self.shutdown()
+            self._count_done(self._unfinished_tasks)
 
     def _count_done(self, items: int) -> None:
         self._unfinished_tasks = max(0, self._unfinished_tasks - items)

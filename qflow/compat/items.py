@@ -92,9 +92,10 @@ class Items:
 
     def close(self) -> None:
         """Let go of the spool; done by itself soon after nothing refers to the items, and at the end of the program."""
-        if (ended := self._end.detach()) is not None:
-            broker, directory, _ = ended[2]
+        if (end := self._end.peek()) is not None:
+            broker, directory, _ = end[2]
             _remove(broker, directory)
+            self._end.detach()  # what could not be closed is tried again at the end of all references
 
     def put(self, item: Any) -> None:
         """Append an object; where it is kept, return once it is synced."""

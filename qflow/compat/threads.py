@@ -132,12 +132,15 @@ class Queue(_Base[T]):
         """Let go of the spool; what was not kept is gone. Done by itself when nothing refers to the queue any more.
 
         It is shut down then: who waits in `put` or `get` gets ShutDown, and so does who comes later; `join` returns.
+        So it is where closing raises, as `Broker.close`.
         """
-        self._items.close()
-        self.shutdown()
-        with self.all_tasks_done:
-            self.unfinished_tasks = 0
-            self.all_tasks_done.notify_all()
+        try:
+            self._items.close()
+        finally:
+            self.shutdown()
+            with self.all_tasks_done:
+                self.unfinished_tasks = 0
+                self.all_tasks_done.notify_all()
 
     def _init(self, maxsize: int) -> None:
         """Nothing: the items are there."""
@@ -146,7 +149,11 @@ class Queue(_Base[T]):
         return len(self._items)
 
     def _put(self, item: T) -> None:
-        self._items.put(item)
+        try:
+            self._items.put(item)
+        except BaseException:  # it cannot be stored, and leaves the slot: another's turn
+            self.not_full.notify()
+            raise
 
     def _get(self) -> T:
         item: T = self._items.get()

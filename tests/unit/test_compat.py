@@ -464,3 +464,87 @@ def test_an_item_that_cannot_be_loaded_keeps_no_task_waiting() -> None:
         return found
 
     assert [type(error) for error in asyncio.run(scenario())] == [ValueError, ValueError]
+
+
+def test_an_item_that_cannot_be_stored_leaves_its_slot_to_who_waits_for_one() -> None:
+    """Whoever was woken for the slot fails; the next one in line has it."""
+    ours: compat.Queue[Any] = compat.Queue(maxsize=1)
+    ours.put(0)
+    errors: list[BaseException] = []
+
+    def put(item: Any) -> None:
+        try:
+            ours.put(item)
+        except Exception as error:
+            errors.append(error)
+
+    line = ours.not_full._waiters  # type: ignore[attr-defined]
+    threading.Thread(target=put, args=(lambda: None,), daemon=True).start()
+    until(lambda: len(line) == 1)
+    threading.Thread(target=put, args=(2,), daemon=True).start()
+    until(lambda: len(line) == 2)
+    assert [ours.get(), ours.get(timeout=LONG_S)] == [0, 2]
+    assert len(errors) == 1
+    ours.close()
+
+
+def test_an_item_that_cannot_be_stored_leaves_its_slot_to_a_task_that_waits_for_one() -> None:
+    async def scenario() -> None:
+        ours: compat.AsyncQueue[Any] = compat.AsyncQueue(maxsize=1)
+        ours.put_nowait(0)
+        putters = [asyncio.ensure_future(ours.put(item)) for item in (lambda: None, 2)]
+        await asyncio.sleep(0)
+        assert await ours.get() == 0
+        assert await asyncio.wait_for(ours.get(), LONG_S) == 2
+        failed, done = await asyncio.gather(*putters, return_exceptions=True)
+        assert isinstance(failed, Exception)
+        assert done is None
+        ours.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [qflow.StorageError("no"), KeyboardInterrupt()])
+def test_a_close_that_fails_ends_those_who_wait_and_may_be_repeated(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that could not be closed is closed by the next call."""
+    real, failures = qflow.Broker.close, [error, error]
+
+    def close(broker: qflow.Broker) -> None:
+        if failures:
+            raise failures.pop()
+        real(broker)
+
+    monkeypatch.setattr(qflow.Broker, "close", close)
+    ours: compat.Queue[int] = compat.Queue()
+    ended: list[type[BaseException]] = []
+
+    def get() -> None:
+        with pytest.raises(compat.ShutDown) as caught:
+            ours.get()
+        ended.append(caught.type)
+
+    getter = threading.Thread(target=get, daemon=True)
+    getter.start()
+    until(lambda: ours.not_empty._waiters)  # type: ignore[attr-defined]
+    with pytest.raises(type(error)):
+        ours.close()
+    getter.join(LONG_S)
+    assert ended == [compat.ShutDown]
+
+    async def scenario() -> None:
+        queue: compat.AsyncQueue[int] = compat.AsyncQueue()
+        getter = asyncio.ensure_future(queue.get())
+        await asyncio.sleep(0)
+        with pytest.raises(type(error)):
+            queue.close()
+        with pytest.raises(compat.QueueShutDown):
+            await asyncio.wait_for(getter, LONG_S)
+        queue.close()
+
+    asyncio.run(scenario())
+    broker = ours._items.queue
+    ours.close()
+    with pytest.raises(qflow.BrokerClosed):
+        broker.put(b"")
