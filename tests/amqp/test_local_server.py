@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import shutil
 import signal
 import stat
@@ -274,6 +275,23 @@ def test_a_damaged_spool_is_said_to_be(tmp_path: Path) -> None:
     with pytest.raises(qflow.CorruptionError, match="the log is gone"), connected(spool):
         pass
     assert "the log is gone" in (spool / "amqp" / "log").read_text()
+
+
+def test_a_client_with_thousands_of_open_files_starts_one(tmp_path: Path) -> None:
+    """A pipe with a number above 1,023 is more than `select` takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        while not files or files[-1] < 1024:
+            files.append(os.dup(0))
+        with connected(tmp_path / "spool") as connection:
+            put(connection, 1)
+            assert take(connection, 1) == [1]
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_while_one_starts_it_others_only_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

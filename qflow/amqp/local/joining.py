@@ -120,9 +120,10 @@ def _start(settings: LocalSettings, place: Place, end_s: float) -> None:
 def _line(pipe: int, end_s: float) -> bytes | None:
     """Read what a process says until it closes its end; None if it takes too long."""
     said = b""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
     while True:
-        ready, _, _ = select.select([pipe], [], [], max(0.0, end_s - time.monotonic()))
-        if not ready:
+        if not poll.poll(1000 * max(0.0, end_s - time.monotonic())):
             return None
         more = os.read(pipe, 65536)
         if not more:
