@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from qflow.streams.stream_log import StreamLog
 
 ROUTES_KEPT = 4096
-"""Topics whose route is remembered; with one more, remembering starts anew."""
+"""Topics whose route is remembered;"""
+QUEUES_KEPT = 2**17
+"""and queues in these routes, of 8 bytes each. With one more, remembering starts anew."""
 
 
 class Route(NamedTuple):
@@ -56,6 +58,8 @@ class Routing:
 
     shortcut: Shortcut
     _routes: dict[str, Route]
+    _kept: int
+    """Queues in all of these."""
 
     def __init__(self) -> None:
         self._trie: FilterTrie[Queue] = FilterTrie()
@@ -93,7 +97,7 @@ class Routing:
 
     def forget(self) -> None:
         """Look topics up anew."""
-        self._routes = {}
+        self._routes, self._kept = {}, 0
         self.shortcut = Shortcut(self._trie, self.streams)
 
     def filters_of(self, queue: Queue) -> list[str]:
@@ -111,9 +115,11 @@ class Routing:
         fans_out = len(queues) > 1 and all(queue.context.log is not None for queue in queues)
         route = Route(queues, self.streams.match(topic), topic_prefix(topic), fans_out)
         if len(topic) <= CACHED_CHARACTERS:
-            if len(routes) >= ROUTES_KEPT:
+            if len(routes) >= ROUTES_KEPT or self._kept + len(queues) > QUEUES_KEPT:
                 routes.clear()
+                self._kept = 0
             routes[topic] = route  # of the dictionary that was there before the match: a change has made another
+            self._kept += len(queues)
         return route
 
     def place_of_all(self, topics: Collection[str]) -> Partition | None:

@@ -9,6 +9,7 @@ import pytest
 
 from amqp_model import ME, OTHER, FakeLog, Host
 from qflow.amqp.errors import AmqpError
+from qflow.amqp.model import routing
 from qflow.amqp.model.queues import engine_name
 from qflow.amqp.model.routing import MOST_ROUTES
 
@@ -118,6 +119,22 @@ def test_a_route_is_remembered_until_something_changes(host: Host) -> None:
     for number in range(MOST_ROUTES + 10):
         host.route("amq.direct", str(number))
     assert len(host.vhost._routing._routes) <= MOST_ROUTES
+
+
+def test_routes_to_many_queues_take_no_more_memory_than_others(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many names are remembered as may be, however many queues a message goes to."""
+    monkeypatch.setattr(routing, "MOST_NAMES", 10)
+    for name in "abcd":
+        host.queue(name)
+        host.bind(name, "amq.fanout")
+    remembered = host.vhost._routing._routes
+    for number in range(20):
+        key = str(number)
+        assert host.vhost.route("amq.fanout", key) is host.vhost.route("amq.fanout", key)
+        assert sum(map(len, remembered.values())) <= 10
+    host.bind("a", "amq.direct", "k")
+    assert host.vhost.route("amq.fanout", "0") == tuple("abcd")
+    assert host.vhost._routing._names == 4
 
 
 def test_a_delayed_exchange_routes_as_the_type_it_names(host: Host) -> None:

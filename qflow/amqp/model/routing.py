@@ -11,7 +11,9 @@ from qflow.amqp.model.matching import Headers
 from qflow.named_tuples import NamedTuple
 
 MOST_ROUTES = 8192
-"""Routes that are remembered, for each virtual host."""
+"""Routes that are remembered, for each virtual host;"""
+MOST_NAMES = 2**17
+"""and names in them, of 8 bytes each."""
 
 
 class Removal(NamedTuple):
@@ -32,6 +34,8 @@ class Routing:
         self._next_number = 1
         self._to: dict[Target, dict[Binding, None]] = {}
         self._routes: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._names = 0
+        """In all of these."""
 
     # Changing --------------------------------------------------------------------------------------------------------
 
@@ -42,14 +46,14 @@ class Routing:
 
     def add_exchange(self, exchange: Exchange) -> None:
         self.exchanges[exchange.name] = exchange
-        self._routes.clear()
+        self._forget()
 
     def add_binding(self, binding: Binding) -> None:
         self.exchanges[binding.source].add(binding)
         self.bindings[binding.identity] = binding
         self._to.setdefault(binding.target, {})[binding] = None
         self._next_number = max(self._next_number, binding.number + 1)
-        self._routes.clear()
+        self._forget()
 
     def removal(
         self, exchanges: Iterable[Exchange] = (), queues: Iterable[str] = (), bindings: Iterable[Binding] = ()
@@ -93,7 +97,7 @@ class Routing:
                 del self._to[binding.target]
         for name in removal.exchanges:
             del self.exchanges[name]
-        self._routes.clear()
+        self._forget()
 
     # Routing ---------------------------------------------------------------------------------------------------------
 
@@ -109,10 +113,16 @@ class Routing:
         if route is None:
             route, may_keep = self._find(exchange, [routing_key], headers)
             if may_keep:
-                if len(self._routes) >= MOST_ROUTES:
-                    self._routes.clear()
+                if len(self._routes) >= MOST_ROUTES or self._names + len(route) > MOST_NAMES:
+                    self._forget()
                 self._routes[exchange.name, routing_key] = route
+                self._names += len(route)
         return route
+
+    def _forget(self) -> None:
+        """Look routes up anew."""
+        self._routes.clear()
+        self._names = 0
 
     def _find(self, first: Exchange, keys: Sequence[str], headers: Headers) -> tuple[tuple[str, ...], bool]:
         """Return the queues, and whether they are the same for any headers and as long as the bindings are."""
