@@ -150,6 +150,11 @@ def in_doubt(error: BrokerFailed) -> InDoubt:
     return InDoubt(f"what was settled before may hold or not, which is known when the spool is opened again: {error}")
 
 
+def said_by(error: BaseException) -> str:
+    """Return the text of an error; of one without, as a `MemoryError` is, its kind."""
+    return str(error) or type(error).__name__
+
+
 def again(error: BaseException) -> BaseException:
     """Return an error of a batch for one more caller to raise."""
     fresh = type(error)(*error.args)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from qflow.errors import BrokerClosed, BrokerFailed, QflowError
+from qflow.errors import BrokerClosed, BrokerFailed, QflowError, said_by
 from qflow.storage.log.batch import Request
 from qflow.storage.log.confirming import Confirming
 from qflow.storage.log.direct import Direct
@@ -128,6 +128,6 @@ class Handing:
 
     def refusal(self) -> QflowError:
         if self.failure is not None:
-            why = str(self.failure) or type(self.failure).__name__
+            why = said_by(self.failure)
             return BrokerFailed(f"the log failed earlier ({why}); close the broker and open the spool again")
         return BrokerClosed(f"the log {self._path} is closed: open the spool again")

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from qflow.errors import InDoubt, StorageError
+from qflow.errors import InDoubt, StorageError, said_by
 from qflow.loggers import get_logger
 from qflow.starting import start
 from qflow.storage.environment import BROKEN, Environment, log_error
@@ -344,7 +344,7 @@ class Writer:
         if batch.committing:
             self.handing.failure = error
             batch.error = InDoubt(
-                f"a commit failed ({error}): whether it holds is known when {self._env.path} is opened again"
+                f"a commit failed ({said_by(error)}): whether it holds is known when {self._env.path} is opened again"
             )
         elif isinstance(error, BROKEN):
             batch.error = log_error(error, self._env.path, "written")
@@ -393,8 +393,8 @@ class Writer:
             self._note_failure(error)
             if batch.committed:
                 batch.error = InDoubt(
-                    f"a commit could not be published ({error}): what it holds is there when {self._env.path} is "
-                    "opened again"
+                    f"a commit could not be published ({said_by(error)}): what it holds is there when {self._env.path} "
+                    "is opened again"
                 )
 
     def _refuse_rest(self) -> None:
