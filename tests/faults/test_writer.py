@@ -17,7 +17,7 @@ import qflow
 from faults.bare_log import Line, Told, bare_log, declared, in_log
 from faults.seams import PATIENCE_S, Faults, drained, faulty_broker, in_thread
 from qflow.storage.log import writer
-from qflow.storage.log.batch import Settling
+from qflow.storage.log.settling import Settling
 from qflow.storage.log.transaction_log import TransactionLog, Unit
 from qflow.streams.registry import Streams
 from unit.clocks import until
