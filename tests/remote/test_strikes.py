@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 import qflow
+import qflow.aio
 from door_raw import until
-from faults.strikes import Strike, places, reach
+from faults.strikes import Strike, Struck, places, reach
 from qflow.streams.stream_log import StreamLog
 
 MOST = 60
@@ -57,6 +62,59 @@ def test_wherever_a_get_is_interrupted_its_message_is_there_for_the_next(
     for at in places(strike_at(NEVER)[0].seen, MOST, 1):
         strike, _ = reach(at, strike_at)
         until(lambda: jobs.stats().acquired_messages == 0, strike.where)
+
+
+@pytest.mark.parametrize("way", ["get", "get_many", "stream"])
+def test_wherever_a_get_of_a_task_is_interrupted_its_message_is_there_for_the_next(
+    owner: qflow.Broker, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """Also where what came is lost: the connection ends then, and whoever waited is told."""
+    caplog.set_level(logging.CRITICAL, "asyncio")  # which tells of that
+    jobs = owner.declare_queue("jobs", durable=False)
+    jobs.put(b"x")
+    stream = owner.declare_stream("s", topics=["s"])
+    assert isinstance(stream, StreamLog)
+    owner.publish("s", b"x")
+    with asyncio.Runner() as runner:
+
+        async def connect() -> tuple[Any, Any]:
+            broker = await qflow.aio.connect(owner.path)
+            return broker, await broker.subscribe("s", name="n", start="earliest")
+
+        got: list[Any] = []
+
+        async def get(broker: Any, subscription: Any) -> None:
+            async with asyncio.timeout(60):
+                queue = broker.queue("jobs")
+                calls = {"get": queue.get, "get_many": partial(queue.get_many, 1), "stream": subscription.get}
+                got.append(await calls[way]())
+
+        def held() -> int:
+            cursors = stream.open_cursors()
+            return jobs.stats().acquired_messages + sum(len(cursor.held.batches) for cursor in cursors)
+
+        def strike_at(at: int) -> Strike:
+            broker, subscription = runner.run(connect())
+
+            def leave() -> None:
+                if "asyncio" not in str(strike.where):  # a future of its own wakes nobody any more then
+                    raise Struck
+
+            strike = Strike(at, leave)
+            with suppress(qflow.BrokerClosed):
+                strike.run(lambda: runner.run(get(broker, subscription)))
+                if got:
+                    runner.run(got.pop().nack())
+                runner.run(broker.queues())
+                until(lambda: held() == 0, strike.where)
+                runner.run(subscription.close())
+            runner.run(broker.close())
+            until(lambda: not stream.open_cursors())
+            return strike
+
+        strike_at(NEVER)
+        for at in places(strike_at(NEVER).seen, MOST, 1):
+            strike_at(at)
 
 
 @pytest.mark.parametrize("way", ["loop", "batches", "get"])

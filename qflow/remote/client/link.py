@@ -291,6 +291,10 @@ class Link:
             )
         return encode_frame(number, head, request.columns)
 
+    def number_of(self, waiting: Waiting) -> int:
+        """Return the number of the request whose answer somebody waits for; 0: there is none. Cost: O(under way)."""
+        return next((number for number, given in self._given.items() if given.waiting is waiting), 0)
+
     def check(self) -> None:
         """Raises BrokerClosed: no call can be made; before the owner has answered at all, what ended the connection."""
         if self._refused is not None:
@@ -343,7 +347,7 @@ class Link:
         if not number:
             self._notice(head)
             return
-        given = self._given.pop(number, None)
+        given = self._given.get(number)
         if given is None:
             raise WireError(f"the owner answered request {number}, which is not under way")
         if given.has_columns:
@@ -360,6 +364,7 @@ class Link:
             given.waiting.answered(outcome)
         elif isinstance(outcome, Reply):
             self.give_back(given.undo, outcome)
+        del self._given[number]  # behind that: whoever was not told, for a signal handler has raised, hears of the end
 
     def _notice(self, head: Head) -> None:
         if "closing" in head:

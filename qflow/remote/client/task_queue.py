@@ -92,10 +92,10 @@ class AsyncRemoteQueue(Unpicklable):
 
     async def get(self, timeout_s: Duration | None = None, *, consumer: str | None = None) -> AsyncDelivery:
         """Acquire the first available message, waiting for one; see `qflow.aio.AsyncQueue.get`."""
-        batch = await self._collect(1, timeout_s, _who(consumer))
-        if not batch:
+        delivery = await self._connection.call(requests.get(self._name, 1, timeout_s, _who(consumer)), self._first)
+        if delivery is None:  # no call before the return: see `qflow.RemoteQueue.get`
             raise QueueEmpty(f"no message in queue {self._name!r} within {timeout_s} s")
-        return AsyncDelivery(batch[0], self._settles)
+        return delivery
 
     async def get_nowait(self, *, consumer: str | None = None) -> AsyncDelivery:
         """`get` that does not wait for a message."""
@@ -105,13 +105,18 @@ class AsyncRemoteQueue(Unpicklable):
         self, max_messages: int, timeout_s: Duration | None = None, *, consumer: str | None = None
     ) -> AsyncDeliveries:
         """Acquire what is available, at most 1,000 messages, or about 8 MiB: waits for the first, never to fill."""
-        return AsyncDeliveries(
-            deliveries_of(await self._collect(max_messages, timeout_s, _who(consumer))), self._settles
-        )
+        request = requests.get(self._name, max_messages, timeout_s, _who(consumer))
+        return await self._connection.call(request, self._shown)
 
     async def _collect(self, most: int, timeout_s: Duration | None, who: str | int) -> HeldBatch:
         """`get_many` that returns the batch as threads have it; it is settled by what `AsyncDeliveries` calls."""
         return await self._connection.call(requests.get(self._name, most, timeout_s, who), self._batch)
+
+    def _first(self, granted: Granted) -> AsyncDelivery | None:
+        return AsyncDelivery(self._batch(granted)[0], self._settles) if granted.segments else None
+
+    def _shown(self, granted: Granted) -> AsyncDeliveries:
+        return AsyncDeliveries(deliveries_of(self._batch(granted)), self._settles)
 
     def _batch(self, granted: Granted) -> HeldBatch:
         return RemoteBatch(TaskSettler(self._connection, self._name, grant_of(granted)), granted.segments)

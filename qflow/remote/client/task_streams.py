@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery
 from qflow.config import StreamSettings
@@ -20,6 +20,8 @@ from qflow.stats import StreamStats, SubscriptionStats
 from qflow.streams.deliveries import StreamMessage, stream_deliveries_of
 from qflow.streams.history import Bound
 from qflow.streams.task_numbers import TaskNumbers
+
+T = TypeVar("T")
 
 
 class AsyncRemoteStream:
@@ -116,10 +118,10 @@ class AsyncRemoteSubscription(Subscribed):
 
     async def get(self, timeout_s: Duration | None = None) -> AsyncStreamDelivery:
         """Return the next message, waiting for it; see `qflow.aio.AsyncSubscription.get`."""
-        batch = await self._get(1, timeout_s)
-        if not batch:
+        delivery = await self._get(1, timeout_s, self._first)
+        if delivery is None:  # no call before the return: see `qflow.RemoteQueue.get`
             raise QueueEmpty(f"no message of stream {self.stream!r} for {self.filter!r} came in time")
-        return batch[0]
+        return delivery
 
     async def get_nowait(self) -> AsyncStreamDelivery:
         """`get` that does not wait for a message."""
@@ -127,14 +129,20 @@ class AsyncRemoteSubscription(Subscribed):
 
     async def get_many(self, max_messages: int, timeout_s: Duration | None = None) -> AsyncStreamDeliveries:
         """Return available messages, in order, 1,000 at most; an empty batch at the time-out."""
-        return await self._get(max_messages, timeout_s)
+        return await self._get(max_messages, timeout_s, self._shown)
 
-    async def _get(self, max_messages: int, timeout_s: Duration | None) -> AsyncStreamDeliveries:
+    async def _get(self, max_messages: int, timeout_s: Duration | None, take: Callable[[int, Granted], T]) -> T:
         mine = self._tasks.current()
         request = stream_requests.get(self._opened.number, max_messages, timeout_s, mine)
         self._holding.get_begins(mine)
-        batch = await self._connection.call(request, partial(self._take, mine, False))
-        return AsyncStreamDeliveries(stream_deliveries_of(batch), self._settles)
+        return await self._connection.call(request, partial(take, mine))
+
+    def _first(self, taker: int, granted: Granted) -> AsyncStreamDelivery | None:
+        batch = self._shown(taker, granted)
+        return batch[0] if batch else None
+
+    def _shown(self, taker: int, granted: Granted) -> AsyncStreamDeliveries:
+        return AsyncStreamDeliveries(stream_deliveries_of(self._take(taker, False, granted)), self._settles)
 
     def _take(self, taker: int, ahead: bool, granted: Granted) -> RemoteStreamBatch:
         settler = TaskSettler(self._connection, self.stream, StreamGrant(granted.number, self._holding))

@@ -45,6 +45,8 @@ class _Waiting:
     def answered(self, outcome: Reply | QflowError) -> None:
         if self.future.cancelled():
             self.late = outcome if isinstance(outcome, Reply) else None
+        elif self.future.done():
+            return  # a signal handler has raised behind that, and the connection ends
         elif isinstance(outcome, Reply):
             self.future.set_result(outcome)
         else:
@@ -89,21 +91,23 @@ class TaskConnection(asyncio.Protocol):
             What the owner raised. BrokerClosed, InDoubt: the connection has ended.
         """
         await self.writable()
-        waiting = self._begin(request)
+        waiting = self._waiting(request)
         try:
-            reply: Reply = await waiting.future
-        except asyncio.CancelledError:
+            self._begin(request, waiting)
+            result = request.read(await waiting.future)
+            return result if then is None else then(result)
+        except QflowError:  # of the owner; or it was not begun
+            raise
+        except BaseException:  # it was cancelled, or a signal handler has raised that
             self._give_up(waiting)
             raise
-        result = request.read(reply)
-        return result if then is None else then(result)
 
     async def open(self, request: Request, then: Callable[[Any], T]) -> T:
         """`call` for what has a name: if its caller is cancelled it is closed again, before the next one is opened."""
         while self._undoing:
             await asyncio.wait(self._undoing)
         await self.writable()
-        waiting = self._begin(request)
+        waiting = self._begin(request, self._waiting(request))
         try:
             reply: Reply = await asyncio.shield(waiting.future)
         except asyncio.CancelledError:
@@ -123,7 +127,7 @@ class TaskConnection(asyncio.Protocol):
 
     def submit(self, request: Request) -> asyncio.Future[Any]:
         """Make a request; the future has what its answer is read as. Cancelled, it is given up."""
-        waiting = self._begin(request, is_submitted=True)
+        waiting = self._begin(request, self._waiting(request), is_submitted=True)
         result: asyncio.Future[Any] = self._loop.create_future()
 
         def answered(future: asyncio.Future[Any]) -> None:
@@ -157,7 +161,7 @@ class TaskConnection(asyncio.Protocol):
 
     async def complete(self, request: Request) -> None:
         """Make a request, and wait for its answer; it is made all the same if the task is cancelled meanwhile."""
-        await self._begin(request).future
+        await self._begin(request, self._waiting(request)).future
 
     async def writable(self) -> None:
         """Return when little of what was asked for is not sent yet, or the connection has ended."""
@@ -190,9 +194,11 @@ class TaskConnection(asyncio.Protocol):
                 "in its own"
             )
 
-    def _begin(self, request: Request, *, is_submitted: bool = False) -> _Waiting:
+    def _waiting(self, request: Request) -> _Waiting:
+        return _Waiting(self._loop.create_future(), request.undo)
+
+    def _begin(self, request: Request, waiting: _Waiting, *, is_submitted: bool = False) -> _Waiting:
         self.check_open()
-        waiting = _Waiting(self._loop.create_future(), request.undo)
         waiting.number = number = self._link.begin(request, waiting, is_submitted=is_submitted)
         kept_s = self._link.kept_s(number)
         if kept_s is not None:
@@ -207,6 +213,9 @@ class TaskConnection(asyncio.Protocol):
 
     def _give_up(self, waiting: _Waiting) -> None:
         future = waiting.future
+        waiting.number = waiting.number or self._link.number_of(waiting)
+        if not waiting.number:
+            return  # it was not begun
         if waiting.late is not None:
             self._link.give_back(waiting.undo, waiting.late)
         elif future.cancelled() or not future.done() or future.exception() is not None:
@@ -233,6 +242,9 @@ class TaskConnection(asyncio.Protocol):
         except WireError as error:
             self._end(StorageError(f"{self.target}: {error}; the connection was ended: connect again"))
             self._transport.abort()
+        except BaseException:  # of a signal handler: what has come is lost
+            self._transport.abort()
+            raise
         else:
             self._flush()
 
