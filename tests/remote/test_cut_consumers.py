@@ -15,6 +15,7 @@ import qflow.aio
 from door_raw import until
 from doors import event_loop
 from other_owner import End, owned
+from qflow.remote.client.threads import Connection
 
 
 def check_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -39,6 +40,17 @@ def test_a_consumer_that_ends_with_its_connection_is_told_of(
         until(lambda: not consumer.running)
     assert consumer.close()
     check_told(caplog)
+
+
+def test_a_consumer_is_closed_as_its_connection_ends(
+    spool: Path, owner: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look whether it has ended and what is told to the owner: there is nothing left to be told."""
+    owner.declare_queue("jobs")
+    with qflow.connect(spool) as remote:
+        consumer = remote.queue("jobs").consume(lambda delivery: None)
+    monkeypatch.setattr(Connection, "closed", False)
+    assert consumer.close()
 
 
 @pytest.mark.parametrize("how", ["killed", "closed"])

@@ -108,7 +108,7 @@ class RemoteConsumed(AnyConsumed):
 
     def wake(self) -> None:
         """The consumer stops: what waits for messages waits no more."""
-        if not self._connection.closed:
+        with suppress(BrokerClosed):
             self._connection.tell(lambda: requests.cancel(self._number) if self._number else None)
 
     def give_up_batch(self, batch: HeldBatch) -> None:
