@@ -164,12 +164,14 @@ def test_what_is_true_for_a_nack_is_so_through_the_door(remote: qflow.RemoteBrok
     assert len(queue) == 0
 
 
-def test_headers_of_a_schedule_are_refused_as_at_the_owner(remote: qflow.RemoteBroker) -> None:
-    """A name that is no text was made one."""
+def test_what_a_message_has_is_refused_as_at_the_owner(remote: qflow.RemoteBroker) -> None:
+    """A header's name that is no text was made one in a schedule; an error of a put asked for a number."""
     remote.declare_queue("jobs")
     headers: Any = {1: "x"}
     with pytest.raises(InvalidArgument, match="header name must be str"):
         remote.schedule("hourly", "jobs", b"x", every_s=3600, headers=headers)
+    with pytest.raises(InvalidArgument, match="durable must be True, False or None"):
+        remote.queue("jobs").put(b"x", durable="yes")  # type: ignore[arg-type]
 
 
 def test_settings_are_the_last_known_ones_where_nobody_answers(remote: qflow.RemoteBroker) -> None:

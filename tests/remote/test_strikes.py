@@ -64,7 +64,7 @@ def test_wherever_a_get_is_interrupted_its_message_is_there_for_the_next(
         until(lambda: jobs.stats().acquired_messages == 0, strike.where)
 
 
-@pytest.mark.parametrize("way", ["get", "get_many", "stream"])
+@pytest.mark.parametrize("way", ["get", "get_many", "stream", "subscribe"])
 def test_wherever_a_get_of_a_task_is_interrupted_its_message_is_there_for_the_next(
     owner: qflow.Broker, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
@@ -87,6 +87,7 @@ def test_wherever_a_get_of_a_task_is_interrupted_its_message_is_there_for_the_ne
             async with asyncio.timeout(60):
                 queue = broker.queue("jobs")
                 calls = {"get": queue.get, "get_many": partial(queue.get_many, 1), "stream": subscription.get}
+                calls["subscribe"] = partial(broker.subscribe, "s", name="m")
                 got.append(await calls[way]())
 
         def held() -> int:
@@ -101,12 +102,13 @@ def test_wherever_a_get_of_a_task_is_interrupted_its_message_is_there_for_the_ne
                     raise Struck
 
             strike = Strike(at, leave)
-            with suppress(qflow.BrokerClosed):
+            with suppress(qflow.BrokerClosed, qflow.InDoubt):
                 strike.run(lambda: runner.run(get(broker, subscription)))
                 if got:
-                    runner.run(got.pop().nack())
-                runner.run(broker.queues())
+                    runner.run(got.pop().close() if way == "subscribe" else got.pop().nack())
+                runner.run(broker.subscribe("s").__aenter__())  # which waits for one that is closed again
                 until(lambda: held() == 0, strike.where)
+                assert len(stream.open_cursors()) == 2, strike.where
                 runner.run(subscription.close())
             runner.run(broker.close())
             until(lambda: not stream.open_cursors())

@@ -192,10 +192,10 @@ def put_options(options: Mapping[str, Any], known: Set[str] = _PUT) -> dict[str,
         given["not_before"] = parse_moment(given["not_before"], "not_before")
     for name in given.keys() & {"ttl_s", "delay_s"}:
         given[name] = parse_span(given[name], name)
-    for name in ("priority", "durable"):
+    for name, kind in (("priority", "an int"), ("durable", "True, False or None")):
         value = given.get(name)
         if value is not None and not isinstance(value, bool | int | float):
-            raise InvalidArgument(f"{name} must be a number, got {value!r}")
+            raise InvalidArgument(f"{name} must be {kind}, got {value!r}")
     if "timeout_s" in given:
         timeout = parse_timeout(given.pop("timeout_s"))
         given |= {} if timeout is None else {"timeout_s": timeout}

@@ -141,7 +141,7 @@ def lag(subscription: int) -> Request:
 
 
 def subscription_stats(subscription: int, matching: bool) -> Request:
-    head = {"op": "subscription_stats", "subscription": subscription, "matching": matching}
+    head = {"op": "subscription_stats", "subscription": subscription, "matching": bool(matching)}
     return Request(head, read=reporting(SubscriptionStats))
 
 

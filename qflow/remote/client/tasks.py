@@ -107,15 +107,19 @@ class TaskConnection(asyncio.Protocol):
         while self._undoing:
             await asyncio.wait(self._undoing)
         await self.writable()
-        waiting = self._begin(request, self._waiting(request))
+        waiting = self._waiting(request)
         try:
-            reply: Reply = await asyncio.shield(waiting.future)
-        except asyncio.CancelledError:
-            task = self._loop.create_task(self._undo(waiting.future, request))
-            self._undoing.add(task)
-            task.add_done_callback(self._undoing.discard)
+            self._begin(request, waiting)
+            return then(request.read(await asyncio.shield(waiting.future)))
+        except QflowError:
             raise
-        return then(request.read(reply))
+        except BaseException:
+            if waiting.number or self._link.number_of(waiting):
+                task = self._loop.create_task(self._undo(waiting.future, request))
+                self._undoing.add(task)
+                task.add_done_callback(self._undoing.discard)
+                self._flush()
+            raise
 
     async def _undo(self, opening: asyncio.Future[Reply], request: Request) -> None:
         """Close what was opened for nobody, if it was; return when the owner has done it."""
@@ -226,7 +230,12 @@ class TaskConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         if self._link.has_output and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(self._link.take()))  # see the server: `writelines` pauses nobody
+            out = self._link.take()
+            try:
+                self._transport.write(b"".join(out))  # see the server: `writelines` pauses nobody
+            except BaseException:  # of a signal handler: nobody knows whether it is sent
+                self._transport.abort()
+                raise
 
     # Of the transport ------------------------------------------------------------------------------------------------
 
