@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -38,7 +38,7 @@ from qflow.mqtt.model.sessions import Subscribed
 from qflow.mqtt.server.clock import Clock
 from qflow.mqtt.server.house import House
 from qflow.mqtt.server.storing import STREAM
-from qflow.serving.tasks import Tasks
+from qflow.serving.tasks import Tasks, ending
 from qflow.serving.telling import Telling
 
 QUEUE = BRIDGE_QUEUE
@@ -109,8 +109,12 @@ class Bridge:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @ending
     async def close(self) -> None:
-        """Carry nothing any more; what is on its way is carried by the next one. Calling it again does nothing."""
+        """Carry nothing any more; what is on its way is carried by the next one. Calling it again does nothing.
+
+        Cancelled, it is done all the same.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -118,14 +122,16 @@ class Bridge:
         self._leave()
         if self._tap.owner is not None:
             self._house.hub.remove(self._tap)
-        await self._tasks.close()
-        for telling in (self._mqtt_waits, self._amqp_waits, self._drops):
-            telling.end()
-        if self._host is not None:
-            await self._host.bind_for_now(QUEUE, EXCHANGE, "#", bound=False)
-        if self._hosts is not None:
-            await self._hosts.leave()
-        await self._house.leave()
+        async with AsyncExitStack() as ends:  # each, whichever of the others fails
+            ends.push_async_callback(self._house.leave)
+            if self._hosts is not None:
+                ends.push_async_callback(self._hosts.leave)
+            await self._tasks.close()
+            for telling in (self._mqtt_waits, self._amqp_waits, self._drops):
+                telling.end()
+            if self._host is not None:
+                with suppress(BrokerClosed):  # which ends what is bound for now, too
+                    await self._host.bind_for_now(QUEUE, EXCHANGE, "#", bound=False)
 
     # From MQTT -------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -564,3 +564,37 @@ async def _few(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with doors(spool) as there:
         await until(lambda: there.broker.broker.stream("mqtt").stats().messages == 10 + AT_ONCE)
     assert taken[0] == [1] * AT_ONCE
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+def test_a_close_that_is_cancelled_leaves_nothing_in_use(spool: Path, turns: int) -> None:
+    """Its tasks went on, and the stream of MQTT could not be deleted as long as the broker was open."""
+
+    async def scenario() -> None:
+        async with qflow.aio.open(spool) as broker:
+            before = asyncio.all_tasks()
+            joined = await bridge.join(broker)
+            closing = asyncio.create_task(joined.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            with suppress(asyncio.CancelledError):
+                await closing
+            await joined.close()
+            assert asyncio.all_tasks() == before
+            await broker.delete_stream("mqtt")
+
+    run(scenario())
+
+
+def test_a_bridge_is_closed_after_its_broker(spool: Path) -> None:
+    """As the doors are: nothing is raised, and none of its tasks is left."""
+
+    async def scenario() -> None:
+        before = asyncio.all_tasks()
+        async with qflow.aio.open(spool) as broker:
+            joined = await bridge.join(broker)
+        await joined.close()
+        assert asyncio.all_tasks() == before
+
+    run(scenario())
