@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from qflow import __version__
@@ -22,6 +21,7 @@ from qflow.aio.broker import at_a_glance
 from qflow.errors import InvalidArgument
 from qflow.web import actions, listing, peeking
 from qflow.web.arguments import Arguments
+from qflow.web.guard import AnyJSON
 from qflow.web.openapi import Answer, Endpoint, Field, described
 from qflow.web.rights import Rights, queue_of, stream_of, visible
 from qflow.web.site import Site
@@ -215,19 +215,19 @@ def routes() -> list[Route]:
     """Return the routes of all endpoints, and of what OpenAPI says of them."""
     text = described(ENDPOINTS)
 
-    async def document(_request: Request) -> JSONResponse:
-        return JSONResponse(text)
+    async def document(_request: Request) -> AnyJSON:
+        return AnyJSON(text)
 
     made = [Route(one.path, _handler(one), methods=[one.method]) for one in ENDPOINTS]
     return [*made, Route("/api/openapi.json", document, methods=["GET"])]
 
 
-def _handler(endpoint: Endpoint) -> Callable[[Request], Awaitable[JSONResponse]]:
-    async def handle(request: Request) -> JSONResponse:
+def _handler(endpoint: Endpoint) -> Callable[[Request], Awaitable[AnyJSON]]:
+    async def handle(request: Request) -> AnyJSON:
         fields = await _fields(request, endpoint)
         endpoint.check_known(fields)
         found = await endpoint.answer(request.app.state.site, request.state.rights, Arguments(fields))
-        return JSONResponse(found)
+        return AnyJSON(found)
 
     return handle
 

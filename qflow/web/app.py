@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -37,7 +37,7 @@ from qflow.metrics import collector
 from qflow.serving.extras import load
 from qflow.web import api, forms, pages
 from qflow.web.actions import Changed, WouldDrop
-from qflow.web.guard import Guard
+from qflow.web.guard import AnyJSON, Guard, keep_safe
 from qflow.web.rights import Forbidden, Rights
 from qflow.web.site import Site
 
@@ -92,10 +92,15 @@ async def _metrics(request: Request) -> Response:
         raise Forbidden("metrics tell of all queues: they are for administrators and for the tag 'monitoring'")
     state = request.app.state
     broker = state.site.broker
-    if not hasattr(state, "metrics"):  # one for all scrapes: it knows which queues have series of their own
-        collecting: Any = load("qflow.metrics.collecting", needs="prometheus_client", what="/metrics")
-        state.metrics = collecting.Exposition(collector(broker))
-    body, content_type = await at_a_glance(broker, lambda: state.metrics.answer(request.headers.get("accept", "")))
+
+    def answer() -> tuple[bytes, str]:
+        if not hasattr(state, "metrics"):  # one for all scrapes: it knows which queues have series of their own
+            collecting: Any = load("qflow.metrics.collecting", needs="prometheus_client", what="/metrics")
+            state.metrics = collecting.Exposition(collector(broker))
+        answered: tuple[bytes, str] = state.metrics.answer(request.headers.get("accept", ""))
+        return answered
+
+    body, content_type = await at_a_glance(broker, answer)
     return Response(body, headers={"Content-Type": content_type})
 
 
@@ -118,10 +123,12 @@ async def _gone(_request: Request, _error: Exception) -> Response:
 
 async def _broken(request: Request, _error: Exception) -> Response:
     """The server's own fault, which its log has with all that led to it."""
-    return await _told(request, 500, "a fault of the server; its log says more")
+    response = await _told(request, 500, "a fault of the server; its log says more")
+    keep_safe(response.headers)  # it goes past the guard
+    return response
 
 
 async def _told(request: Request, status: int, sentence: str) -> Response:
     if request.url.path.startswith("/api/"):
-        return JSONResponse({"error": sentence}, status)
+        return AnyJSON({"error": sentence}, status)
     return pages.error_page(request, status, sentence)

@@ -52,7 +52,13 @@ class Arguments:
 
     def flag(self, name: str) -> bool:
         """Tell whether something is ticked."""
-        return self.fields.get(name) in (True, "on", "true", "yes", "1")
+        value = self.fields.get(name)
+        said = value.lower() if isinstance(value, str) else value
+        if said in (None, "", False, "off", "false", "no", "0"):
+            return False
+        if said in (True, "on", "true", "yes", "1"):
+            return True
+        raise InvalidArgument(f"{name!r} must be true or false, not {value!r}")
 
     def body(self) -> bytes:
         """Return the bytes of a message: `body` as text, or `body_base64`."""

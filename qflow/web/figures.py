@@ -56,6 +56,8 @@ class Figures:
     _last: Look | None = attrs.field(default=None, init=False)
     _due_s: float = attrs.field(default=0.0, init=False)
     """When the last look is old, on the clock."""
+    _looked_s: float = attrs.field(default=0.0, init=False)
+    """When the last look was, on the clock."""
     _looking: asyncio.Task[Look] | None = attrs.field(default=None, init=False)
     _points: deque[dict[str, float]] = attrs.field(factory=lambda: deque(maxlen=POINTS), init=False)
 
@@ -113,8 +115,11 @@ class Figures:
         return Look(self._now(), totals, queues, streams)
 
     def _keep_point(self, look: Look) -> None:
-        before = self._last
-        passed_s = 0.0 if before is None else look.at_s - before.at_s
+        before, now_s = self._last, self._clock()
+        passed_s = now_s - self._looked_s
+        self._looked_s = now_s
+        if before is not None and look.at_s < before.at_s:
+            self._points.clear()  # the clock was set back: charts go from left to right
         point = {
             "at_s": look.at_s,
             **{

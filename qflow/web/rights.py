@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 from qflow.aio.broker import AsyncBroker
@@ -29,6 +30,8 @@ from qflow.streams.topic_filter import covers
 
 READER = User("", frozenset({"monitoring"}), {DEFAULT_VIRTUAL_HOST: Permission(configure="", write="", read=".*")})
 """Whoever comes from this machine, where there is no users file: looks, and does nothing."""
+MOST_COMPARED = 500
+"""Names, in the event loop."""
 _OF_VIRTUAL_HOST = "amqp:"
 _WILD = set("+#/")
 
@@ -119,8 +122,7 @@ def queue_of(broker: AsyncBroker, rights: Rights, name: str) -> AsyncQueue:
     try:
         return broker.queue(name)
     except NotFound as error:
-        known = filter(rights.sees, broker.queues())
-        raise NotFound(f"there is no queue {name!r}; {choices(name, known)}") from error
+        raise NotFound(f"there is no queue {name!r}; {_instead(name, rights, broker.queues())}") from error
 
 
 def stream_of(broker: AsyncBroker, rights: Rights, name: str) -> AsyncStream:
@@ -128,8 +130,14 @@ def stream_of(broker: AsyncBroker, rights: Rights, name: str) -> AsyncStream:
     try:
         return broker.stream(name)
     except NotFound as error:
-        known = filter(rights.sees, broker.streams())
-        raise NotFound(f"there is no stream {name!r}; {choices(name, known)}") from error
+        raise NotFound(f"there is no stream {name!r}; {_instead(name, rights, broker.streams())}") from error
+
+
+def _instead(name: str, rights: Rights, names: Sequence[str]) -> str:
+    """Return what there is instead of a name. Cost: 40 µs for each that is compared with it."""
+    if len(names) > MOST_COMPARED:
+        return f"there are {len(names):,}: `qflow ls` lists them"
+    return choices(name, filter(rights.sees, names))
 
 
 def visible(rights: Rights, name: str) -> str:

@@ -76,7 +76,8 @@
     if (!places.length || typeof uPlot === "undefined") return;
     const since = points.length ? points[points.length - 1].at_s : 0;
     const found = await (await asked(`/api/live?since=${since}`, {})).json();
-    points = points.concat(found.points).slice(-MOST_POINTS);
+    // Where the server's clock was set back, those of before are later than any that come.
+    points = found.at_s < since ? [] : points.concat(found.points).slice(-MOST_POINTS);
     if (!charts.length) draw();
     for (const chart of charts) {
       chart.plot.setData(table(chart.series));
