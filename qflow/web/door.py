@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl as tls
 from collections.abc import Sequence
+from typing import Any
 
 from h11 import IDLE, SEND_BODY
 from starlette.routing import BaseRoute
@@ -26,6 +27,9 @@ from qflow.web.site import Site
 
 PORT = 7480
 MOST_CONNECTIONS = 200
+"""A request of one more is answered by 503."""
+MOST_REFUSED = 50
+"""Connections beyond those; others are closed at once."""
 KEEP_ALIVE_S = 60
 LOOK_S = 5.0
 PATIENCE_LOOKS = 6
@@ -33,6 +37,9 @@ PATIENCE_LOOKS = 6
 DRAINING_S = 0.02
 
 _logger = get_logger("qflow.web")
+_faults = logging.getLogger("qflow.web.faults")
+"""In place of `uvicorn.error`, which is one of the program's: it may have another server of uvicorn."""
+_faults.setLevel(logging.ERROR)  # else it has a line for each request that makes no sense, which anybody can send
 
 
 class Server(Listening):
@@ -60,8 +67,6 @@ class Server(Listening):
     async def start(self, host: str, port: int) -> None:
         """Listen. Raises OSError: the address cannot be listened on."""
         self._config.load()
-        # Its logger has a line for each request that makes no sense, which anybody can send.
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         await self._listen(self._protocol, host, port, backlog=100)
         secure = "__Host-" if self._tls is not None else ""
         self.site.cookie, self.site.is_secure = f"{secure}qflow-{self.port}", bool(secure)
@@ -121,7 +126,19 @@ class Server(Listening):
 
 
 class _Connection(H11Protocol):
-    """One that is freed when it has ended, with the buffers of TLS: uvicorn has a timer that keeps it for a minute."""
+    """One that is freed when it has ended, with the buffers of TLS: uvicorn has a timer that keeps it for a minute.
+
+    Where there are too many, it is closed at once: one that asks nothing would keep a descriptor from spill files.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.logger = _faults
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS + MOST_REFUSED:
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import socket
 import struct
 import weakref
@@ -243,3 +244,56 @@ def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.Monkey
     )
     with pytest.raises(NotFound, match="needs the package uvicorn, .*: pip install starlette uvicorn jinja2$"):
         _ = qflow.web.serve
+
+
+def test_connections_that_ask_nothing_are_bounded(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a descriptor, which spill files need, too."""
+    monkeypatch.setattr("qflow.web.door.MOST_CONNECTIONS", 2)
+    monkeypatch.setattr("qflow.web.door.MOST_REFUSED", 1)
+
+    async def test() -> None:
+        async with qflow.aio.open(spool) as broker, await qflow.web.serve(broker, port=0) as server:
+            first = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(3)]
+            while len(server._state.connections) < 3:
+                await asyncio.sleep(0)
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+            assert len(server._state.connections) == 3
+            reader, writer = first[0]
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readline()).split()[1] == b"503"
+            for _, writer in first:
+                writer.close()
+
+    web_served.run(test)
+
+
+def test_the_logger_of_other_servers_of_uvicorn_is_left_alone(
+    spool: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program that has one lost its lines. A fault of the page is told by a logger of qflow."""
+    others = logging.getLogger("uvicorn.error")
+    before = others.level
+
+    async def fault(_: object) -> None:
+        raise LookupError("no such thing")
+
+    monkeypatch.setattr("qflow.web.figures.Figures.look", fault)
+
+    async def test() -> None:
+        async with qflow.aio.open(spool) as broker, await qflow.web.serve(broker, port=0) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readline()).split()[1] == b"500"
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"no request\r\n\r\n")
+            assert (await reader.readline()).split()[1] == b"400"
+            writer.close()
+
+    web_served.run(test)
+    assert others.level == before
+    assert [one.name for one in caplog.records if one.levelno >= logging.WARNING] == ["qflow.web.faults"]
+    assert "no such thing" in caplog.text
