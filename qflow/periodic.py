@@ -51,6 +51,8 @@ TURNING_AWAY = (Decision.DROP, Decision.DEAD_LETTER)
 """At a limit, messages that are put together are turned away together, also where some would have room."""
 FIELDS = 5
 """Of a line of crontab that say when."""
+LONGEST_CRON = 1000
+"""Characters of them: they are read for each message, by the thread of maintenance."""
 REPEATED_S = 3600.0
 """A clock that goes back by no more comes by no moment again: it was ahead for a moment, not for days."""
 
@@ -292,7 +294,7 @@ def make_schedule(
         every_s = parse_span(every_s, "every_s")
         if every_s < SHORTEST_S:
             raise InvalidArgument(f"every_s must be at least {SHORTEST_S:g} s, got {every_s!r}")
-    elif len(str(cron).split()) != FIELDS:  # cronsim takes a sixth, for seconds
+    elif len(str(cron)) > LONGEST_CRON or len(str(cron).split()) != FIELDS:  # cronsim takes a sixth, for seconds
         raise _no_cron(cron)
     if cron is None and time_zone != "UTC":
         raise InvalidArgument(f"time_zone={time_zone!r:.80} is of cron: leave it out with every_s")

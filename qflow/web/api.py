@@ -80,8 +80,8 @@ async def _streams(site: Site, rights: Rights, _given: Arguments) -> Any:
 async def _stream(site: Site, rights: Rights, given: Arguments) -> Any:
     name = visible(rights, given.text("stream"))
     stream = stream_of(site.broker, rights, name)
-    stats = await at_a_glance(site.broker, stream.stream.stats)
-    return {"stats": attrs.asdict(stats), "settings": stream.settings.to_dict()}
+    stats = await at_a_glance(site.broker, lambda: attrs.asdict(stream.stream.stats()))  # of many subscriptions
+    return {"stats": stats, "settings": stream.settings.to_dict()}
 
 
 async def _stream_messages(site: Site, rights: Rights, given: Arguments) -> Any:
@@ -98,7 +98,8 @@ async def _consumers(site: Site, rights: Rights, _given: Arguments) -> Any:
 
 
 async def _connections(site: Site, rights: Rights, _given: Arguments) -> Any:
-    return {"connections": [attrs.asdict(one) for one in site.connections(rights)]}
+    found = site.connections(rights)
+    return {"connections": await at_a_glance(site.broker, lambda: [attrs.asdict(one) for one in found])}
 
 
 async def _findings(site: Site, rights: Rights, _given: Arguments) -> Any:

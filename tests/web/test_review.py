@@ -17,6 +17,7 @@ pytest.importorskip("httpx")
 pytest.importorskip("prometheus_client")
 
 import qflow.aio
+from qflow.serving import presence
 from qflow.web import rights
 from qflow.web.figures import Figures, Look
 from web_served import run, served, users
@@ -141,5 +142,33 @@ def test_charts_begin_anew_where_the_clock_is_set_back(spool: Path, monkeypatch:
             points = figures.points()
             assert [point["at_s"] for point in points] == [46_402.0, 46_403.0]
             assert [point["put"] for point in points] == [0.05, 0.05]
+
+    run(test)
+
+
+def test_thousands_of_connections_and_subscriptions_are_told_beside_the_loop(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make plain values of ten thousand takes a tenth of a second."""
+    threads: list[threading.Thread] = []
+    real = attrs.asdict
+
+    def noting(one: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return real(one, **options)
+
+    monkeypatch.setattr(attrs, "asdict", noting)
+
+    async def test() -> None:
+        async with served(spool, users()) as site:
+            await site.broker.declare_stream("log", topics=["log/#"])
+            door, one = object(), presence.Connected("mqtt", "sensor", "anna", "10.0.0.7", 1.0)
+            presence.enter(site.broker.broker, door, lambda: [one])
+            api = site.api()
+            found = (await api.get("/api/connections")).json()["connections"]
+            assert [connection["name"] for connection in found] == ["sensor"]
+            assert (await api.get("/api/stream", params={"stream": "log"})).json()["stats"]["subscriptions"] == []
+            assert threads
+            assert threading.current_thread() not in threads
 
     run(test)
