@@ -38,7 +38,12 @@ def first_messages(path: str, queue: str, most: int) -> list[dict[str, Any]]:
         NotFound: no such queue in the log. StorageError: it could not be read.
     Cost: 0.3 s of a processor, most of it the start of Python.
     """
-    found: list[dict[str, Any]] = _told(path, queue, str(most))["messages"]
+    try:
+        found: list[dict[str, Any]] = _told(path, queue, str(most))["messages"]
+    except NotFound as error:
+        if repr(queue) not in str(error):  # the spool itself
+            raise
+        raise NotFound(f"queue {queue!r} was deleted meanwhile") from error  # others are not for whoever asks
     return found
 
 

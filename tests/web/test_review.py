@@ -16,9 +16,11 @@ pytest.importorskip("jinja2")
 pytest.importorskip("httpx")
 pytest.importorskip("prometheus_client")
 
+import qflow
 import qflow.aio
+from qflow.errors import NotFound
 from qflow.serving import presence
-from qflow.web import rights
+from qflow.web import reading, rights
 from qflow.web.figures import Figures, Look
 from web_served import run, served, users
 
@@ -172,3 +174,13 @@ def test_thousands_of_connections_and_subscriptions_are_told_beside_the_loop(
             assert threading.current_thread() not in threads
 
     run(test)
+
+
+def test_a_queue_that_is_deleted_while_it_is_read_tells_no_other_names(tmp_path: Path) -> None:
+    """What the log has instead is for who may know of all of it."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queues(["secret-1", "secret-2"])
+        with pytest.raises(NotFound, match="^queue 'secret' was deleted meanwhile$"):
+            reading.first_messages(broker.path, "secret", 1)
+    with pytest.raises(NotFound, match="nowhere"):
+        reading.first_messages(str(tmp_path / "nowhere"), "secret", 1)
