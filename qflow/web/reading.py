@@ -15,7 +15,7 @@ from typing import Any
 
 import attrs
 
-from qflow import children
+from qflow import __version__, children
 from qflow.amqp import letters
 from qflow.errors import NotFound, QflowError, StorageError
 from qflow.inspect import Health, LettersFacts, MessageFacts
@@ -55,8 +55,12 @@ def health(path: str) -> Health:
     Cost: as `first_messages`; it reads a row for each lane, and some hundred dead letters.
     """
     found = _told(path)["health"]
-    dead = [LettersFacts(**one | {"reasons": tuple(map(tuple, one["reasons"]))}) for one in found["letters"]]
-    return Health(**found | {"letters": dead, "readers": [(pid, ago) for pid, ago in found["readers"]]})
+    try:
+        dead = [LettersFacts(**one | {"reasons": tuple(map(tuple, one["reasons"]))}) for one in found["letters"]]
+        return Health(**found | {"letters": dead, "readers": [(pid, ago) for pid, ago in found["readers"]]})
+    except (TypeError, KeyError) as error:  # the process has the package as it is now
+        text = f"the log of {path} was read by another version of qflow than {__version__}: restart this process"
+        raise StorageError(text) from error
 
 
 def _told(*arguments: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ pytest.importorskip("prometheus_client")
 
 import qflow
 import qflow.aio
-from qflow.errors import NotFound
+from qflow.errors import NotFound, StorageError
 from qflow.serving import presence
 from qflow.web import reading, rights
 from qflow.web.figures import Figures, Look
@@ -184,3 +184,11 @@ def test_a_queue_that_is_deleted_while_it_is_read_tells_no_other_names(tmp_path:
             reading.first_messages(broker.path, "secret", 1)
     with pytest.raises(NotFound, match="nowhere"):
         reading.first_messages(str(tmp_path / "nowhere"), "secret", 1)
+
+
+def test_a_package_that_was_upgraded_under_the_server_is_told(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that reads the log has the new one: findings were without what the log tells, and nothing said why."""
+    told = {"letters": [], "readers": [], "what_comes_later": 1}
+    monkeypatch.setattr(reading, "_told", lambda *_: {"health": told})
+    with pytest.raises(StorageError, match="restart this process"):
+        reading.health(str(spool))
