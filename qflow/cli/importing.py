@@ -12,6 +12,7 @@ import click
 
 from qflow.cli import facts, options
 from qflow.cli.exits import Exit
+from qflow.cli.lines import waiting
 from qflow.cli.progress import counting
 from qflow.cli.spool import AnyBroker, largest_message, reached
 from qflow.cli.standard import stdin_bytes
@@ -56,7 +57,7 @@ def import_(spool: Path, file: Path, to: str | None, skip: int, capacity: int, a
     with Stop() as stop:
         try:
             with counting("importing", total) as advance, reached(spool, capacity) as broker:
-                source = _Source(file, advance, largest_message(broker))
+                source = _Source(file, advance, largest_message(broker), stop)
                 run.run(broker, source, skip, stop)
         except Stopped:
             return stop.exit_code
@@ -91,19 +92,23 @@ class _Source:
     advance: Callable[[int], None]
     largest: int
     """How many bytes a message may have, which bounds a line."""
+    stop: Stop
     where: str = ""
 
     def __iter__(self) -> Iterator[Declared | Item]:
         from qflow.cli.portable import parquet
-        from qflow.cli.portable.items import parsed
+        from qflow.cli.portable.items import Declared, parsed
 
         # A pipe is opened once: what is read of it is gone, and nobody may write into it again.
         if _is_parquet(self.file):
-            for number, one in enumerate(parquet.read(self.file), 1):
-                self.where = f"row {number:,} of {facts.readable(str(self.file))}"
+            rows = 0
+            for one in parquet.read(self.file):
+                rows += not isinstance(one, Declared)  # declarations are no rows
+                self.where = f"row {rows:,} of {facts.readable(str(self.file))}"
                 yield one
             return
-        with stdin_bytes() if str(self.file) == "-" else self.file.open("rb") as lines:
+        with stdin_bytes() if str(self.file) == "-" else self.file.open("rb") as opened:
+            lines = waiting(opened, self.stop)
             for number in count(1):
                 most = _ESCAPED * self.largest + _BESIDE_BYTES
                 line = lines.readline(most + 1)

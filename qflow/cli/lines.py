@@ -1,10 +1,15 @@
-"""Reads lines from a descriptor, in batches of what is available: never waits to fill a batch, never cuts a line."""
+"""Reads lines from a descriptor, in batches of what is available: never waits to fill a batch, never cuts a line.
+
+What waits for a descriptor hears a signal meanwhile: `Waiting` does for whoever reads in another way.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import select
 from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 from qflow.cli.standard import complain
 from qflow.cli.stop import Stop
@@ -150,3 +155,27 @@ class Lines:
             f"{self._name}: line {self._count + position} is longer than {self._max_bytes:,} bytes, the most that a "
             "message may hold here; is --delimiter right?"
         )
+
+
+def waiting(file: BinaryIO, stop: Stop) -> BinaryIO:
+    """Return what reads a file from where it is, and raises `Stopped` soon after a signal, also if nothing comes."""
+    try:
+        return io.BufferedReader(_Waiting(file.fileno(), stop))
+    except io.UnsupportedOperation:  # somebody keeps in memory what is read
+        return file
+
+
+class _Waiting(io.RawIOBase):
+    def __init__(self, descriptor: int, stop: Stop) -> None:
+        self._descriptor = descriptor
+        self._stop = stop
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._poll.poll(_PATIENCE_MS):
+            self._stop.check()
+        return os.readv(self._descriptor, [buffer])

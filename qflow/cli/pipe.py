@@ -27,7 +27,7 @@ from qflow.cli.standard import complain
 from qflow.cli.stop import Stop, Stopped
 from qflow.config import LONGEST_S
 from qflow.deliveries import Deliveries
-from qflow.errors import QflowError
+from qflow.errors import NotFound, QflowError
 from qflow.options import Spill
 
 _FIRST_PAUSE_S = 0.2
@@ -202,9 +202,11 @@ def _count_stored(spool: Path, queue_name: str) -> int:
     """Return how many lines were ever put into a queue that was given nothing else."""
     from qflow import inspect
 
-    if not spool.exists():
+    try:
+        found = inspect.read_spool(spool)
+    except NotFound:  # it is made, also in a directory that is there
         return 0
-    return next((queue.next_sequence for queue in inspect.read_spool(spool).queues if queue.name == queue_name), 0)
+    return next((queue.next_sequence for queue in found.queues if queue.name == queue_name), 0)
 
 
 def _run(flow: Flow, words: tuple[str, ...], wanted: _Settings) -> Exit | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import tracemalloc
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import qflow
+from doors.command_line import CommandLine
 from qflow import inspect
 from qflow.cli.main import app
 from qflow.cli.portable import parquet, restoring
@@ -302,3 +304,52 @@ def test_an_export_into_no_directory_names_the_file_that_was_asked_for(spool: Pa
     done = run("export", spool, "-o", tmp_path / "nowhere" / "all.jsonl")
     assert done.exit_code == 4
     assert done.stderr == f"qflow: cannot write {tmp_path}/nowhere/all.jsonl: No such file or directory\n"
+
+
+def test_an_import_that_waits_for_a_pipe_hears_a_signal(cli: CommandLine) -> None:
+    """Nothing need come; what it has put is told, and an unfinished batch is left out as a whole."""
+    importing = cli.start("import", cli.spool)
+    assert importing.stdin is not None
+    assert importing.stdout is not None
+    declared = line_of(Declared(kind="queue", name="q", settings={}))
+    lines = [declared, *('{"queue": "q", "body": "x"}',) * (restoring.BATCH_MESSAGES + 1), '{"queue":']
+    importing.stdin.write("\n".join(lines).encode())
+    cli.wait_until_stored(restoring.BATCH_MESSAGES)
+    importing.send_signal(signal.SIGTERM)
+    assert importing.wait() == 128 + signal.SIGTERM
+    assert importing.stdout.read() == b"messages imported: %d\n" % restoring.BATCH_MESSAGES
+    assert len(cli.waiting()) == restoring.BATCH_MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("body", [b"a", None], "body is None"),
+        ("body", ["a", "b"], "body is 'a'"),
+        ("expires_ms", [0, -5], "expires_ms is -5"),
+        ("due_ms", ["5", "6"], "due_ms is '5'"),
+        ("kind", ["queue", "que"], "kind is queue or stream, not 'que'"),
+        ("more", [1, 2], "more is 1"),
+        ("priority", [0, 3], "row 2 of changed.parquet: priority must be an int from 0 to 0"),
+        ("settings", None, "settings is missing, or no dict"),
+    ],
+)
+def test_a_parquet_file_that_another_program_has_changed_is_refused(
+    name: str, values: list[Any] | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a sentence, whatever is in its columns."""
+    arrow, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
+    item = Item(kind="queue", name="q", number=0, body=b"x")
+    parquet.write(Path("file.parquet"), [Declared(kind="queue", name="q", settings={})], [[item, item]])
+    table = pq.read_table("file.parquet")
+    metadata = table.schema.metadata
+    if values is None:
+        metadata = {b"qflow.declared": b'[{"kind": "queue", "name": "q", "settings": null}]'}
+    elif name in table.column_names:
+        table = table.set_column(table.column_names.index(name), name, arrow.array(values))
+    else:
+        table = table.append_column(name, arrow.array(values))
+    pq.write_table(table.replace_schema_metadata(metadata), "changed.parquet")
+    result = run("import", "spool", "changed.parquet")
+    assert (result.exit_code, said in result.stderr) == (2, True), result.output

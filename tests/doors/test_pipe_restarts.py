@@ -272,11 +272,17 @@ def test_a_queue_that_takes_no_more_ends_a_pipe_whose_command_is_given_up(cli: C
 
 
 def test_a_killed_pipe_knows_how_much_of_its_input_it_had_stored(cli: CommandLine) -> None:
-    """After SIGKILL, the same input with `--resume-from stored` puts each line into the queue once."""
+    """After SIGKILL, the same input with `--resume-from stored` puts each line into the queue once.
+
+    So does the first run, in a directory that a service manager has made.
+    """
+    cli.spool.mkdir()
     lines = numbers(0, 40_000)
     (cli.directory / "input").write_bytes(text(lines))
     with (cli.directory / "input").open("rb") as source:
-        process = cli.start_on(source, subprocess.DEVNULL, "pipe", cli.spool, "q", "--", *NOT_READING)
+        process = cli.start_on(
+            source, subprocess.DEVNULL, "pipe", cli.spool, "q", "--resume-from", "stored", "--", *NOT_READING
+        )
         cli.wait_until_stored(5000)
         process.kill()
         process.wait()

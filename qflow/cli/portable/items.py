@@ -58,13 +58,7 @@ def parsed(line: bytes) -> Declared | Item:
     if not isinstance(found, dict):
         raise InvalidArgument("it is no JSON object")
     if "declare" in found:
-        _check_known(found, "declare", "name", "settings")
-        kind = _taken(found, "declare", str, None)
-        if kind not in KINDS:
-            raise InvalidArgument(f"declare is queue or stream, not {kind!r:.40}")
-        return Declared(
-            kind=kind, name=_taken(found, "name", str, None), settings=_taken(found, "settings", dict, None)
-        )
+        return declared(found, "declare")
     kinds = [kind for kind in KINDS if kind in found]
     if len(kinds) != 1:
         raise InvalidArgument("it names no queue and no stream, or both")
@@ -78,6 +72,15 @@ def parsed(line: bytes) -> Declared | Item:
         headers=_taken(found, "headers", dict, dict),
         body=_bytes(found, "body"),
     )
+
+
+def declared(found: dict[str, Any], kind_key: str = "kind") -> Declared:
+    """Return how a queue or stream is declared. Raises InvalidArgument: that is not said."""
+    _check_known(found, kind_key, "name", "settings")
+    kind = _taken(found, kind_key, str, None)
+    if kind not in KINDS:
+        raise InvalidArgument(f"{kind_key} is queue or stream, not {kind!r:.40}")
+    return Declared(kind=kind, name=_taken(found, "name", str, None), settings=_taken(found, "settings", dict, None))
 
 
 def _check_known(found: dict[str, Any], *names: str) -> None:
