@@ -161,6 +161,7 @@ class _Run:
         from qflow.cli.portable.items import Declared
 
         names: dict[tuple[str, str], None] = {}
+        there = restoring.names(broker)
         for found in source:
             one = found
             if self.to is not None:
@@ -169,7 +170,7 @@ class _Run:
                     raise InvalidArgument("--to is for a file with one queue or one stream; this is another one")
                 one = attrs.evolve(one, name=self.to)
             if isinstance(one, Declared):
-                source.largest = max(source.largest, restoring.declare(broker, one))
+                source.largest = max(source.largest, restoring.declare(broker, one, there))
             else:
                 yield one
 

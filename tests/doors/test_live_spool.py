@@ -8,14 +8,20 @@ import pty
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import qflow
 from doors.command_line import POLLS, CommandLine, error_line, numbers, text
+from other_owner import owned
+from qflow import inspect
 from qflow.cli.chosen import AT_ONCE
 from qflow.cli.main import app
+from qflow.cli.spool import largest_message
+from qflow.config import QueueSettings
 from qflow.remote.client.broker import RemoteBroker
 
 
@@ -276,3 +282,36 @@ def test_an_owner_that_lets_nobody_in_is_named(cli: CommandLine) -> None:
             done = cli.run(*verb)
             assert done.returncode == 3
             assert str(os.getpid()) in error_line(done)
+
+
+def test_the_largest_message_is_asked_of_the_owner_for_what_the_log_does_not_have_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call for each of thousands of queues kept whoever publishes a line waiting for seconds."""
+    asked: list[str] = []
+    queue = RemoteBroker.queue
+
+    def noted(broker: RemoteBroker, name: str) -> Any:
+        asked.append(name)
+        return queue(broker, name)
+
+    monkeypatch.setattr(RemoteBroker, "queue", noted)
+    with owned(tmp_path / "spool"), qflow.connect(tmp_path / "spool") as broker:
+        assert largest_message(broker) == QueueSettings().max_message_bytes
+        broker.declare_stream("s", topics=["t"], max_message_bytes="80MiB")
+        assert largest_message(broker) == 80 * 2**20
+        assert asked == []
+        broker.declare_queue("unlogged", durable=False, max_message_bytes="90MiB")
+        assert largest_message(broker) == 90 * 2**20
+        assert asked == ["unlogged"]
+
+
+def test_an_import_asks_once_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is declared in it: the names of thousands of queues were asked for, for each of them."""
+    declared = [f'{{"declare": "queue", "name": "{number}", "settings": {{}}}}' for number in range(20)]
+    calls: list[object] = []
+    queues = qflow.Broker.queues
+    monkeypatch.setattr(qflow.Broker, "queues", lambda broker: calls.append(0) or queues(broker))
+    done = CliRunner().invoke(app, ["import", str(tmp_path / "spool")], input="\n".join([*declared, *declared]))
+    assert (done.exit_code, len(calls)) == (0, 2)
+    assert len(inspect.read_spool(tmp_path / "spool").queues) == 20

@@ -18,8 +18,16 @@ BATCH_MESSAGES, BATCH_BYTES = 500, 4 * 2**20
 """A batch, which is one commit, ends with the message that reaches one of these."""
 
 
-def declare(broker: AnyBroker, one: Declared) -> int:
+def names(broker: AnyBroker) -> dict[str, set[str]]:
+    """Return the names that there are, by kind."""
+    return {"queue": set(broker.queues()), "stream": set(broker.streams())}
+
+
+def declare(broker: AnyBroker, one: Declared, there: dict[str, set[str]]) -> int:
     """Make a queue or stream as it was, a queue with its bindings, unless there is one of that name.
+
+    Args:
+        there: `names`, asked for once: there may be thousands. What is made is added.
 
     Returns:
         How many bytes its largest message may have.
@@ -27,11 +35,13 @@ def declare(broker: AnyBroker, one: Declared) -> int:
     Raises:
         InvalidArgument: a setting is none, as one of a later version, or makes no sense. What declaring raises.
     """
+    is_there = one.name in there[one.kind]
+    there[one.kind].add(one.name)
     if one.kind == "stream":
-        if one.name not in broker.streams():
+        if not is_there:
             broker.declare_stream(one.name, **StreamSettings.from_call(one.settings, "stream").to_dict())
         return broker.stream(one.name).settings.max_message_bytes
-    if one.name not in broker.queues():
+    if not is_there:
         given = dict(one.settings)
         bindings = given.pop("bindings", None) or []
         settings = QueueSettings.from_call(given, "queue")
@@ -76,4 +86,4 @@ def put(broker: AnyBroker, batch: Batch) -> int:
     return restore(broker, batch.items) if isinstance(broker, Broker) else restore_through(broker, batch.items)
 
 
-__all__ = ["BATCH_BYTES", "BATCH_MESSAGES", "Batch", "Refused", "batches", "declare", "put"]
+__all__ = ["BATCH_BYTES", "BATCH_MESSAGES", "Batch", "Refused", "batches", "declare", "names", "put"]
