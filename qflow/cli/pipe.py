@@ -368,9 +368,11 @@ def _run_once(command: Command, data: bytes) -> None:
     with command.started() as run:
         with suppress(BrokenPipeError):  # it may exit without reading everything: its exit code counts
             _write(run, data, deadline)
-        run.stdin.close()
+        if time.monotonic() < deadline:  # else a run could take it for the end of its input, and exit with 0
+            run.stdin.close()
         if not run.ends_within(None if most_s is None else max(0, deadline - time.monotonic())):
             run.end()
+            run.stdin.close()
             raise RunFailed(f"{command.name} did not end within {most_s:g} s, and was ended")
         run.process.wait()
     if run.process.returncode != 0:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from qflow.cli.command import Command, CommandFailed, Restarts, RunFailed
+import qflow
+from doors.command_line import NOT_READING
+from qflow.cli.command import Command, CommandFailed, Restarts, Run, RunFailed
 from qflow.cli.flow import Flow
+from qflow.cli.pipe import to_runs
 from qflow.cli.pipe_stream import Idle
 from qflow.cli.stop import Stop
 from unit.clocks import Clock, open_still
@@ -114,3 +117,22 @@ def test_what_a_command_holds_is_not_taken_back_while_it_works(tmp_path: Path) -
         assert flow.take(10, 0) is None
         batch.nack()
         assert queue.get_many(10, timeout_s=0).bodies == [b"1", b"2"]
+
+
+def test_a_run_without_time_left_is_given_no_early_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could take that for the end of its input and exit with 0, before the thread that waits for it looks."""
+    ends_within = Run.ends_within
+
+    def held_up(run: Run, seconds: float | None) -> bool:
+        if run.stdin.closed:
+            run.process.wait()
+        return ends_within(run, seconds)
+
+    monkeypatch.setattr(Run, "ends_within", held_up)
+    with qflow.open(tmp_path / "spool") as broker:
+        queue = broker.declare_queue("q")
+        queue.put_many([b"x" * 1000] * 200)
+        flow = Flow(queue, CAPACITY, b"\n", 0, Stop())
+        with pytest.raises(CommandFailed, match="did not end within 0.05 s, and was ended"):
+            to_runs(flow, Command(NOT_READING, 0.05), Restarts(0, 0, flow), 200)
+        assert len(queue) == 200
