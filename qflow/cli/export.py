@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -14,6 +15,7 @@ from qflow.cli.damage import tell_of_examination
 from qflow.cli.progress import counting
 from qflow.cli.standard import stdout_bytes
 from qflow.errors import StorageError
+from qflow.storage.files import Files
 
 if TYPE_CHECKING:
     from qflow.cli.portable.reading import Contents
@@ -82,7 +84,10 @@ def _write_file(output: Path, form: str, found: Contents, batches: Iterator[list
         else:
             with open(part, "xb") as file:
                 _write_lines(file, found, batches)
+        Files().sync_file(str(part))
         os.replace(part, output)
+        with suppress(PermissionError):  # a directory that one may write to, and not read
+            Files().sync_directory(str(output.parent))
     except OSError as error:
         if error.filename not in (None, str(part)):
             raise

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qflow.cli.exits import EXIT_CODES, Exit, exit_code
-from qflow.cli.standard import complain, complaining, discard_stdout, in_words
+from qflow.cli.standard import complain, complaining, discard_stdout, in_words, wait_for_readers
 from qflow.cli.stop import Interrupted
 from qflow.descriptors import occupy_standard
 from qflow.errors import QflowError
@@ -204,6 +204,7 @@ def main(*, hears_interrupts: bool = False) -> None:
         if hears_interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         occupy_standard()
+        wait_for_readers()
         app(prog_name="qflow")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)

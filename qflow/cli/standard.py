@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
@@ -28,6 +30,34 @@ def stdout_bytes() -> BinaryIO:
     if sys.stdout is None:
         raise StorageError("cannot write to stdout: it is closed")
     return sys.stdout.buffer
+
+
+class _Patient(io.FileIO):
+    """A descriptor that does not block, written as if it did."""
+
+    def write(self, data: Any, /) -> int:
+        while (count := super().write(data)) is None:
+            ready = select.poll()
+            ready.register(self, select.POLLOUT)
+            ready.poll()
+        return count
+
+
+def wait_for_readers() -> None:
+    """Have stdout and stderr wait for who reads, whatever other processes have set: who shares a pipe shares its flags.
+
+    An interpreter fails where a descriptor that does not block takes no more.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.flush()
+            file = io.BufferedWriter(_Patient(stream.fileno(), "wb", closefd=False))
+            options: dict[str, Any] = {
+                "line_buffering": stream.line_buffering,
+                "write_through": stream.write_through,
+            }
+            setattr(sys, name, io.TextIOWrapper(file, stream.encoding, stream.errors, **options))
 
 
 def discard(descriptor: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -17,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import qflow
-from doors.command_line import CommandLine
+from doors.command_line import WATCHDOG_S, CommandLine
 from qflow import inspect
 from qflow.cli.main import app
 from qflow.cli.portable import parquet, restoring
@@ -64,6 +65,30 @@ def told(spool: Path) -> tuple[list[Any], dict[Any, list[Item]]]:
 def owner_of(path: Path, owned: bool) -> AbstractContextManager[object]:
     """Return another owner of the spool, through whose door an import goes; or none."""
     return qflow.open(path) if owned else nullcontext()
+
+
+def test_a_reader_is_waited_for_where_the_pipe_does_not_block(cli: CommandLine) -> None:
+    """Another process that has the pipe, too, has set that: node and ssh do."""
+    with qflow.open(cli.spool) as broker:
+        broker.declare_queue("q").put_many([b"x" * 1000] * 200)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    process = cli.start_on(subprocess.DEVNULL, writing, "export", cli.spool)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        assert len(pipe.readlines()) == 201
+    assert process.wait(WATCHDOG_S) == 0
+
+
+def test_what_is_exported_to_a_file_is_on_the_disk_before_it_has_its_name(
+    spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would leave the name, and nothing in it."""
+    file = tmp_path / "all.jsonl"
+    synced: list[tuple[int, bool]] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append((os.fstat(fd).st_ino, file.exists())))
+    assert run("export", spool, "-o", file).exit_code == 0
+    assert synced == [(file.stat().st_ino, False), (tmp_path.stat().st_ino, True)]
 
 
 @pytest.mark.parametrize("owned", [False, True])
