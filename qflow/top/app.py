@@ -21,7 +21,7 @@ from textual.widgets import Footer, Input
 
 from qflow.errors import QflowError
 from qflow.names import printable
-from qflow.top import acting, drawing
+from qflow.top import acting, drawing, one
 from qflow.top.look import Board, Key, Look, Mode, Order
 from qflow.top.one import Inside
 from qflow.top.source import Source
@@ -302,6 +302,8 @@ class Top(App[int]):
             self._say("choose a queue for that")
         elif self.board.look.mode is not Mode.LIVE:
             self._say(_why_not(self.board.look))
+        elif key not in self.board.rows:
+            self._say(one.gone(key))
         else:
             return key.name
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -152,9 +153,10 @@ class Board:
         """Show this look from now on. Cost: 10 µs for each queue that changed, a fraction of one for any other."""
         before, self.look = self.look, look
         self.events.extend(look.events)
-        if (look.mode, look.pid) != (before.mode, before.pid):
-            self._begin_anew()
-        elif self._times and look.time_s <= self._times[-1]:
+        latest_s = self._times[-1] if self._times else -math.inf
+        if (look.mode, look.pid) != (before.mode, before.pid) or look.time_s < latest_s:
+            self._begin_anew()  # or their clock was set back
+        elif look.time_s == latest_s:
             return  # the same figures, read again
         self._number += 1
         self._times.append(look.time_s)
@@ -169,7 +171,7 @@ class Board:
         self._whole.note(self._number, self._sums(look))
 
     def _begin_anew(self) -> None:
-        """Forget what another owner counted."""
+        """Forget what another owner counted, or what no rate can be reckoned from."""
         self.rows.clear()
         self._histories.clear()
         self._moving.clear()

@@ -39,7 +39,7 @@ def page(board: Board, key: Key, inside: Inside, width: int) -> list[Text]:
     """Return all there is to say of one."""
     row = board.rows.get(key)
     if row is None:
-        return [Text(f"{key.kind} {printable(key.name)} is not there any more", "bold yellow")]
+        return [Text(gone(key), "bold yellow")]
     facts = (board.look.queues if key.kind == "queue" else board.look.streams)[key.name]
     lines = [_heading(f"{key.kind} {key.name}" + (", paused" if row.is_paused else ""), width)]
     for flow in FLOWS:
@@ -60,6 +60,11 @@ def page(board: Board, key: Key, inside: Inside, width: int) -> list[Text]:
     if inside.note:
         lines += [Text(printable(inside.note), "yellow")]
     return lines
+
+
+def gone(key: Key) -> str:
+    """Return what is said of one that was deleted."""
+    return f"{key.kind} {printable(key.name)} is not there any more"
 
 
 def _heading(text: str, width: int) -> Text:

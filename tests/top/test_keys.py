@@ -153,6 +153,22 @@ def test_a_queue_is_opened_and_followed_and_may_go() -> None:
     played(script)
 
 
+@pytest.mark.parametrize("key", ["x", "p", "R", "a"])
+def test_nothing_is_asked_of_a_queue_that_is_gone(key: str) -> None:
+    """A sentence says so, on its page and behind it."""
+
+    async def script(top: Top, pilot: Pilot[int]) -> None:
+        await pilot.press("enter")
+        await sees(pilot, "queue payments")
+        top.take(top_seen.look(12, queues={}))
+        await sees(pilot, "queue payments is not there any more")
+        await pilot.press(key)
+        await until(pilot, lambda: top.said == "queue payments is not there any more")
+        assert len(top.screen_stack) == 2
+
+    played(script)
+
+
 def test_events_findings_and_keys_are_read_on_screens_of_their_own() -> None:
     """Escape leads back; keys of the table do nothing there."""
 

@@ -64,6 +64,17 @@ def test_figures_that_are_read_again_are_no_look_of_their_own() -> None:
     assert board.look.age_s == 3.0
 
 
+def test_a_clock_that_was_set_back_begins_anew() -> None:
+    """The figures of an owner that lets nobody in have the time of its clock: they are shown all the same."""
+    board = Board()
+    board.take(look(5000.0, 0, mode=Mode.TOLD))
+    board.take(look(5010.0, 50, mode=Mode.TOLD))
+    others = {"others": top_seen.queue("others", put_total=7)}
+    board.take(Look(mode=Mode.TOLD, pid=1, time_s=1410.0, queues=others))
+    assert [key.name for key in board.rows] == ["others"]
+    assert board.rows[Key("queue", "others")].rates["in"] is None
+
+
 @pytest.mark.parametrize("change", [{"pid": 2}, {"mode": Mode.TOLD}])
 def test_another_owner_counts_anew(change: dict[str, Any]) -> None:
     """What the last one counted is no rate of the new one."""
