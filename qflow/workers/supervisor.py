@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 TICK_S = 0.1
 """How long a supervisor looks away at most."""
+MOST = 10_000
+"""Processes of one supervisor."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _logger = get_logger("qflow")
 
@@ -65,11 +67,11 @@ def run(
             URL of a broker on another host, `grpc+tls://HOST:PORT`, to which each process connects: see `connect`.
         function: one that stands in a module or program by itself, or its name: `"module:function"`,
             `"file.py:function"`. Each process imports it; a program needs `if __name__ == "__main__":`.
-        processes: how many; None = one for each processor that this process may use.
+        processes: how many, 10,000 at most; None = one for each processor that this process may use.
         lease_s: a process that holds a message for longer is killed, unless the function calls `delivery.extend`.
             None = the queue's `ack_timeout_s`; if it has none, for ever.
         retry_delay_s: a message that failed waits so long for its next delivery, twice as long after the next, and so
-            on up to an hour.
+            on up to an hour; always so long if that is more.
         stop: ends it as a signal does, once it is set.
         options: `token_file`, `ca`, `cert` and `key` for a URL; else what `qflow.open` takes.
 
@@ -90,8 +92,9 @@ def run(
         raise InvalidArgument(f"run has no argument {min(unknown)!r}; there are {', '.join(known)}")
     of_broker: Any = dict(options)
     files = {name: of_broker.pop(name) for name in UrlOptions.__annotations__ if name in of_broker}
-    reach = Reach(**{name: os.path.abspath(file) for name, file in files.items() if file is not None})
-    job = make_job(spool, queue, function, processes, lease_s, retry_delay_s, reach=reach, sys_path=sys.path)
+    reach = Reach(**{name: _parse_file(file, name) for name, file in files.items() if file is not None})
+    sys_path = [one for one in sys.path if isinstance(one, str)]  # an import passes over anything else, too
+    job = make_job(spool, queue, function, processes, lease_s, retry_delay_s, reach=reach, sys_path=sys_path)
     return supervise(job, of_broker, tell=_logger.warning, ready=_logger.info, stop=stop)
 
 
@@ -114,11 +117,17 @@ def make_job(
         reach=reach,
         queue=check_name(queue),
         target=targets.of(function),
-        processes=len(os.sched_getaffinity(0)) if processes is None else parse_count(processes, "processes"),
+        processes=len(os.sched_getaffinity(0)) if processes is None else parse_count(processes, "processes", most=MOST),
         lease_s=None if lease_s is None else _parse_lease(lease_s),
         retry_delay_s=parse_span(retry_delay_s, "retry_delay_s"),
         sys_path=tuple(sys_path),
     )
+
+
+def _parse_file(value: object, what: str) -> str:
+    if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str):
+        return os.path.abspath(path)
+    raise InvalidArgument(f"{what} must be the path of a file, not {value!r:.80}")
 
 
 def _parse_lease(value: object) -> float:

@@ -52,7 +52,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 OPENING_S = 60.0
 """An owner has a door within that, or lets nobody in."""
 LONGEST_DELAY_S = 3600.0
-"""A message that fails waits no longer for its next try."""
+"""A message that fails waits no longer for its next try, unless it is to wait longer for the first."""
 FRESH_S = 0.05
 """Settings of the queue that were read so shortly before a message is begun are not read again for it."""
 REFUSED_CODE = 2
@@ -96,8 +96,8 @@ class Lease:
         self._asked_s = asked_s
         self._read_at = -math.inf
         self.seconds = math.inf
-        self.is_extended = False
-        """The owner is to hold the message for longer than its queue says."""
+        self._is_longer = False
+        """Than the queue says."""
 
     def look(self) -> None:
         """Read the settings, unless that was just now. Cost: a round trip."""
@@ -107,7 +107,16 @@ class Lease:
         ack_timeout_s: float | None = self._queue.settings.ack_timeout_s
         ends_s = math.inf if ack_timeout_s is None else ack_timeout_s
         self.seconds = self._asked_s or ends_s
-        self.is_extended = self.seconds > ends_s
+        self._is_longer = self.seconds > ends_s
+
+    def covers(self, delivery: Held) -> bool:
+        """Have the owner hold a message for so long, if it would not; False: it went back meanwhile."""
+        try:
+            if self._is_longer:
+                delivery.extend(self.seconds)
+        except AlreadySettled:
+            return False
+        return True
 
 
 class Worker:
@@ -228,9 +237,7 @@ class Worker:
             if batch:
                 delivery = Held(batch, self._slot)
                 with self._at_hand(delivery, time.monotonic() + lease.seconds):
-                    if lease.is_extended:
-                        delivery.extend(lease.seconds)
-                    leaves = self._handle(delivery)
+                    leaves = self._handle(delivery) if lease.covers(delivery) else None
                 if leaves is not None:
                     raise leaves
         len(queue)  # what was sent before has arrived when this is answered
@@ -266,7 +273,8 @@ class Worker:
         count, reason = delivery.delivery_count, reason_of(error)
         what = f"message {delivery.sequence} of queue {self._job.queue!r} failed at delivery {count}"
         trace = "".join(traceback.format_exception(error))
-        delay_s = min(self._job.retry_delay_s * 2.0 ** min(count - 1, 60), LONGEST_DELAY_S)
+        first_s = self._job.retry_delay_s
+        delay_s = min(first_s * 2.0 ** min(count - 1, 60), max(first_s, LONGEST_DELAY_S))
         is_settled = False
         try:
             delivery.nack(delay_s=delay_s, reason=reason)

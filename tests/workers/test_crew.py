@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import math
+import os
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -306,3 +310,19 @@ def test_all_are_killed_at_once_if_that_is_asked_for() -> None:
     scene.crew.kill()
     assert all(child.killed for child in scene.started)
     assert State.WORKING in {seat.state for seat in scene.crew.seats}  # it is the last that a supervisor does
+
+
+def test_what_workers_have_at_hand_is_on_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A full one ended the supervisor by a signal, and the broker in it, at the first write."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    first, second = slots(2)
+    second.begin(7)
+    assert (first.read(), second.read()) == ((0.0, 0, 0, 0), (math.inf, 7, 0, 0))
+
+
+def test_where_that_cannot_be_the_room_is_taken_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that was built for an old libc has no files in memory."""
+    monkeypatch.delattr(os, "memfd_create")
+    first, second = slots(2)
+    second.begin(7)
+    assert (first.read(), second.read()) == ((0.0, 0, 0, 0), (math.inf, 7, 0, 0))

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Iterator
 from json import JSONDecoder
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import qflow
-from qflow.workers import targets
+from qflow.workers import supervisor, targets
 from qflow.workers.job import Job, Order
 from qflow.workers.targets import Target
 
@@ -139,3 +140,27 @@ def test_an_argument_that_run_does_not_have_is_refused_with_those_it_has(tmp_pat
     with pytest.raises(qflow.InvalidArgument, match="^run has no argument 'lease'; there are .*lease_s.* token_file"):
         qflow.workers.run(tmp_path / "spool", "q", print, lease=1)  # type: ignore[call-arg]
     assert not (tmp_path / "spool").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"token_file": 5}, "token_file must be the path of a file, not 5"),
+        ({"ca": b"ca.pem"}, "ca must be the path of a file, not b'ca.pem'"),
+        ({"processes": 10_001}, "processes must be at most 10000"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_begun(options: dict[str, Any], said: str) -> None:
+    """A file that is none was a TypeError; too many processes took all memory."""
+    with pytest.raises(qflow.InvalidArgument, match=said):
+        qflow.workers.run("grpc+tls://127.0.0.1:1", "q", print, **options)
+
+
+def test_what_no_import_looks_at_is_not_told_to_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python passes over what is no text in `sys.path`, such as a `Path`; it could not be written."""
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])
+    told: list[Job] = []
+    monkeypatch.setattr(supervisor, "supervise", lambda job, *_, **__: told.append(job))
+    qflow.workers.run(tmp_path / "spool", "q", print)
+    assert Order.decode(Order(told[0], 0, 1, 2).encode()).job == told[0]
+    assert set(told[0].sys_path) < set(sys.path)

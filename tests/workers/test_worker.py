@@ -171,6 +171,23 @@ def test_a_message_that_fails_waits_longer_each_time(broker: Any) -> None:
     assert bodies == [b"bad", b"good"]
 
 
+@pytest.mark.parametrize(("retry_delay_s", "waits"), [(7200, [7200, 7200]), (3000, [3000, 3600])])
+def test_a_message_waits_as_long_as_is_asked_for_also_above_an_hour(
+    broker: Any, monkeypatch: pytest.MonkeyPatch, retry_delay_s: float, waits: list[float]
+) -> None:
+    """What grows ends at an hour; a wait that is longer from the start stays as it is."""
+    broker.declare_queue("jobs").put(b"bad")
+    found: list[float] = []
+
+    def nack(held: Held, *, delay_s: float, reason: str) -> None:
+        found.append(delay_s)
+        qflow.Delivery.nack(held, reason=reason)
+
+    monkeypatch.setattr(Held, "nack", nack)
+    Scene(broker, retry_delay_s=retry_delay_s).run(lambda delivery: int(delivery.body), messages=2)
+    assert found == waits
+
+
 @pytest.mark.parametrize("settles", ["ack", "nack"])
 @pytest.mark.parametrize("fails", [True, False])
 def test_what_the_function_settled_is_left_alone(spool: Path, broker: Any, settles: str, fails: bool) -> None:
@@ -356,6 +373,26 @@ def test_settings_are_not_read_for_each_of_many_messages(broker: Any, monkeypatc
     monkeypatch.setattr(qflow.Queue, "settings", property(lambda queue: read.append(1) or settings.fget(queue)))
     Scene(broker).run(lambda _: None, messages=3)
     assert len(read) == 1
+
+
+def test_a_message_that_went_back_before_its_lease_is_extended_is_not_begun(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another has it; the owner is there as before, and nobody is told of it."""
+    queue = broker.declare_queue("jobs", ack_timeout_s=100)
+    queue.put_many([b"1", b"2"])
+    extend, bodies = Held.extend, []
+
+    def late(held: Held, seconds: float) -> None:
+        if held.body == b"1":
+            raise qflow.AlreadySettled("it was held for too long")
+        extend(held, seconds)
+
+    monkeypatch.setattr(Held, "extend", late)
+    scene = Scene(broker, lease_s=1000)
+    assert scene.run(lambda delivery: bodies.append(delivery.body), messages=1) == 0
+    assert bodies == [b"2"]
+    assert scene.reported == [(READY, "")]
 
 
 def test_an_extension_is_shown_to_the_supervisor(broker: Any) -> None:
