@@ -9,6 +9,8 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable
 
+import attrs
+
 from qflow.doctor.finding import Finding
 from qflow.doctor.look import Look
 from qflow.doctor.looking import look_at
@@ -138,6 +140,14 @@ def judge(look: Look) -> list[Finding]:
 
 
 def judge_each(look: Look) -> list[Finding]:
-    """Return what is wrong with what there is to see, worst first, each by itself."""
-    found = [*judge_spool(look), *judge_queues(look), *judge_streams(look)]
+    """Return what is wrong with what there is to see, worst first, each by itself.
+
+    Where `stats.json` has other things than figures, as whoever may write there may write anything, it is passed over.
+    """
+    try:
+        found = [*judge_spool(look), *judge_queues(look), *judge_streams(look)]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        if look.is_told or look.stats is None:
+            raise
+        return judge_each(attrs.evolve(look, stats=None))
     return sorted(found, key=lambda finding: (-finding.severity, _RANK[finding.kind]))

@@ -187,8 +187,9 @@ def _disk(look: Look) -> Iterator[Finding]:
 
 def under_way_s(stats: Mapping[str, Any] | None) -> float:
     """Return for how long a sync has taken that has not ended, as far as an owner tells that; 0: there is none."""
-    took_s: float = ((stats or {}).get("sync_times") or {}).get("under_way_s", 0.0)
-    return took_s
+    times = (stats or {}).get("sync_times")
+    took_s = times.get("under_way_s", 0.0) if isinstance(times, Mapping) else 0.0
+    return took_s if isinstance(took_s, int | float) else 0.0
 
 
 def _slow_syncs(look: Look) -> Iterator[Finding]:

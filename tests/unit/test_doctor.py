@@ -363,6 +363,32 @@ def test_an_owner_that_tells_nothing_is_told(empty: dict[str, Any]) -> None:
     assert "process 7, has never written its figures: " in found[0].sentence
 
 
+@pytest.mark.parametrize("strange", ["x", None, [], {}, -1])
+@pytest.mark.parametrize("name", ["resident_bytes", "streams", "sync_times", "troubles", "inbox", "holders", "rates"])
+def test_figures_that_no_owner_wrote_are_passed_over(empty: dict[str, Any], name: str, strange: Any) -> None:
+    """Whoever may write `stats.json` may write anything; the rest is judged. Of an owner that tells them it is an error."""
+    look = Look(path="s", owner_pid=7, is_told=False, stats={**told(empty, **{name: strange}), name: strange})
+    kinds = [one.kind for one in judge(look)]
+    assert {"no-door"} <= set(kinds) <= {"no-door", "silent-owner"}
+    if "silent-owner" in kinds:
+        with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
+            judge(attrs.evolve(look, is_told=True))
+
+
+@pytest.mark.parametrize("strange", ["x", {"under_way_s": "long"}, {"under_way_s": None}, 5])
+def test_a_sync_that_no_owner_told_of_does_not_stand_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strange: Any
+) -> None:
+    """What lies in `stats.json` says nothing about the disk; the log is read."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_queue("q")
+    monkeypatch.setattr(looking, "_told", lambda _spool, _owner: {"stats": {"sync_times": strange}, "is_told": False})
+    monkeypatch.setattr(looking, "owner_of", lambda _spool: 7)
+    look = looking.look_at(tmp_path / "spool")
+    assert look.is_read
+    assert not look.is_standing
+
+
 def test_streams_are_judged(empty: dict[str, Any]) -> None:
     """Subscriptions that nobody has open, and blocks that are damaged."""
     stream = empty["streams"]["plant"]
