@@ -136,7 +136,11 @@ class AsyncQueue(asyncio.Queue[T]):
             try:
                 return self.get_nowait()
             except asyncio.QueueEmpty:
-                await asyncio.sleep(LOOK_S)
+                try:
+                    await asyncio.sleep(LOOK_S)
+                except BaseException:
+                    self._getters.wake_one()  # another looks at what is held, as this one did
+                    raise
 
     def task_done(self) -> None:
         """Count an item that was taken as done. Raises ValueError: more often than there were items."""

@@ -110,6 +110,8 @@ class Queue(_Base[T]):
                     raise ShutDown
                 left = ends - time.monotonic() if block else 0.0
                 if left <= 0:
+                    if self._qsize():
+                        self.not_empty.notify()  # another looks at what is held, as this one did
                     raise queue.Empty
                 left = min(left, LOOK_S if self._qsize() else math.inf)
                 self.not_empty.wait(None if left == math.inf else left)

@@ -548,3 +548,48 @@ def test_a_close_that_fails_ends_those_who_wait_and_may_be_repeated(
     ours.close()
     with pytest.raises(qflow.BrokerClosed):
         broker.put(b"")
+
+
+def test_whoever_stops_looking_at_an_item_that_is_held_leaves_that_to_the_next() -> None:
+    """Two wait, one is woken for the item, which another holds by then; the item comes back when that one has gone."""
+    ours: compat.Queue[int] = compat.Queue()
+    line = ours.not_empty._waiters  # type: ignore[attr-defined]
+    found: list[Any] = []
+
+    def get(timeout: float | None) -> None:
+        try:
+            found.append(ours.get(timeout=timeout))
+        except queue.Empty as error:
+            found.append(error)
+
+    threading.Thread(target=get, args=(0.2,), daemon=True).start()
+    until(lambda: len(line) == 1)
+    patient = threading.Thread(target=get, args=(None,), daemon=True)
+    patient.start()
+    until(lambda: len(line) == 2)
+    with ours.mutex:
+        ours._items.put(1)
+        held = ours._items.queue.get_nowait()
+        ours.not_empty.notify()
+    until(lambda: found)
+    held.nack()
+    patient.join(LONG_S)
+    assert isinstance(found[0], queue.Empty)
+    assert found[1:] == [1]
+
+
+def test_a_task_that_stops_looking_at_an_item_that_is_held_leaves_that_to_the_next() -> None:
+    async def scenario() -> None:
+        ours: compat.AsyncQueue[int] = compat.AsyncQueue()
+        first, second = (asyncio.ensure_future(ours.get()) for _ in range(2))
+        await asyncio.sleep(0)
+        ours.put_nowait(1)
+        held = ours._items.queue.get_nowait()
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait([first])
+        held.nack()
+        assert await asyncio.wait_for(second, LONG_S) == 1
+        ours.close()
+
+    asyncio.run(scenario())
