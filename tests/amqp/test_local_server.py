@@ -365,6 +365,16 @@ def test_a_server_that_does_not_come_up_is_waited_for_so_long(tmp_path: Path, mo
         join(LocalSettings(place.spool), str, ())
 
 
+def test_a_server_that_does_not_even_begin_is_waited_for_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python that hangs as it starts is killed; others were started behind it, one after the other, for ever."""
+    monkeypatch.setattr(joining, "START_S", 0.0)
+    monkeypatch.setattr(children, "command", lambda *_: ["sleep", "1000"])
+    with pytest.raises(TimeoutError, match="no server of .* took clients"):
+        join(LocalSettings(str(tmp_path / "spool")), str, ())
+
+
 def test_a_server_that_refuses_and_stays_is_tried_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the error is the client's."""
     now_s = count(step=joining.PAUSE_S)

@@ -64,10 +64,12 @@ def join(settings: LocalSettings, connect: Callable[[Where], T], errors: tuple[t
                     _start(settings, place, end)
                     continue
         if time.monotonic() > end:
-            raise TimeoutError(
-                f"no server of {settings.spool} took clients within {START_S:g} s; see {place.path(LOG)}"
-            )
+            raise _too_late(place)
         time.sleep(PAUSE_S)
+
+
+def _too_late(place: Place) -> TimeoutError:
+    return TimeoutError(f"no server of {place.spool} took clients within {START_S:g} s; see {place.path(LOG)}")
 
 
 @attrs.define
@@ -86,7 +88,7 @@ class _Tries:
 
 
 def _start(settings: LocalSettings, place: Place, end_s: float) -> None:
-    """Start a server, and wait until it listens, or has failed.
+    """Start a server, and wait until it listens, or has failed. Raises as `join`.
 
     It is a process of its own: it has no terminal, and what it keeps open of this one is the pipe that it says one line
     to, and closes.
@@ -106,10 +108,11 @@ def _start(settings: LocalSettings, place: Place, end_s: float) -> None:
         ) as process:
             assert process.stdout is not None
             said = _line(process.stdout.fileno(), end_s)
+            if said is None:
+                process.kill()  # what has not begun to be a server: one that has is a child of it
+                raise _too_late(place)
     finally:
         os.close(log)
-    if said is None:
-        return  # it is slow: whoever waits for it waits on
     if not said:
         raise ConnectionError(f"the server of {settings.spool} ended before it listened; {place.path(LOG)} may say why")
     failure = json.loads(said)
