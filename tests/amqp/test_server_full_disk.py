@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pamqp import commands
 
 import amqp_loop
+import qflow
 from amqp_client import Basic, Connections, method
 from amqp_clients import serving
 from amqp_raw import Queue, Raw
 from doors.event_loop import run
 from faults.test_full_disk import disk_of, fill
+from qflow.amqp.model.records import ROOM
+from qflow.amqp.model.topology import Topology
 
 MOST_LINES = 12
 AT_ONCE = 500
@@ -150,3 +154,26 @@ def take(port: int, number: int) -> list[bytes]:
             raw.send(method(1, Basic.Ack(deliver.delivery_tag)))
         raw.ask(Connections.Close(200, "", 0, 0), Connections.CloseOk, channel=0)
     return found
+
+
+def test_a_server_begins_on_a_full_disk_where_many_queues_were_deleted(tmp_path: Path) -> None:
+    """Records of queues that a program deleted are dropped at its start, a few at a time, which needs no room."""
+    with disk_of("24m", tmp_path / "disk") as disk, qflow.open(disk / "spool") as broker:
+        log = broker.engine.log
+        host = Topology(log, lambda _name, _is_stream: None).vhost("/")
+        facts: dict[str, bytes | None] = {}
+        for number in range(500):
+            name = f"queue number {number}"
+            declared = host.plan_declare_queue(name, 1, durable=True, exclusive=False, auto_delete=False, arguments={})
+            declared.apply()
+            facts |= declared.facts | host.plan_bind_queue(name, "amq.topic", f"k.{number}", {}, 1).facts
+        log.keep_facts(ROOM, facts)
+        queue = broker.declare_queue("q", durable=True)
+        ballast = fill(disk)
+        for size in (5000, 1):
+            with pytest.raises(qflow.DiskFull):
+                while True:
+                    queue.put(bytes(size))
+        Topology(log, lambda _name, _is_stream: None)
+        assert log.facts(ROOM) == {}
+        ballast.unlink()

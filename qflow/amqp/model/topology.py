@@ -16,6 +16,8 @@ from qflow.loggers import get_logger
 
 MOST_TOLD = 10
 """Records that cannot be read are told one by one up to here, and counted then."""
+FORGOTTEN_AT_ONCE = 20
+"""So few records are dropped in one commit that it needs no room: a server begins on a full disk, too."""
 
 _logger = get_logger("qflow.amqp")
 
@@ -43,7 +45,7 @@ class Topology:
 
         Raises:
             BrokerClosed, BrokerFailed: the log cannot be read.
-        Cost: 20 µs a record, and one commit if some are dropped.
+        Cost: 20 µs a record, and a commit for each twenty that are dropped.
         """
         self._log = log
         self._engine = engine
@@ -53,8 +55,9 @@ class Topology:
         stale = self._load(log.facts(ROOM, self._note))
         if self._unread > MOST_TOLD:
             _logger.error("%d records more cannot be served", self._unread - MOST_TOLD)
-        if stale and not self._unread:
-            log.keep_facts(ROOM, dict.fromkeys(stale))
+        if not self._unread:
+            for first in range(0, len(stale), FORGOTTEN_AT_ONCE):
+                log.keep_facts(ROOM, dict.fromkeys(stale[first : first + FORGOTTEN_AT_ONCE]))
 
     def vhost(self, name: str) -> VirtualHost:
         """Return a virtual host, which begins to be there when it is asked for. Who may use it is not asked here."""
