@@ -9,6 +9,7 @@ import enum
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
@@ -164,6 +165,11 @@ def spool_path(path: str | os.PathLike[str], what: str = "spool") -> str:
     """Return the absolute path of a spool. Raises InvalidArgument: it is none, or a URL, which names no directory."""
     given = os.fspath(path) if isinstance(path, str | os.PathLike) else ""
     if not isinstance(given, str) or not given or "\0" in given or not _names_a_file(given):
+        if isinstance(given, str) and _is_text(given):
+            raise InvalidArgument(
+                f"the path of a {what} has characters that the locale of this process ({sys.getfilesystemencoding()}) "
+                f"does not: {given!r}; set one with UTF-8, such as LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+            )
         raise InvalidArgument(f"the path of a {what} must be a path without NUL and half characters, not {path!r}")
     if _URL.match(given):
         raise InvalidArgument(
@@ -175,6 +181,10 @@ def spool_path(path: str | os.PathLike[str], what: str = "spool") -> str:
         raise InvalidArgument(
             f"the {what} {given!r} is in the current directory, which is no more: give an absolute path"
         ) from error
+
+
+def _is_text(path: str) -> bool:
+    return bool(path) and "\0" not in path and not any("\ud800" <= character <= "\udfff" for character in path)
 
 
 def _names_a_file(path: str) -> bool:

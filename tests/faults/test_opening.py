@@ -422,3 +422,15 @@ def test_nothing_is_opened_where_the_interpreter_runs_without_its_lock(
             qflow.open(written)
         patch.setattr(sys, "_is_gil_enabled", lambda: True)
         whole(written)
+
+
+def test_a_path_that_the_locale_has_no_bytes_for_is_told_of_as_that() -> None:
+    """Not as one with half a character; the remedy is named."""
+    program = (
+        "import qflow\ntry: qflow.open('sp\\xf6ol')\nexcept qflow.InvalidArgument as error: print(ascii(str(error)))"
+    )
+    legacy = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    said = subprocess.run([sys.executable, "-c", program], env=legacy, capture_output=True, text=True, timeout=60)
+    assert "PYTHONUTF8=1" in said.stdout, said
+    assert "(ascii)" in said.stdout
+    assert "half" not in said.stdout
