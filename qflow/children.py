@@ -7,8 +7,26 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from qflow.errors import NotFound
+
 PACKAGE = str(Path(__file__).parent.parent)
 """Where this package is found."""
+
+
+def check_there(path: str, what: str) -> None:
+    """Refuse what needs a file, or a directory, of this package that is none, as in a zip file.
+
+    Args:
+        what: what needs it, as a sentence begins: "workers need".
+
+    Raises:
+        NotFound: it is not there.
+    """
+    if not os.path.exists(path):
+        raise NotFound(
+            f"{what} {path}, which is not there: qflow was imported from a zip file, or is installed in part; install "
+            "it with pip, as files"
+        )
 
 
 def interpreter() -> str:

@@ -15,10 +15,16 @@ _NEEDS = ("starlette", "uvicorn", "jinja2")
 
 
 def __getattr__(name: str) -> object:
-    """Import the server when it is asked for. Raises NotFound: a package of the extra `serve` is not installed."""
+    """Import the server when it is asked for.
+
+    Raises:
+        NotFound: a package of the extra `serve` is not installed, or qflow was imported from a zip file.
+    """
     if name in __all__:
+        from qflow.children import check_there
         from qflow.serving.extras import load
 
+        check_there(f"{__path__[0]}/static", "the page needs")
         for package in _NEEDS:
             load(package, needs=package, what="the page", install=" ".join(_NEEDS))
         return getattr(load("qflow.web.door", needs="starlette", what="the page"), name)

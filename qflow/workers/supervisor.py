@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Unpack
 
+from qflow.children import check_there
 from qflow.config import check_name, is_url, parse_count, parse_span, spool_path
 from qflow.descriptors import occupy_standard
 from qflow.durations import Duration
@@ -28,7 +29,7 @@ from qflow.workers import targets
 from qflow.workers.crew import Crew
 from qflow.workers.desk import make_descriptor, slots_in
 from qflow.workers.job import Job, Reach
-from qflow.workers.process import Process, bury_orphans
+from qflow.workers.process import MAIN, Process, bury_orphans
 
 if TYPE_CHECKING:
     from qflow.broker import Broker
@@ -81,7 +82,7 @@ def run(
     Raises:
         InvalidArgument: the function cannot be imported or called, or another argument makes no sense; nothing was
             taken from the queue.
-        NotFound: there is no such spool or queue.
+        NotFound: there is no such spool or queue, or qflow was imported from a zip file.
         StorageError, CorruptionError: as `qflow.open`, or `qflow.connect`.
     """
     if stop is not None and not callable(getattr(stop, "is_set", None)):
@@ -150,6 +151,7 @@ def supervise(
 
     `alone`: nothing else in this process starts others, so as process 1 it buries orphans.
     """
+    check_there(MAIN, "workers need")
     occupy_standard()
     with _Wishes(stop) as wishes, _broker(job, options) as broker:
         descriptor = make_descriptor(job.processes)
