@@ -74,6 +74,7 @@ _REMEDIES = {
     errno.ELOOP: "a symbolic link stands in its place: remove the link",
     errno.ENOTDIR: "a file stands where a directory should be: move it away",
     errno.EXDEV: "overlayfs moves no directory that came with an image: copy the spool to a volume, and use it there",
+    errno.EBUSY: "a file system that is mounted there, or below it, cannot be moved: mount one for all of the spool",
     errno.EEXIST: "something else stands in its place: move it away",
 }
 

@@ -394,6 +394,12 @@ def test_a_directory_that_came_with_an_image_is_to_be_copied_to_a_volume():
     assert "copy the spool to a volume" in str(storage_error(error, "compact the log", "/spool"))
 
 
+def test_a_log_on_a_file_system_of_its_own_is_not_compacted_and_that_is_said():
+    """A place where something is mounted cannot be renamed."""
+    error = OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+    assert "mount one for all of the spool" in str(storage_error(error, "compact the log", "/spool"))
+
+
 def test_a_small_file_is_replaced_whole(tmp_path):
     """The new content replaces the old one, privately, and leaves no other file."""
     path = str(tmp_path / "stats.json")
