@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,8 +21,8 @@ _WORDS = {
 }
 
 
-Check = Callable[[int, int], None]
-"""Is told how many rows a batch has and how large their bodies are, before one is decoded; it may raise."""
+Check = Callable[[int, Mapping[str, int]], None]
+"""Is told how many rows a batch has, and how many bytes each of its columns, before it is decoded; it may raise."""
 
 
 def found_columns(schema: pa.Schema, names: Sequence[str]) -> dict[str, int]:
@@ -76,25 +78,47 @@ def taken(batch: pa.RecordBatch, columns: dict[str, int], check: Check | None = 
     """Return these columns of a batch in the types of a message, checked: nothing in them points elsewhere.
 
     Raises:
-        InvalidArgument: the batch is damaged, or a text is none.
+        InvalidArgument: the batch is damaged, or a text is none. What `check` raises.
     """
-    try:
+    with _damage_told(batch):
         chosen = batch.select(list(columns.values()))  # nobody looks at the others
         chosen.validate(full=True)
-        if check is not None:
-            check(chosen.num_rows, _size(chosen.column(list(columns).index("value"))))
+        sizes = {name: _size(column) for name, column in zip(columns, chosen.columns, strict=True)}
+    if check is not None:
+        check(chosen.num_rows, sizes)
+    with _damage_told(batch):
         arrays = [column.cast(_TYPES[name]) for name, column in zip(columns, chosen.columns, strict=True)]
         found = pa.RecordBatch.from_arrays(arrays, names=list(columns))
         found.validate(full=True)
-    except pa.ArrowException as error:
-        raise InvalidArgument(f"the batch of {batch.num_rows} rows is damaged, or not what it says: {error}") from error
     return found
 
 
-def _size(bodies: pa.Array) -> int:
-    """Return how many bytes bodies are, each where it stands."""
-    if pa.types.is_dictionary(bodies.type):
-        lengths = pc.binary_length(bodies.dictionary.cast(pa.binary())).take(bodies.indices)
+@contextmanager
+def _damage_told(batch: pa.RecordBatch) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise InvalidArgument(f"the batch of {batch.num_rows} rows is damaged, or not what it says: {error}") from error
+
+
+def _size(column: pa.Array) -> int:
+    """Return how many bytes a column stands for, each value where it stands: a dictionary or views may repeat one."""
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        pairs = column.flatten()
+        return _size(pairs.field(0)) + _size(pairs.field(1))
+    if pa.types.is_dictionary(column.type):
+        lengths = _lengths(column.dictionary).take(column.indices)
     else:
-        lengths = pc.binary_length(bodies.cast(pa.binary()))
-    return int(pc.sum(lengths).as_py() or 0)
+        lengths = _lengths(column)
+    return int(pc.sum(pc.cast(lengths, pa.int64())).as_py() or 0)
+
+
+def _lengths(values: pa.Array) -> pa.Array:
+    if pa.types.is_null(values.type):
+        return pa.nulls(len(values), pa.int32())
+    if not (pa.types.is_string_view(values.type) or pa.types.is_binary_view(values.type)):
+        return pc.binary_length(values)
+    validity, views, *_ = values.buffers()
+    stop = values.offset + len(values)
+    found = np.frombuffer(views, np.int32)[: 4 * stop : 4].copy()  # a view of 16 bytes begins with its length
+    return pa.Array.from_buffers(pa.int32(), len(values), [validity, pa.py_buffer(found)], offset=values.offset)

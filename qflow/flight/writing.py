@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from qflow.arrow.takers import Takers
 from qflow.broker import Broker
 from qflow.errors import InvalidArgument, MessageTooLarge, QflowError, TransactionTooLarge
 from qflow.flight.owner import Owner
-from qflow.flight.room import Share
+from qflow.flight.room import BUDGET_BYTES, Share
 from qflow.flight.words import Command, as_json
 from qflow.message import HeaderValue
 from qflow.routing.results import InOneStream, PublishResult
@@ -64,15 +65,27 @@ class Batches:
             check: see `columns.taken`.
 
         Raises:
-            InvalidArgument: a batch makes no sense. What `check` raises.
+            InvalidArgument: a batch makes no sense. TransactionTooLarge: it stands for far more than was sent.
+            What `check` raises.
         """
         for batch in self._batches:
-            rows = taken(batch, columns, check)
+            rows = taken(batch, columns, partial(self._admit, batch.nbytes, check))
             del batch
-            self._share.wait(rows.nbytes + ROW_BYTES * rows.num_rows)
             yield rows
             del rows
             self._share.free()
+
+    def _admit(self, sent_bytes: int, check: Check | None, rows: int, sizes: Mapping[str, int]) -> None:
+        """Wait until there is room for a batch, as large as it is once it is decoded."""
+        if check is not None:
+            check(rows, sizes)
+        size = sum(sizes.values())
+        if size > max(sent_bytes, BUDGET_BYTES):
+            raise TransactionTooLarge(
+                f"{rows} rows stand for {size} bytes, by dictionaries or views of {sent_bytes} bytes, and {BUDGET_BYTES} "
+                "are the most: send them in smaller batches"
+            )
+        self._share.wait(size + ROW_BYTES * rows)
 
 
 def _check_size(owner: Owner, largest: Callable[[], int]) -> Check:
@@ -83,7 +96,8 @@ def _check_size(owner: Owner, largest: Callable[[], int]) -> Check:
     """
     most = owner.broker.settings.max_transaction_bytes
 
-    def check(rows: int, size: int) -> None:
+    def check(rows: int, sizes: Mapping[str, int]) -> None:
+        size = sizes["value"]
         if size <= most:
             return
         if rows > 1:

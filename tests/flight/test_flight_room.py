@@ -22,6 +22,7 @@ import qflow  # noqa: E402
 import qflow.flight  # noqa: E402
 from flight.test_flight_reading import refused, ticket  # noqa: E402
 from flight.test_flight_writing import put, rows  # noqa: E402
+from qflow.arrow import columns  # noqa: E402
 from qflow.flight import writing  # noqa: E402
 from qflow.flight.owner import Owner  # noqa: E402
 from qflow.flight.reading import Read  # noqa: E402
@@ -290,6 +291,33 @@ def test_bodies_that_stand_for_one_another_are_counted_each(owner: Owner) -> Non
         error = refused(lambda: put(client, {"put": "jobs"}, rows(value=bodies)))
     assert isinstance(error, qflow.TransactionTooLarge)
     assert "3000 messages of 3145728000 bytes together" in str(error)
+
+
+@pytest.mark.parametrize("column", ["key", "topic", "value"])
+@pytest.mark.parametrize("kind", ["publish", "stage"])
+@pytest.mark.parametrize("is_dictionary", [True, False])
+def test_what_stands_for_far_more_than_was_sent_is_refused_before_it_is_decoded(
+    owner: Owner, kind: str, column: str, is_dictionary: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column of a MiB stands for two thousand, by a dictionary of one value, or by views of it."""
+    monkeypatch.setattr(columns, "_TYPES", None)
+    of_stage = {"uuid": owner.uuid, "query": "q", "batch": 0, "token": "0" * 32, "name": "a"}
+    command = Command({kind: of_stage if kind == "stage" else {}}, "it")
+    batch = {"key": pa.array([b"k"] * 2000), "topic": pa.array(["a"] * 2000), "value": pa.array([b"v"] * 2000)}
+    batch[column] = repeated(2000, batch[column].type, is_dictionary=is_dictionary)
+    with owner.room.share(nothing) as share:
+        sent = writing.Batches(rows(**batch).schema, iter([rows(**batch)]), share)
+        with pytest.raises(qflow.TransactionTooLarge, match="2000 (rows|messages) .*209715"):
+            writing.write(owner, command, sent, pytest.fail)
+
+
+def repeated(count: int, kind: Any, *, is_dictionary: bool) -> Any:
+    """Return a column of one value of a MiB, many times."""
+    if is_dictionary:
+        return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int16()), pa.array([bytes(2**20)]).cast(kind))
+    view = pa.binary_view() if pa.types.is_binary(kind) else pa.string_view()
+    validity, views, value = pa.array([bytes(2**20)]).cast(kind).cast(view).buffers()
+    return pa.Array.from_buffers(view, count, [validity, pa.py_buffer(views.to_pybytes()[:16] * count), value])
 
 
 def test_batches_wait_for_room_before_they_are_decoded(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
