@@ -76,10 +76,11 @@ def cut(
 def _cuts(ranges: Sequence[tuple[StreamState, int, int, int]], cutting: Cutting) -> list[list[int]]:
     """Return the offsets at which ranges are cut, wherever blocks end."""
     counts = [end - start for _, _, start, end in ranges]
+    total = sum(counts)
     if cutting.most_messages is not None:
         tasks = [-(-count // cutting.most_messages) for count in counts]
     elif cutting.least is not None:
-        tasks = [min(count, max(1, -(-cutting.least * count // sum(counts)))) for count in counts]
+        tasks = [min(count, max(1, -(-cutting.least * count // total))) for count in counts]
     else:
         rows = [stream.rows[number] for stream, number, _, _ in ranges]
         sizes = [row.bytes * count // max(1, row.messages) for row, count in zip(rows, counts, strict=True)]
@@ -87,7 +88,7 @@ def _cuts(ranges: Sequence[tuple[StreamState, int, int, int]], cutting: Cutting)
         tasks = [min(count, max(1, round(size / task_bytes))) for count, size in zip(counts, sizes, strict=True)]
     if sum(tasks) > MOST_SPANS:
         raise InvalidArgument(
-            f"{sum(counts):,} messages would be cut into {sum(tasks):,} parts, and {MOST_SPANS:,} are the most: ask "
+            f"{total:,} messages would be cut into {sum(tasks):,} parts, and {MOST_SPANS:,} are the most: ask "
             "for fewer of them, or for more messages in each"
         )
     step = cutting.most_messages

@@ -82,8 +82,8 @@ class Batches:
         size = sum(sizes.values())
         if size > max(sent_bytes, BUDGET_BYTES):
             raise TransactionTooLarge(
-                f"{rows} rows stand for {size} bytes, by dictionaries or views of {sent_bytes} bytes, and {BUDGET_BYTES} "
-                "are the most: send them in smaller batches"
+                f"{rows} rows stand for {size} bytes, by dictionaries or views of {sent_bytes} bytes, and "
+                f"{BUDGET_BYTES} are the most: send them in smaller batches"
             )
         self._share.wait(size + ROW_BYTES * rows)
 

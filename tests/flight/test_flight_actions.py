@@ -102,6 +102,28 @@ def test_a_cut_that_looks_for_no_blocks_keeps_no_one_from_the_log(broker: qflow.
         assert sum(span.end - span.start for span in spans) == 100
 
 
+class Counted(int):
+    """A number that counts how often one like it is added to something."""
+
+    added = 0
+
+    def __sub__(self, other: int) -> Counted:
+        return Counted(int(self) - int(other))
+
+    def __radd__(self, other: int) -> int:
+        Counted.added += 1
+        return int(self) + other
+
+
+def test_many_ranges_are_gone_through_once_for_the_number_of_tasks(broker: qflow.Broker) -> None:
+    """A client may ask for a hundred thousand: their sum was made anew for each of them."""
+    fill(broker)
+    stream = Owner(broker).state().streams["plants"]
+    asked = [(stream, 0, number, Counted(number + 1)) for number in range(50)]
+    assert len(ranges.cut(lambda: pytest.fail("a transaction"), asked, ranges.Cutting(1, least=20))) == 50
+    assert 0 < Counted.added <= 100
+
+
 def test_topics_have_takers(broker: qflow.Broker, act: Any) -> None:
     """A sink asks before it writes."""
     found = act("takers", topics=["plant/1"])
