@@ -29,8 +29,11 @@ from qflow.storage.log import bodies, recovery
 from qflow.storage.log.keys import BLOCKS, scan
 from qflow.storage.log.marks import settled_ranges
 from qflow.storage.log.rows import read_row
+from qflow.storage.log.table import LAST
 
 _BLOCKS_AT_ONCE, BATCH_BYTES = 32, 2 * 2**20
+_NO_RANGE = (LAST, LAST)
+"""Behind all messages."""
 
 
 class Lane(InputPartition):
@@ -102,10 +105,13 @@ def _rows(txn: Any, lane: Lane, position: int) -> tuple[list[Sequence[Any]], int
         looked += 1
         first = int.from_bytes(key[-8:], "big")
         block = blocks.decode(value, BlockKey(BLOCKS, lane.owner, lane.lane, first), where=f"block {first} of a queue")
-        settled = list(settled_ranges(txn, lane.owner, lane.lane, first, block.end)) if row.marks else []
+        settled = settled_ranges(txn, lane.owner, lane.lane, first, block.end) if row.marks else iter(())
+        low, high = next(settled, _NO_RANGE)
         for offset, record, time_ms in zip(block.offsets, block.records, block.times_ms, strict=True):
             sequence = first + offset
-            if sequence < position or any(low <= sequence < high for low, high in settled) or not is_logged(record):
+            while sequence >= high:
+                low, high = next(settled, _NO_RANGE)
+            if sequence < position or sequence >= low or not is_logged(record):
                 continue
             size += record.size if isinstance(record, Reference) else len(record)
             if rows and size > BATCH_BYTES:

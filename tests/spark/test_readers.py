@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import lmdb
 import pytest
 
 import qflow
+from qflow.arrow.states import state_of
 from qflow.storage.files import Files
 from qflow.storage.log.keys import ERAS, meta_key
 from qflow.storage.log.sealing import seal
@@ -317,6 +318,44 @@ def test_a_queue_is_read_with_little_memory(broker: qflow.Broker, reader: Reader
     batches = reader(there.batches, str(spool), subscribe="", queue="jobs")
     assert [offset for offsets, _ in batches for offset in offsets] == [0, *range(2, count + 1)]
     assert all(size <= 2 * 2**20 + 1000 or len(offsets) == 1 for offsets, size in batches), batches
+
+
+def test_what_is_settled_in_a_block_is_looked_for_once(
+    broker: qflow.Broker, spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where every other message was acked, all ranges were looked at for each message, in one transaction."""
+    from qflow.spark import queue_reading
+
+    class Compared(int):
+        times = 0
+
+        def __lt__(self, other: int) -> bool:
+            Compared.times += 1
+            return int(self) < other
+
+        def __gt__(self, other: int) -> bool:
+            Compared.times += 1
+            return int(self) > other
+
+        def __le__(self, other: int) -> bool:
+            return not self > other
+
+        def __ge__(self, other: int) -> bool:
+            return not self < other
+
+    def compared(*asked: Any) -> Iterator[tuple[Compared, Compared]]:
+        return ((Compared(low), Compared(high)) for low, high in settled_ranges(*asked))
+
+    settled_ranges = queue_reading.settled_ranges
+    monkeypatch.setattr(queue_reading, "settled_ranges", compared)
+    jobs = broker.declare_queue("jobs")
+    jobs.put_many([b"%d" % number for number in range(1000)])
+    jobs.ack_many([one for one in jobs.get_many(1000) if int(one.body) % 2], wait=True)
+    with broker.engine.log.read() as txn:
+        (record,) = state_of(txn, str(spool)).found.queues
+        rows, _ = queue_reading._rows(txn, queue_reading.Lane("", record.owner, 0), 0)
+    assert [int(value) for _, value, *_ in rows] == list(range(0, 1000, 2))
+    assert 0 < Compared.times <= 20_000
 
 
 @pytest.mark.parametrize(
