@@ -57,7 +57,7 @@ def _ancestors() -> Iterator[tuple[int, list[str]]]:
     pid = os.getpid()
     for _ in range(_ANCESTORS):
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
             arguments = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
         except OSError:
             return

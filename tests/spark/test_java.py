@@ -182,6 +182,15 @@ def test_spark_says_how_many_tasks_run_at_once(arguments: str, expected: int | N
     assert parallelism._tasks(parallelism._read(arguments.split())) == expected
 
 
+def test_spark_is_looked_for_behind_a_script_with_a_name_that_linux_cuts(tmp_path: Path) -> None:
+    """Which it does after 15 bytes, also amid a character."""
+    script = tmp_path / f"{14 * 'a'}é"
+    script.write_text('#!/bin/sh\n"$@"\nexit $?\n')
+    script.chmod(0o755)
+    command = [script, sys.executable, "-c", "from qflow.spark import parallelism; print(parallelism.parallelism())"]
+    assert subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip().isdecimal()
+
+
 def test_a_session_that_is_there_keeps_its_settings(spark: Any) -> None:
     """But for those that are given: it may be somebody else's."""
     before = {name: spark.conf.get(name) for name in ("spark.sql.session.timeZone", "spark.sql.shuffle.partitions")}
