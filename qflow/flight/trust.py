@@ -14,7 +14,7 @@ import attrs
 from qflow.errors import InvalidArgument
 
 PROBE_S = 5.0
-_URL = re.compile(r"grpc(\+tls|\+tcp)?://[^/\s@]+:([0-9]{1,5})/?")
+_URL = re.compile(r"grpc(\+tls|\+tcp)?://([^/\s@]+):([0-9]{1,5})/?")
 _HOST_PORT = re.compile(r"grpc\+tls://\[?([^/\s]+?)\]?:(\d+)/?")
 _PLAIN = re.compile(r"grpc(?:\+tcp)?://\[?([^/\s]+?)\]?:(\d+)/?")
 _EXPIRED, _NOT_YET, _NAMES = 10, 9, {62, 64}
@@ -62,9 +62,17 @@ def _read(path: Path | None) -> bytes | None:
 def check_url(url: str) -> str:
     """Return the URL of a door, without a slash at its end. Raises InvalidArgument: it is none."""
     found = _URL.fullmatch(url)
-    if found is None or int(found[2]) >= 2**16:
+    if found is None or int(found[3]) >= 2**16 or not _is_name(found[2]):
         raise InvalidArgument(f"a URL of a door is grpc+tls://HOST:PORT, or grpc://HOST:PORT, not {url!r:.200}")
     return url.rstrip("/")
+
+
+def _is_name(host: str) -> bool:
+    try:
+        host.encode("idna")  # as for a look-up, which raises this at once
+    except UnicodeError:
+        return False
+    return True
 
 
 def check_certificates(given: bytes, what: str) -> None:

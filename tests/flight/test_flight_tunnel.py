@@ -328,6 +328,8 @@ async def _queues_of(target: str) -> list[str]:
     [
         ("grpc+tls://", {}, "a URL of a door is"),
         ("grpc://host", {}, "a URL of a door is"),
+        ("grpc://host..example:1", {}, "a URL of a door is"),
+        (f"grpc+tls://{'a' * 64}.example:1", {}, "a URL of a door is"),
         ("grpc://127.0.0.1:1", {"ca": "ca.pem"}, "certificates are for grpc"),
         ("grpc+tls://127.0.0.1:1", {"ca": "/nowhere/ca.pem"}, "cannot be read"),
         ("spool", {"token": "t"}, "a token is for a URL"),
