@@ -44,7 +44,7 @@ class TopicFacts(NamedTuple):
 
 _BY_TOPIC = """
     with sent as (
-        select topic, partition, offset, length(value) as size, unix_micros(timestamp) as moment,
+        select topic, partition, offset, coalesce(length(value), 0) as size, unix_micros(timestamp) as moment,
                cast(get(filter({rows}.headers, header -> header.key = :header), 0).value as string) as said
         from {rows}),
     moments as (

@@ -142,14 +142,16 @@ def test_a_report_counts_what_each_topic_holds(spark, still, clock, spool, tmp_p
         if number in (0, 10):
             still.publish("plant/rare", b"y", headers={"sent": "yesterday"} if number else None)
         clock.advance(2)
-    steady, rare = report(spark, str(spool), ["plants"], sent_header="sent")
+    still.publish("plant/gone", b"", headers={"qflow-null": True})
+    steady, rare, gone = report(spark, str(spool), ["plants"], sent_header="sent")
     assert steady[:6] == ("plants", "plant/steady", 11, 55, 10, 20)
     assert steady.rate_per_s == pytest.approx(0.5)
     assert steady[7:11] == pytest.approx((2000,) * 4)
     assert steady[11:] == pytest.approx((250,) * 4, abs=2)
     assert (rare.messages, rare.gap_longest_ms, rare.latency_p50_ms) == (2, pytest.approx(20_000), None)
+    assert gone[:5] == ("plants", "plant/gone", 1, 0, 0)
     pytest.importorskip("matplotlib")
-    draw([steady, rare], str(tmp_path / "report.png"))
+    draw([steady, rare, gone], str(tmp_path / "report.png"))
     assert (tmp_path / "report.png").read_bytes()[:4] == b"\x89PNG"
 
 
