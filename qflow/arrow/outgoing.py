@@ -25,6 +25,8 @@ Array = np.ndarray[Any, Any]
 
 
 _OF_ROWS = (InvalidArgument, NotFound, MessageTooLarge)
+_MOST_KEPT = 10_000
+"""Topics that are not looked up anew."""
 _SHOWN_BYTES = 60
 """Of the topic and the key of a row that is refused."""
 
@@ -51,6 +53,7 @@ class Outgoing:
         self._topic = topic
         self._takers = takers
         self._rooms: dict[str, int] = {}
+        """By topic."""
         self._added = 0
         """Rows."""
 
@@ -151,6 +154,8 @@ class Outgoing:
     def _room(self, topic: str) -> int:
         room = self._rooms.get(topic)
         if room is None:
+            if len(self._rooms) >= _MOST_KEPT:
+                self._rooms.clear()
             room = self._rooms[topic] = self._takers.room(topic)
         return room
 
@@ -179,9 +184,19 @@ def _records(values: pa.Array, keys: pa.Array | None, headers: pa.Array | None) 
             _record,
             values.to_pylist(),
             nothing if keys is None else keys.to_pylist(),
-            nothing if headers is None else headers.to_pylist(),
+            nothing if headers is None else _lists(headers),
         )
     )
+
+
+def _lists(headers: pa.Array) -> list[list[dict[str, Any]] | None]:
+    try:
+        found: list[list[dict[str, Any]] | None] = headers.to_pylist()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"in column 'headers' is a name that is not UTF-8 ({error}), and names are text: decode it from what it is"
+        ) from error
+    return found
 
 
 def _add_messages(found: _Checked, records: list[Record], writer: StageWriter) -> None:
