@@ -83,7 +83,7 @@ class LogQuery:
         where = self.place.where
         remedy = "Bring the newer one back, or begin anew with another checkpoint directory"
         for number, offset in known.offsets.items():
-            _, end = stream.bounds(number)
+            end = stream.bounds(number)[1] if number < len(stream.rows) else 0
             if offset > end:
                 raise StorageError(
                     f"stream {stream.name!r}, partition {number}: the checkpoint of this query knows offsets up to "

@@ -206,6 +206,28 @@ def test_an_older_copy_that_has_outgrown_the_query(
                 reader(*step)
 
 
+def test_an_older_copy_in_which_the_stream_has_fewer_partitions(
+    open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path, tmp_path: Path
+) -> None:
+    """It was declared anew there, and has the number that it has in the newer one."""
+    open_spool().close()
+    shutil.copytree(spool, tmp_path / "copy")
+    with open_spool() as broker:
+        broker.declare_stream("plants", topics=["plant/#"], partitions=2)
+        publish(broker, 20)
+        start = reader(there.begin, str(spool), **EARLIEST)
+        end = reader(there.latest, start)
+    reader(there.let_go, str(spool))
+    spool.rename(tmp_path / "away")
+    shutil.copytree(tmp_path / "copy", spool)
+    with open_spool() as other:
+        other.declare_stream("plants", topics=["plant/#"])
+        publish(other, 40)
+        for step in ((there.latest, end), (there.micro_batch, start, end)):
+            with pytest.raises(Told, match="knows offsets up to 10, and the spool at .* ends at 0: it was replaced"):
+                reader(*step)
+
+
 def test_a_log_that_is_opened_and_compacted_again_and_again_is_read_on(
     open_spool: Callable[..., qflow.Broker], reader: ReaderProcess, spool: Path
 ) -> None:
