@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from qflow.errors import StorageError
@@ -91,7 +91,9 @@ class Handing(ABC):
                 ) from error
 
     def _sweep(self) -> None:
-        stages.remove_staged(self._files, self._spool, self._batch.query, up_to=self._batch.batch)
+        """Remove what earlier attempts have left, as far as that can be done: the batch is stored all the same."""
+        with suppress(OSError):
+            stages.remove_staged(self._files, self._spool, self._batch.query, up_to=self._batch.batch)
 
     def _adopted(self) -> Adopted:
         with self._reading() as txn:
@@ -176,11 +178,12 @@ class Handing(ABC):
 def discard_staged(spool: str, tokens: Collection[str]) -> int:
     """Remove the stages of these tokens that are not handed in; return how many. Raises StorageError."""
     count = 0
-    for directory, _ in stages.list_staged(Files(), spool):
-        if directory.rpartition(".")[2] in tokens:
-            try:
+    directory = stages.inbox(spool)
+    try:
+        for directory, _ in stages.list_staged(Files(), spool):
+            if directory.rpartition(".")[2] in tokens:
                 stages.remove_tree(Files(), directory)
-            except OSError as error:
-                raise storage_error(error, "remove what was written of a batch", directory) from error
-            count += 1
+                count += 1
+    except OSError as error:
+        raise storage_error(error, "remove what was written of a batch", directory) from error
     return count

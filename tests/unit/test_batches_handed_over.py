@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import qflow
 from qflow.inspect import check_spool
 from qflow.spark import spools
 from qflow.spark.places.local import Handover
+from qflow.storage.inbox import stages
 from unit.handing import hand, staged
 
 ROWS = [(f"plant/{number % 3}", b"%d" % number) for number in range(20)]
@@ -64,6 +66,18 @@ def test_a_batch_that_waits_already_is_waited_for(spool, uuid):
     """The attempt before was killed after it had handed in; its rows count."""
     hand(spool, uuid, ROWS)
     Handover(str(spool), staged(spool, uuid, ROWS[:3]), LATE_S).run()
+    assert stored(spool) == [body for _, body in ROWS]
+
+
+def test_what_cannot_be_swept_fails_no_batch(spool, uuid, monkeypatch):
+    """It is handed in, and then it is adopted: who is told that it failed would write it again."""
+
+    def fail(files, spool, query, *, up_to):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), spool)
+
+    manifest = staged(spool, uuid, ROWS, once=True)
+    monkeypatch.setattr(stages, "remove_staged", fail)
+    Handover(str(spool), manifest, LATE_S).run()
     assert stored(spool) == [body for _, body in ROWS]
 
 
