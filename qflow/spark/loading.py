@@ -105,9 +105,10 @@ def _files(frame: DataFrame) -> list[Path]:
 def _identity(directory: str, files: Iterable[Path], stream: str, name: str) -> str:
     """Return a load's identity: a digest of the names and bytes of its files, its stream, and its name."""
     found = xxhash.xxh3_128(repr((stream, name)).encode())
-    root = Path(directory).resolve()
+    root = Path(directory).absolute()
     for path in files:
-        found.update(repr((str(path.resolve().relative_to(root)), path.stat().st_size)).encode())
+        named = path if path.is_relative_to(root) else root / path.resolve().relative_to(root.resolve())
+        found.update(repr((str(named.relative_to(root)), path.stat().st_size)).encode())
         with path.open("rb") as file:
             while data := file.read(READ_BYTES):
                 found.update(data)

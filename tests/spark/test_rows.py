@@ -53,6 +53,21 @@ def test_topics_that_are_many_are_not_all_kept(
         assert len(one._rooms) <= 10
 
 
+def test_files_that_are_links_are_known_by_where_they_are_named(tmp_path: Path) -> None:
+    """What is loaded is known by the names and bytes of its files, and a link may lead anywhere."""
+    from qflow.spark.loading import _identity
+
+    for name in ("real", "links"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "real" / "a.parquet").write_bytes(b"x")
+    (tmp_path / "links" / "a.parquet").symlink_to(tmp_path / "real" / "a.parquet")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    found = {
+        _identity(str(tmp_path / name), [tmp_path / name / "a.parquet"], "s", "") for name in ("real", "links", "link")
+    }
+    assert found == {_identity(f"{tmp_path}/links/../real", [tmp_path / "real" / "a.parquet"], "s", "")}
+
+
 @pytest.mark.parametrize("key", [None, b"k"])
 def test_a_row_without_a_topic_is_left_to_one_of_several_places(key: bytes | None) -> None:
     """Which refuses it: each took it for one of another place, and it was gone."""
