@@ -36,8 +36,13 @@ def connect(
         NotFound: the owner of the spool lets nobody in, or ended meanwhile.
     """
     timeout = parse_timeout(timeout_s)
-    tunnel = outlet(url, token, trust)
-    connection = shelter_made(lambda: Connection(tunnel.socket, url, tunnel.reason))
+    tunnels: list[Outlet] = []
+
+    def make() -> Connection:
+        tunnels.append(outlet(url, token, trust))
+        return Connection(tunnels[0].socket, url, tunnels[0].reason)
+
+    connection = shelter_made(make)
     try:
         return broker_of(connection, connection.call(requests.hello(), timeout=timeout))
     except TimeoutError as error:
@@ -48,7 +53,7 @@ def connect(
     except BaseException as error:
         connection.close()
         if isinstance(error, BrokerClosed):
-            raise tunnel.explained() from error
+            raise tunnels[0].explained() from error
         raise
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -299,6 +300,24 @@ def test_a_spool_whose_owner_lets_nobody_in_says_so(tmp_path: Path) -> None:
         pytest.raises(qflow.NotFound, match="sessions go through the door of the spool"),
     ):
         qflow.connect(url(server))
+
+
+def test_a_session_that_is_interrupted_as_it_is_begun_ends(
+    server: qflow.flight.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has it to close it; its threads had each other."""
+    begun: list[threading.Thread] = []
+
+    def start_and_strike(thread: threading.Thread) -> None:
+        thread.start()
+        begun.append(thread)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    monkeypatch.setattr(tunnel, "start", start_and_strike)
+    with pytest.raises(KeyboardInterrupt):
+        qflow.connect(url(server))
+    begun[0].join(LONG_S)
+    assert not begun[0].is_alive()
 
 
 def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
