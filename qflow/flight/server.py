@@ -194,8 +194,9 @@ class Server:
         self._owner.draining.set()
         with self._lock:
             if self._ending is None:
-                self._ending = threading.Thread(target=self._flights.shutdown, name="qflow-flight-end", daemon=True)
-                self._ending.start()
+                ending = threading.Thread(target=self._flights.shutdown, name="qflow-flight-end", daemon=True)
+                start(ending)
+                self._ending = ending
 
     def begin_close(self) -> None:
         """End all reads and sessions, and listen no more."""

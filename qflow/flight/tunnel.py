@@ -59,8 +59,8 @@ class Tunnels:
         """Carry one exchange to the socket of the spool and back, until either ends it.
 
         Raises:
-            NotFound: the spool has no door. BrokerClosed: `close` has ended it. What `check` raises, which is called
-                before each piece.
+            NotFound: the spool has no door. BrokerClosed: `close` has ended it. QflowError: there can be no more
+                threads. What `check` raises, which is called before each piece.
         """
         path = self._owner.path
         try:
@@ -75,12 +75,13 @@ class Tunnels:
             heard = _Heard(self.clock)
             self._add(inner, heard)
             down = threading.Thread(target=_bring, args=(inner, writer, check, wrong), daemon=True)
-            down.start()
             try:
+                start(down)
                 _take(reader, inner, heard, check, wrong)
             finally:
                 _end(inner)
-                down.join()  # before gRPC forgets what it writes to
+                if down.ident is not None:  # it was started
+                    down.join()  # before gRPC forgets what it writes to
                 with self._lock:
                     self._exchanges.pop(inner, None)
         if wrong:

@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +23,9 @@ import qflow  # noqa: E402
 import qflow.aio  # noqa: E402
 import qflow.flight  # noqa: E402
 from processes import free_port  # noqa: E402
+from qflow.errors import NO_THREAD  # noqa: E402
 from qflow.flight import client, tunnel  # noqa: E402
+from qflow.flight.owner import Owner  # noqa: E402
 from qflow.remote.wire.frames import FrameReader, encode_frame, preamble  # noqa: E402
 from unit.clocks import LONG_S, Clock, until  # noqa: E402
 
@@ -311,13 +314,38 @@ def test_a_session_that_is_interrupted_as_it_is_begun_ends(
     def start_and_strike(thread: threading.Thread) -> None:
         thread.start()
         begun.append(thread)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if thread is begun[0]:  # else it is one of the owner's, for the session
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     monkeypatch.setattr(tunnel, "start", start_and_strike)
     with pytest.raises(KeyboardInterrupt):
         qflow.connect(url(server))
     begun[0].join(LONG_S)
     assert not begun[0].is_alive()
+
+
+def test_a_system_without_a_thread_for_a_session_refuses_it_and_keeps_nothing(
+    broker: qflow.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket stayed among those of all sessions."""
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError(NO_THREAD)))
+    carried = tunnel.Tunnels(Owner(broker))
+    with pytest.raises(qflow.QflowError, match="starts no more threads"):
+        carried.carry(Mock(), Mock(), Mock())
+    assert not carried._exchanges
+
+
+def test_a_door_that_finds_no_thread_for_its_end_is_closed_later(
+    server: qflow.flight.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took itself for one that had ended, and no call closed it any more."""
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError(NO_THREAD)))
+        with pytest.raises(qflow.QflowError, match="starts no more threads"):
+            server.close()
+        assert not server.ended
+    server.close()
+    assert server.ended
 
 
 def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
