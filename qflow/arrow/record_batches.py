@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from qflow.arrow.schema import LOG_APPEND_TIME, NULL_HEADER, headers_type
-from qflow.errors import CorruptionError, InvalidArgument
+from qflow.errors import CorruptionError, InvalidArgument, QflowError
 from qflow.message import Message, Record, decode_headers
 from qflow.named_tuples import NamedTuple
 from qflow.storage.streams.columns import ColumnPiece
@@ -360,16 +360,21 @@ def joined(
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     yielded_s = monotonic()
-    for batch in batches:
-        is_late = monotonic() - yielded_s > quiet_s
-        if batch.num_rows or (is_late and not waiting):
-            waiting.append(batch)
-            rows += batch.num_rows
-            size += batch.nbytes
-        del batch
-        if rows >= least_rows or size >= least_bytes or is_late:
-            yield _in_one(waiting)
-            rows, size, yielded_s = 0, 0, monotonic()
+    try:
+        for batch in batches:
+            is_late = monotonic() - yielded_s > quiet_s
+            if batch.num_rows or (is_late and not waiting):
+                waiting.append(batch)
+                rows += batch.num_rows
+                size += batch.nbytes
+            del batch
+            if rows >= least_rows or size >= least_bytes or is_late:
+                yield _in_one(waiting)
+                rows, size, yielded_s = 0, 0, monotonic()
+    except QflowError:
+        if waiting:
+            yield _in_one(waiting)  # whoever goes on behind what is lost has what is before it
+        raise
     if waiting:
         yield _in_one(waiting)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 pa = pytest.importorskip("pyarrow")
@@ -276,3 +278,25 @@ def test_a_gap_is_an_error_or_is_gone_over(broker: qflow.Broker, client: Any) ->
     assert told(client, stream="logs", start=2, end=first - 1) == [(0, [gap | {"start": 2, "end": first - 1}])]
     assert told(client, stream="logs", start=first) == [(30 - first, None)]
     assert client.do_get(ticket(stream="logs")).read_all().num_rows == 30 - first
+
+
+@pytest.mark.parametrize("topics", ["#", "plant/1"])
+def test_what_lies_before_a_damage_is_read_before_it_is_told(tmp_path: Path, topics: str) -> None:
+    """A client goes on behind the damage: what a filter had let through, and was gathered for a batch, was lost to it."""
+    with qflow.open(tmp_path / "spool") as broker:
+        broker.declare_stream("plants", topics=["plant/#"])
+        for number in range(6):
+            broker.publish("plant/1", b"body %d" % number + bytes(20_000))
+    with lmdb.open(str(tmp_path / "spool" / "log"), map_size=2**30) as env, env.begin(write=True) as txn:
+        ((key, value),) = [(key, value) for key, value in txn.cursor() if b"body 3" in value]
+        txn.put(key, value.replace(b"body 3", b"body 9"))
+    with (
+        qflow.open(tmp_path / "spool") as broker,
+        qflow.flight.serve(broker, port=0) as server,
+        pf.connect(f"grpc://127.0.0.1:{server.port}") as client,
+    ):
+        reader = client.do_get(ticket(stream="plants", start=0, filter=topics))
+        assert reader.read_chunk().data.column("offset").to_pylist() == [0, 1, 2]
+        error = refused(reader.read_chunk)
+        assert isinstance(error, qflow.CorruptionError)
+        assert (vars(error)["start"], vars(error)["end"]) == (3, 4)
