@@ -319,10 +319,11 @@ def _shares(waiting: list[int], most: int) -> list[int]:
     if rest <= 0:
         return shares
     shares = [share + rest * (count - share) // total for count, share in zip(waiting, shares, strict=True)]
+    left = most - sum(shares)
     for index, (count, share) in enumerate(zip(waiting, shares, strict=True)):
-        if sum(shares) == most:
-            break
-        shares[index] += share < count
+        one_more = left > 0 and share < count
+        shares[index] += one_more
+        left -= one_more
     return shares
 
 
