@@ -51,6 +51,12 @@ def state_of(txn: Any, spool: str) -> SpoolState:
     return SpoolState(found.uuid, streams, found)
 
 
+def stream_of(txn: Any, owner: int) -> StreamState | None:
+    """Return one stream of a log, None if there is none. Cost: reads its record and rows. Raises CorruptionError."""
+    record = recovery.read_record(txn, owner)
+    return None if record is None or record.kind != recovery.STREAM else _state(record)
+
+
 def _state(record: QueueRecord) -> StreamState | None:
     if record.deleted:
         return None

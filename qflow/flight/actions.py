@@ -71,11 +71,10 @@ def _partitions(stream: StreamState) -> list[dict[str, int]] | None:
 
 
 def _resolve(house: House, asked: Command) -> Any:
-    state = house.owner.state()
     said = asked.object("assigned")
     assigned = {name: frozenset(said.numbers(name)) for name in said.value}
     names = dict.fromkeys(asked.texts("streams"))
-    streams = [house.owner.stream(state, name)._replace(assigned=assigned.get(name)) for name in names]
+    streams = [house.owner.stream(name)._replace(assigned=assigned.get(name)) for name in names]
     bound = _bound(asked.object("bound"))
     which = asked.text("which", "bound")
     with house.owner.transaction() as txn:
@@ -91,10 +90,6 @@ def _bound(said: Command) -> Bound:
     return Bound(
         kind, said.offsets("numbers"), said.maybe_number("time_ms"), must_exist=said.flag("must_exist", default=False)
     )
-
-
-def _by_number(house: House) -> dict[int, StreamState]:
-    return {stream.owner: stream for stream in house.owner.state().streams.values()}
 
 
 def _known(streams: dict[int, StreamState], number: int, partition: int) -> StreamState:
@@ -117,11 +112,9 @@ def _known_range(streams: dict[int, StreamState], number: int, partition: int, s
 
 
 def _cut(house: House, asked: Command) -> Any:
-    streams = _by_number(house)
-    ranges = [
-        (_known_range(streams, number, partition, start, end), partition, start, end)
-        for number, partition, start, end in asked.rows("ranges", int, int, int, int)
-    ]
+    rows = asked.rows("ranges", int, int, int, int)
+    streams = house.owner.numbered(number for number, *_ in rows)
+    ranges = [(_known_range(streams, *row), *row[1:]) for row in rows]
     said = asked.object("cutting")
     cutting = Cutting(
         said.number("parallelism", 1, least=1),
@@ -132,10 +125,10 @@ def _cut(house: House, asked: Command) -> Any:
 
 
 def _offset_after(house: House, asked: Command) -> Any:
-    streams = _by_number(house)
     rows = asked.rows("asked", int, int, int, int, int)
     if len({(number, partition) for number, partition, *_ in rows}) < len(rows):
         raise InvalidArgument(f"'asked' of {asked.what} names a partition twice")
+    streams = house.owner.numbered(number for number, *_ in rows)
     for number, partition, start, end, _ in rows:
         _known_range(streams, number, partition, start, end)
     offsets = []
@@ -204,11 +197,11 @@ def _check_positions(owner: Owner, offsets: Mapping[int, Mapping[int, int]]) -> 
         NotFound: there is no such stream, nor was there one that was deleted; or no such partition.
         InvalidArgument: an offset is past the end.
     """
-    state = owner.state()
-    streams = {stream.owner: stream for stream in state.streams.values()}
-    queues = {record.owner for record in state.found.queues}
+    streams = owner.numbered(offsets)
+    found = owner.state().found if offsets.keys() - streams.keys() else None
+    queues = set() if found is None else {record.owner for record in found.queues}
     for number, parts in offsets.items():
-        if number not in streams and number < state.found.next_owner and number not in queues:
+        if found is not None and number not in streams and number < found.next_owner and number not in queues:
             continue
         for partition, offset in parts.items():
             stream = _known(streams, number, partition)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from qflow.arrow.states import SpoolState, StreamState, state_of
+from qflow.arrow.states import SpoolState, StreamState, state_of, stream_of
 from qflow.broker import Broker
-from qflow.errors import BrokerClosed, NotFound, StorageError
+from qflow.errors import BrokerClosed, NotFound, QflowError, StorageError
 from qflow.flight.room import Room
 from qflow.names import choices, command
 
@@ -40,11 +40,22 @@ class Owner:
             yield txn
 
     def state(self) -> SpoolState:
-        """Return the streams and queues there are. Cost: reads a record and the rows of each."""
+        """Return all streams and queues. Cost: reads a record and the rows of each, 0.1 s for a thousand queues."""
         with self.broker.engine.log.read() as txn:
             return state_of(txn, self.path)
 
-    def stream(self, state: SpoolState, name: str, number: int | None = None) -> StreamState:
+    def streams(self) -> list[StreamState]:
+        """Return the streams there are, by name, but for those that are damaged. Cost: reads the rows of each."""
+        found = self.numbered(stream.owner for stream in self.broker.engine.streams.all())
+        return sorted(stream for stream in found.values() if stream.rows)
+
+    def numbered(self, numbers: Iterable[int]) -> dict[int, StreamState]:
+        """Return the streams with these numbers, as far as they are there. Cost: reads the rows of each."""
+        with self.broker.engine.log.read() as txn:
+            found = {number: stream_of(txn, number) for number in set(numbers) if 0 <= number < 2**32}
+        return {number: stream for number, stream in found.items() if stream is not None}
+
+    def stream(self, name: str, number: int | None = None) -> StreamState:
         """Return a stream.
 
         Args:
@@ -53,10 +64,16 @@ class Owner:
         Raises:
             NotFound: there is none. StorageError: its rows are damaged.
         """
-        found = state.streams.get(name)
+        with suppress(QflowError):  # what is wrong is told below
+            known = self.broker.engine.streams.get(name).owner
+            found = self.numbered([known]).get(known)
+            if found is not None and found.rows and number in (None, known):
+                return found
+        streams = self.state().streams
+        found = streams.get(name)
         if found is None or (number is not None and found.owner != number):
             again = f" with number {number}: it was deleted, and declared again" if found is not None else ""
-            raise NotFound(f"there is no stream {name!r}{again} in {self.path}; {choices(name, state.streams)}")
+            raise NotFound(f"there is no stream {name!r}{again} in {self.path}; {choices(name, streams)}")
         if not found.rows:
             raise StorageError(f"the rows of stream {name!r} are damaged: see {command('check', self.path)}")
         return found

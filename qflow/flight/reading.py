@@ -14,7 +14,7 @@ from qflow.arrow.eras import Known, is_other
 from qflow.arrow.ranges import Span
 from qflow.arrow.reading import Request, read_span
 from qflow.arrow.schema import NAMES, Column, arrow_schema
-from qflow.arrow.states import SpoolState, StreamState
+from qflow.arrow.states import StreamState
 from qflow.errors import CorruptionError, GapError, InvalidArgument, NotFound, StorageError, StreamDeleted
 from qflow.flight.owner import Owner
 from qflow.flight.words import Command, as_json
@@ -115,7 +115,7 @@ class Read:
         ticket.check_known(*_OF_TICKETS)
         owner.check_uuid(ticket.maybe_text("uuid"))
         self._owner = owner
-        stream = owner.stream(owner.state(), ticket.text("stream"), ticket.maybe_number("number"))
+        stream = owner.stream(ticket.text("stream"), ticket.maybe_number("number"))
         self._number = ticket.number("partition", 0 if len(stream.rows) == 1 else None)
         check_partition(stream, self._number)
         if "era" in ticket:
@@ -151,7 +151,7 @@ class Read:
     def _live(self, stream: StreamState) -> Stream:
         """Return the stream that the log had as this."""
         live = self._owner.broker.stream(stream.name)
-        if self._owner.stream(self._owner.state(), stream.name).owner != stream.owner:
+        if self._owner.stream(stream.name).owner != stream.owner:
             raise _deleted(stream.name)
         return live
 
@@ -246,10 +246,8 @@ def check_partition(stream: StreamState, number: int) -> None:
 
 def list_infos(owner: Owner) -> Iterator[pf.FlightInfo]:
     """Yield what is told of each stream."""
-    state = owner.state()
-    for stream in state.streams.values():
-        if stream.rows:
-            yield _info(state, stream, list(range(len(stream.rows))), [stream.name])
+    for stream in owner.streams():
+        yield _info(owner.uuid, stream, list(range(len(stream.rows))), [stream.name])
 
 
 def info_of(owner: Owner, descriptor: pf.FlightDescriptor) -> pf.FlightInfo:
@@ -261,22 +259,21 @@ def info_of(owner: Owner, descriptor: pf.FlightDescriptor) -> pf.FlightInfo:
     path = [name.decode(errors="backslashreplace") for name in descriptor.path or ()]
     if not 1 <= len(path) <= 2:
         raise InvalidArgument(f"a stream is asked for by the path [name] or [name, partition], not {path}")
-    state = owner.state()
-    stream = owner.stream(state, path[0])
+    stream = owner.stream(path[0])
     numbers = list(range(len(stream.rows)))
     if len(path) == 2:
         if not (path[1].isascii() and path[1].isdecimal() and len(path[1]) < 10):
             raise InvalidArgument(f"the second part of the path of a stream is a partition, not {path[1]!r}")
         check_partition(stream, int(path[1]))
         numbers = [int(path[1])]
-    return _info(state, stream, numbers, path)
+    return _info(owner.uuid, stream, numbers, path)
 
 
-def _info(state: SpoolState, stream: StreamState, numbers: list[int], path: list[str]) -> pf.FlightInfo:
+def _info(uuid: str, stream: StreamState, numbers: list[int], path: list[str]) -> pf.FlightInfo:
     endpoints = []
     for number in numbers:
         start, end = stream.bounds(number)
-        ticket = {"uuid": state.uuid, "stream": stream.name, "partition": number, "start": start, "end": end}
+        ticket = {"uuid": uuid, "stream": stream.name, "partition": number, "start": start, "end": end}
         endpoints.append(pf.FlightEndpoint(as_json(ticket), []))
     rows = sum(stream.rows[number].messages for number in numbers)
     size = sum(stream.rows[number].bytes for number in numbers)

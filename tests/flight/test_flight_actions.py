@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,7 @@ import qflow  # noqa: E402
 import qflow.flight  # noqa: E402
 from flight.test_flight_reading import fill, refused  # noqa: E402
 from qflow.arrow import ranges  # noqa: E402
+from qflow.flight import owner  # noqa: E402
 from qflow.flight.leases import Leases  # noqa: E402
 from qflow.flight.owner import Owner  # noqa: E402
 from qflow.storage.files import Files  # noqa: E402
@@ -31,6 +33,23 @@ def test_a_spool_is_described(broker: qflow.Broker, client: Any, act: Any) -> No
     assert [part["end"] for part in stream["partitions"]] == broker.stream("plants").stats().next_offsets
     assert [queue["name"] for queue in found["queues"]] == ["jobs"]
     assert "describe" in {action.type for action in client.list_actions()}
+
+
+def test_who_asks_for_a_stream_has_nobody_look_at_queues(
+    broker: qflow.Broker, client: Any, act: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ticket, and each action of a plan, read the rows of all there are: a second, where there are five thousand."""
+    fill(broker)
+    (known,) = act("describe")["streams"]
+    monkeypatch.setattr(owner, "state_of", Mock(side_effect=AssertionError))
+    number, end = known["number"], known["partitions"][0]["end"]
+    act("resolve", bound={"kind": "latest"}, streams=["plants"])
+    act("cut", ranges=[[number, 0, 0, end]], cutting={})
+    act("offset_after", asked=[[number, 0, 0, end, 1]])
+    act("commit_positions", group="g", token=act("lease", group="g")["token"], offsets={number: {0: end}})
+    (info,) = client.list_flights()
+    assert client.get_flight_info(pf.FlightDescriptor.for_path("plants")).total_records == info.total_records == 100
+    assert sum(client.do_get(endpoint.ticket).read_all().num_rows for endpoint in info.endpoints) == 100
 
 
 def test_bounds_are_resolved_and_ranges_cut_beside_the_log(broker: qflow.Broker, act: Any) -> None:
