@@ -13,6 +13,7 @@ from qflow.aio.loops import Homes, Worker, attend
 from qflow.aio.queue import AsyncQueue, plain_queue
 from qflow.config import parse_timeout
 from qflow.durations import Duration
+from qflow.errors import InDoubt, QflowError
 from qflow.memory.waiting import StraightLock, in_place
 from qflow.message import Headers, Message, Record, bodies_bytes
 from qflow.options import Body, Key, PutOptions
@@ -207,7 +208,7 @@ class AsyncTransaction(Unpicklable):
         try:
             receipts = await self._together.commit(inserts, leavings, gathering.timeout_s)
         except BaseException as error:
-            ended = "cancelled" if isinstance(error, asyncio.CancelledError) else "rolled back"
+            ended = "cancelled" if isinstance(error, asyncio.CancelledError) else _state_after(error)
             await self._step(partial(gathering.end, ended), gathering.ends_slowly)
             raise
         return await self._step(partial(gathering.committed, receipts), gathering.ends_slowly)
@@ -267,6 +268,11 @@ def transaction_of(transaction: Transaction, together: AsyncTogether, homes: Hom
     made._gathering, made._lock = gathering_of(transaction), StraightLock()
     made._in_thread = False
     return made
+
+
+def _state_after(error: BaseException) -> str:
+    """Return what a commit is that an error has ended: one of a signal handler may come when it was handed over."""
+    return "rolled back" if isinstance(error, QflowError) and not isinstance(error, InDoubt) else "interrupted"
 
 
 def _size(body: object) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice, takewhile
 from typing import Any
 
-from qflow.errors import QueueDeleted
+from qflow.errors import InDoubt, QueueDeleted
 from qflow.memory.line import Wake
 from qflow.message import Record, is_plain
 from qflow.named_tuples import NamedTuple
@@ -89,6 +89,8 @@ class Assembly:
         self._dead_letters: dict[Puts, Receipt] = {}  # of that, by their queue; they have no room yet
         self.unit: Unit | None = None
         """All of it, once it is to join a batch."""
+        self.has_passed = False
+        """It is not logged, and was done."""
         self._leave: dict[object, Depth] = {}
         for leaving in self.leavings:
             before = self._leave.get(leaving.queue)
@@ -99,6 +101,17 @@ class Assembly:
         """After it was begun: it holds, or what is not logged was done at once."""
         unit = self.unit
         return not self.blocked and (unit is None or (unit.done and unit.error is None))
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Its caller can have it undone no more."""
+        return self.has_passed or (self.unit is not None and self.unit.joined)
+
+    @property
+    def is_refused(self) -> bool:
+        """It was handed over, and nothing was done."""
+        error = None if self.unit is None else self.unit.error
+        return error is not None and not isinstance(error, InDoubt)
 
     def reserve(self) -> list[Receipt]:
         """Reserve room where there is some now, and add the puts; return what is to wait for room next, or nothing.

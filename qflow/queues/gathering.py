@@ -72,7 +72,10 @@ class Gathering:
         """How long its commit waits for room."""
         self.thread = threading.get_ident()
         self.state = "open"
-        """Or `"being committed"`, `"committed"`, `"rolled back"`, `"interrupted"` or, for a task, `"cancelled"`."""
+        """Or `"being committed"`, `"committed"`, `"rolled back"`, `"interrupted"` or, for a task, `"cancelled"`.
+
+        Interrupted: whether it was committed is not known.
+        """
         self._calls: list[_Call] = []
         self._charged = 0
         self._held: list[tuple[Any, HeldOne]] = []
@@ -247,11 +250,10 @@ class Gathering:
                 shelter(lambda: self.committed(assembly.receipts))
             return self.result
         except BaseException as error:
-            state = "rolled back" if isinstance(error, Exception) else "interrupted"
             try:
-                self.undo(self._leavings, state)
+                self._fail(error)
             finally:  # see `attend`
-                self.undo(self._leavings, state)
+                self._fail(error)
             raise
 
     def _commit_at_once(self) -> Assembly:
@@ -261,6 +263,18 @@ class Gathering:
         if assembly.is_done:
             self.committed(assembly.receipts)
         return assembly
+
+    @sheltered
+    def _fail(self, error: BaseException) -> None:
+        """End it when its commit was refused, or a handler's exception has ended that: it may hold all the same."""
+        assembly = self._assembly
+        if self.state not in ("open", "being committed"):
+            state = self.state
+        elif assembly is None or not assembly.is_handed_over:
+            state = "rolled back" if isinstance(error, Exception) else "interrupted"
+        else:
+            state = "rolled back" if assembly.is_refused else "interrupted"
+        self.undo(self._leavings, state)
 
     def begin_commit(self) -> tuple[list[Insert], list[Leaving]]:
         """Return what is to be committed together: all bodies in memory, and charged until it has ended.

@@ -234,6 +234,7 @@ class Together:
             unit.parties.clear()
             for leaving in leavings:
                 leaving.committed(None)
+            assembly.has_passed = True
         except BaseException:
             assembly.withdraw()
             raise

@@ -115,7 +115,8 @@ class Transaction(Unpicklable):
 
         Raises:
             AlreadySettled: a delivery of it was settled elsewhere, or taken back.
-            All that `Queue.put` raises. Nothing was done then: the transaction is rolled back.
+            InDoubt: the log failed half-way; it may hold, all of it. So it may after what a signal handler raises.
+            All else that `Queue.put` raises. Nothing was done then: the transaction is rolled back.
         """
         return self._gathering.commit()
 

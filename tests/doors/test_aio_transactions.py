@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import qflow
 import qflow.aio
 from doors.event_loop import cancelled_at, heard, leave_nothing_behind, plain, run, turns
 from drivers import opening_tasks
+from qflow.aio.transaction import AsyncTogether
 from qflow.queues.queue import parts_of
 
 pytestmark = pytest.mark.two_drivers
@@ -132,3 +134,37 @@ def test_a_spilled_transaction_that_is_cancelled_holds_no_delivery(spool: Path, 
             assert at > 0
             return
     raise AssertionError("it never came to its end")
+
+
+class Late(Exception):
+    """What a signal handler raises: no time is left."""
+
+
+@pytest.mark.owner_only
+@pytest.mark.parametrize(
+    ("error", "told"), [(Late, "interrupted"), (qflow.InDoubt, "interrupted"), (qflow.DiskFull, "rolled back")]
+)
+def test_a_commit_that_ends_with_an_error_is_rolled_back_only_where_that_is_known(
+    open_spool: Callable[..., qflow.Broker], error: type[Exception], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler's exception may come when all of it was handed over; the door has a test of its own."""
+    commit = AsyncTogether.commit
+
+    async def struck(together: AsyncTogether, *arguments: Any) -> Any:
+        if told == "interrupted":
+            await commit(together, *arguments)
+        raise error
+
+    async def scenario() -> None:
+        broker = qflow.aio.AsyncBroker(open_spool())
+        queue = await broker.declare_queue("q")
+        transaction = broker.transaction()
+        await transaction.put(queue, b"1")
+        monkeypatch.setattr(AsyncTogether, "commit", struck)
+        with pytest.raises(error):
+            await transaction.commit()
+        with pytest.raises(qflow.InvalidArgument, match=told):
+            await transaction.commit()
+        assert len(queue) == (told == "interrupted")
+
+    run(scenario())

@@ -84,6 +84,25 @@ def test_a_handler_that_raises_strikes_the_caller_and_never_the_commit(step, spo
         assert drained(queue) == [b"1", b"2", b"3"]
 
 
+@pytest.mark.parametrize("error", [Interrupt, qflow.QueueFull], ids=["of its own", "as a put raises"])
+def test_a_transaction_that_a_handler_strikes_as_it_waits_for_its_commit_is_in_doubt(error, spool, faults):
+    """It was handed over, and is committed: whatever the handler raises, nobody is told that it was rolled back."""
+
+    def strike() -> None:
+        raise error
+
+    with faulty_broker(spool, faults) as broker:
+        queue = broker.declare_queue("q")
+        transaction = broker.transaction()
+        transaction.put(queue, b"1")
+        with signalled(faults, "commit", strike), pytest.raises(error):
+            transaction.commit()
+        until(lambda: len(queue) == 1)
+        with pytest.raises(qflow.InvalidArgument, match="interrupted"):
+            transaction.commit()
+        assert broker.check() == []
+
+
 def test_a_handler_may_use_the_broker_while_its_thread_waits_for_a_commit(spool, faults):
     """Edge 26: it waits for a commit of its own, inside the wait for another one."""
     with faulty_broker(spool, faults) as broker:
