@@ -21,7 +21,7 @@ import qflow.aio
 from door_raw import until
 from doors import event_loop
 from qflow import BrokerClosed, InDoubt, InvalidArgument, QflowError, StorageError
-from qflow.remote.client import tasks, threads
+from qflow.remote.client import channel, tasks
 from qflow.remote.client.connecting import open_socket
 from qflow.remote.client.link import Reply, Request
 from qflow.remote.client.promises import MOST_SUBMITTED, MOST_SUBMITTED_BYTES
@@ -280,7 +280,7 @@ def test_a_path_may_begin_as_a_url_does(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_connection_is_closed_whose_owner_hangs(by_hand: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it has not sent all, and somebody waits, who is told first."""
-    monkeypatch.setattr(threads, "CLOSE_S", 0.01)
+    monkeypatch.setattr(channel, "CLOSE_S", 0.01)
     connection = by_hand.connection
     connection.welcomed({"requests": 10, "bytes": 2**30, "frame_bytes": 2**30})
     future = connection.submit(Request({"op": "ask"}, [[bytes(2**20)]], "the message"))

@@ -207,7 +207,7 @@ def test_what_a_client_held_is_back_though_the_disk_is_full(spool: Path, small_d
             remote.queues()
             owner.close()
         elif how == "kill":
-            link: Any = remote._connection
+            link: Any = remote._connection._channel
             link._socket.shutdown(socket.SHUT_RDWR)
         else:
             remote.close()

@@ -25,7 +25,7 @@ from faults.seams import PATIENCE_S, Faults, faulty_broker
 from qflow.delivery import Return
 from qflow.opening import with_door
 from qflow.queues.queue import parts_of
-from qflow.remote.client import tasks, threads
+from qflow.remote.client import channel, tasks
 from qflow.remote.server import budget, connection
 from qflow.storage.log import transaction_log
 from qflow.storage.log.transaction_log import TransactionLog
@@ -50,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "MOST_STANDING", MOST_STANDING)
     monkeypatch.setattr(connection, "MOST_REQUESTS", MOST_REQUESTS)
     monkeypatch.setattr(budget, "READ_BYTES", READ_BYTES)
-    monkeypatch.setattr(threads, "MOST_UNSENT_BYTES", MOST_UNSENT_BYTES)
+    monkeypatch.setattr(channel, "MOST_UNSENT_BYTES", MOST_UNSENT_BYTES)
 
 
 class Owner:
@@ -242,7 +242,7 @@ def test_threads_at_the_door_wait_when_the_owner_reads_no_more(owner: Owner, sou
         owner.stop()
         acking = threading.Thread(target=lambda: [delivery.ack() for delivery in deliveries])
         acking.start()
-        link: Any = remote._connection
+        link: Any = remote._connection._channel
         until(lambda: link._waking or not acking.is_alive())
         assert acking.is_alive()
         assert sum(map(len, link._out)) <= MOST_UNSENT_BYTES + 200
@@ -303,7 +303,7 @@ def test_an_ack_that_waits_to_be_sent_is_told_of_the_end(owner: Owner, spool: Pa
 
     acking = threading.Thread(target=ack_all)
     acking.start()
-    link: Any = remote._connection
+    link: Any = remote._connection._channel
     until(lambda: link._waking)
     remote.close()
     acking.join(PATIENCE_S)
@@ -318,7 +318,7 @@ def test_acks_are_heard_that_were_made_before_the_connection_is_closed(
     owner: Owner, source: str, spool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that were not sent yet, for the owner reads no more for now."""
-    monkeypatch.setattr(threads, "CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(channel, "CLOSE_S", PATIENCE_S)
     remote = qflow.connect(spool)
     deliveries = list(held(open_source(remote, source)))
     owner.stop()
@@ -332,7 +332,7 @@ def test_acks_are_heard_that_were_made_before_the_connection_is_closed(
 
     acking = threading.Thread(target=ack_all)
     acking.start()
-    link: Any = remote._connection
+    link: Any = remote._connection._channel
     until(lambda: link._waking)
     closing = threading.Thread(target=remote.close)
     closing.start()
