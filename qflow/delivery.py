@@ -7,6 +7,7 @@ later ones raise `AlreadySettled` (after a purge or delete they do nothing).
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, Self
 
 from qflow.config import parse_span
@@ -246,3 +247,15 @@ class Entry:
 
     def __repr__(self) -> str:
         return f"<Entry {self.sequence}, {self.state}>"
+
+
+ONE, SEVERAL = "ack takes a delivery", "ack_many takes a batch or deliveries"
+"""What these say of anything else."""
+
+
+def each_of(deliveries: Iterable[Any]) -> Iterator[Any]:
+    """Return what goes through deliveries that `ack_many` was given. Raises InvalidArgument: there are none in it."""
+    try:
+        return iter(deliveries)
+    except TypeError as error:
+        raise InvalidArgument(f"{SEVERAL}, not {type(deliveries).__name__}") from error

@@ -91,6 +91,7 @@ class Engine:
             max_transaction_bytes=spool.settings.max_transaction_bytes,
             report=spool.report,
             used=spool.used,
+            uuid=spool.uuid,
             clock=spool.clock,
             monotonic=spool.monotonic,
             held=Held(spool.place, spool.uuid, spool.clock),

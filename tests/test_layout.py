@@ -312,6 +312,7 @@ def test_a_queue_is_composed() -> None:
         "Generic[Placed]",
         "Generic[T]",
         "Made",
+        "OfSpool",
         "Unpicklable",
         "list[Group]",
         "set[str]",

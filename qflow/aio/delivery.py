@@ -9,9 +9,9 @@ from typing import Any, Protocol, Self, overload
 
 from qflow.config import parse_span
 from qflow.deliveries import Deliveries
-from qflow.delivery import Delivery, Return, parse_return, reason_of
+from qflow.delivery import ONE, Delivery, Return, parse_return, reason_of
 from qflow.durations import Duration
-from qflow.errors import AlreadySettled, QflowError
+from qflow.errors import AlreadySettled, InvalidArgument, QflowError
 from qflow.held_batch import AnyBatch
 from qflow.inherited import called_after
 from qflow.memory.waiting import in_place
@@ -235,6 +235,13 @@ class AsyncDeliveries(Unpicklable, Sequence[AsyncDelivery]):
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.deliveries)[1:]}"
+
+
+def held_by(one: object, takes: str = ONE) -> Delivery:
+    """Return the same delivery as threads have it. Raises InvalidArgument: it is none; `takes` says what it is for."""
+    if not isinstance(one, AsyncDelivery):
+        raise InvalidArgument(f"{takes}, not {type(one).__name__}")
+    return one.delivery
 
 
 def held_of(batch: AsyncDeliveries) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Unpack
 
 from qflow import config
 from qflow.aio.consumer import AsyncConsumer, consumer_of
-from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, held_by
 from qflow.aio.home import Log, Promise
 from qflow.aio.loops import Homes, Waiter, Worker, task_name
 from qflow.aio.putting import AsyncPutting
@@ -18,9 +18,10 @@ from qflow.aio.queue_work import QueueWork
 from qflow.backoff import Backoff, retried_task
 from qflow.callbacks import check_callback
 from qflow.config import QueueSettings, SlowConsumer, parse_timeout
-from qflow.delivery import Entry
+from qflow.delivery import SEVERAL, Entry, each_of
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, QueueEmpty
+from qflow.identity import OfSpool, uuid_at
 from qflow.memory.waiting import in_place
 from qflow.message import Headers
 from qflow.options import Body, Moment, PutOnceOptions, PutOptions
@@ -41,12 +42,13 @@ PREFETCH = 100
 BROWSED_AT_ONCE = 1000
 
 
-class AsyncQueue(Unpicklable, Generic[Placed]):
+class AsyncQueue(Unpicklable, OfSpool, Generic[Placed]):
     """A named queue, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Queue` has.
 
     To type checkers, `AsyncQueue[int]` is one whose `put` never returns None; see `Queue`.
     """
 
+    _kind = "queue"
     queue: Queue
     """The same queue for threads; its methods block."""
     _log: Log
@@ -59,6 +61,9 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
     _gets: Gets
     _claims: Claims
     _put_once: Callable[..., Awaitable[Any]]
+
+    def _spool_uuid(self) -> str:
+        return uuid_at(self.queue)
 
     @property
     def name(self) -> str:
@@ -288,7 +293,7 @@ class AsyncQueue(Unpicklable, Generic[Placed]):
         if isinstance(deliveries, AsyncDeliveries):
             await deliveries.ack(wait)
             return
-        await self._work.ack_all([one.delivery for one in deliveries])
+        await self._work.ack_all([held_by(one, SEVERAL) for one in each_of(deliveries)])
         if wait:
             await self._work.settled()
 

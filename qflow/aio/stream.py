@@ -8,6 +8,7 @@ from itertools import islice
 
 from qflow.aio.loops import Homes, Worker
 from qflow.config import StreamSettings
+from qflow.identity import OfSpool, uuid_at
 from qflow.stats import StreamStats
 from qflow.streams.deliveries import StreamMessage
 from qflow.streams.history import Bound
@@ -16,13 +17,17 @@ from qflow.streams.stream import Stream
 QUERIED_AT_ONCE = 256
 
 
-class AsyncStream:
+class AsyncStream(OfSpool):
     """A named stream, for tasks of any event loop. Made by `AsyncBroker`; the same messages as `Stream` has."""
 
+    _kind = "stream"
     stream: Stream
     """The same stream for threads; its methods block."""
     _homes: Homes
     _worker: Worker
+
+    def _spool_uuid(self) -> str:
+        return uuid_at(self.stream)
 
     @property
     def name(self) -> str:

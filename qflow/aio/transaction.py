@@ -8,10 +8,11 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeVar, Unpack
 
-from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, held_by
 from qflow.aio.loops import Homes, Worker, attend
 from qflow.aio.queue import AsyncQueue, plain_queue
 from qflow.config import parse_timeout
+from qflow.delivery import each_of
 from qflow.durations import Duration
 from qflow.errors import InDoubt, QflowError
 from qflow.memory.waiting import StraightLock, in_place
@@ -184,14 +185,14 @@ class AsyncTransaction(Unpicklable):
 
     async def ack(self, delivery: AsyncDelivery) -> None:
         """Settle a delivery when the transaction commits; see `Transaction.ack`."""
-        await self._step(partial(self._transaction.ack, delivery.delivery), False)
+        await self._step(partial(self._transaction.ack, held_by(delivery)), False)
 
     async def ack_many(self, deliveries: AsyncDeliveries | Iterable[AsyncDelivery]) -> None:
         """Settle deliveries when the transaction commits; see `Transaction.ack_many`."""
         if isinstance(deliveries, AsyncDeliveries):
             await self._step(partial(self._transaction.ack_many, deliveries.deliveries), False)
             return
-        held = [one.delivery for one in deliveries]
+        held = [held_by(one) for one in each_of(deliveries)]
         await self._step(partial(self._transaction.ack_many, held), len(held) > in_steps.SETTLED_AT_ONCE)
 
     @property

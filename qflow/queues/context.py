@@ -52,6 +52,8 @@ class Shared(NamedTuple):
     max_transaction_bytes: int
     clock: Callable[[], float]
     monotonic: Callable[[], float]
+    uuid: str
+    """Of the spool."""
     let_pass: Callable[[], object]
     """See `TransactionLog`."""
     keys: Any

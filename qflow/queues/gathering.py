@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from qflow.deliveries import Deliveries
-from qflow.delivery import Delivery
+from qflow.delivery import ONE, Delivery, each_of
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, InvalidArgument, TransactionTooLarge
 from qflow.held_batch import AnyBatch
@@ -134,7 +134,7 @@ class Gathering:
             if batch.total:
                 held.append(self._checked(batch.settler, batch, (id(batch), -1), seen))
         else:
-            held += [self._checked_one(delivery, seen) for delivery in deliveries]
+            held += [self._checked_one(delivery, seen) for delivery in each_of(deliveries)]
         # Nothing is called from here on, so that an interrupt finds all of it in the transaction, or nothing.
         self._seen |= seen
         self._held += held
@@ -142,7 +142,7 @@ class Gathering:
     def _checked_one(self, delivery: Delivery, seen: set[tuple[int, int]]) -> tuple[Any, HeldOne]:
         """Return a delivery that can be acked, and where it is from."""
         if not isinstance(delivery, Delivery):
-            raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
+            raise InvalidArgument(f"{ONE}, not {type(delivery).__name__}")
         batch = delivery.settler
         if isinstance(batch, AnyBatch):
             position = batch.position(delivery.sequence)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from time import sleep
 from typing import Any
 
-from qflow.delivery import Delivery
+from qflow.delivery import SEVERAL, Delivery, each_of
 from qflow.errors import AlreadySettled, BrokerFailed, InvalidArgument, in_doubt
 from qflow.memory.line import PAUSE_S
 from qflow.memory.waiting import is_inside
@@ -25,9 +25,9 @@ def ack_many(claims: Claims, deliveries: Iterable[Delivery], wait: bool) -> None
     """Settle single deliveries of any queues, those of this one together; see `Queue.ack_many`."""
     mine: list[Delivery] = []
     others: list[Delivery] = []
-    for delivery in deliveries:
+    for delivery in each_of(deliveries):
         if not isinstance(delivery, Delivery):
-            raise InvalidArgument(f"ack_many takes a batch or deliveries, not {type(delivery).__name__}")
+            raise InvalidArgument(f"{SEVERAL}, not {type(delivery).__name__}")
         holder = delivery.settler
         is_mine = holder is claims or getattr(holder, "settler", None) is claims
         (mine if is_mine else others).append(delivery)

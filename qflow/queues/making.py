@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from qflow.config import QueueSettings
 from qflow.errors import QflowError
+from qflow.events import Teller
 from qflow.identity import new_number
 from qflow.memory.changed import Changed
 from qflow.memory.gate import Gate
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import sheltered
 from qflow.queues import looking
-from qflow.queues.context import Context, Shared
+from qflow.queues.context import Context, Shared, Tick
+from qflow.queues.dead_letter_router import DeadLetterRouter
+from qflow.queues.dedupe import Keys
 from qflow.queues.parts import Parts
 from qflow.queues.queue import Queue, compose, context_of, parts_of, queue_of
 from qflow.queues.tending import refuse_calls
@@ -60,6 +63,22 @@ def give_parts(queue: Queue) -> None:
             context.maker.make_parts(queue, None)
             if context.ended is None:
                 queue.__class__ = Queue
+
+
+def shared_by(spool: Spool, tick: Tick, tell: Teller, router: DeadLetterRouter, keys: Keys) -> Shared:
+    """Return what all queues of a spool have in common."""
+    return Shared(
+        tick=tick,
+        report=spool.report,
+        tell=tell,
+        bury=router.carry,
+        max_transaction_bytes=spool.settings.max_transaction_bytes,
+        clock=spool.clock,
+        monotonic=spool.monotonic,
+        uuid=spool.uuid,
+        let_pass=spool.log.let_pass,
+        keys=keys,
+    )
 
 
 class Maker:

@@ -11,6 +11,7 @@ from qflow.config import QueueSettings, SlowConsumer
 from qflow.deliveries import Deliveries
 from qflow.delivery import Delivery, Entry
 from qflow.durations import Duration
+from qflow.identity import OfSpool
 from qflow.memory.gate import Gate
 from qflow.memory.run_list import RunList
 from qflow.memory.waiting import collecting, sheltered, straight
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from qflow.stats import QueueStats
 
 
-class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
+class Queue(Made, OfSpool, Generic[Placed], by="Broker.declare_queue"):
     """A named queue. Made by `Broker.declare_queue`; every method is thread-safe.
 
     To type checkers, `Queue[int]` is one whose `put` never returns None, which its overflow policy decides; `Queue` is
@@ -50,6 +51,10 @@ class Queue(Made, Generic[Placed], by="Broker.declare_queue"):
     _claims: Claims
     _singles: dict[Delivery, float | None]
     _tick: Tick
+    _kind = "queue"
+
+    def _spool_uuid(self) -> str:
+        return self._context.shared.uuid
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}{', ended' if self._context.ended else ''}>"

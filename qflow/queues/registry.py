@@ -22,16 +22,16 @@ from qflow.errors import (
     StorageError,
 )
 from qflow.events import Teller
-from qflow.identity import new_number
+from qflow.identity import new_number, of_another_broker
 from qflow.importing import importing
 from qflow.memory.ledger import Ledger
 from qflow.memory.waiting import collecting, straight
 from qflow.names import command
-from qflow.queues.context import Shared, Tick
+from qflow.queues.context import Tick
 from qflow.queues.dead_letter_router import DeadLetterRouter
 from qflow.queues.dead_letters import check_durable, check_no_cycle
 from qflow.queues.dedupe import Keys
-from qflow.queues.making import Maker, end, give_parts, is_used
+from qflow.queues.making import Maker, end, give_parts, is_used, shared_by
 from qflow.queues.queue import Queue, context_of, disown, parts_of
 from qflow.queues.tending import alter, altered, check_open, let_go, settle_down
 from qflow.spool import Spool
@@ -79,19 +79,8 @@ class Queues:
         self.router = DeadLetterRouter(spool, self._for_dead_letters, tell)
         self.keys = Keys(spool.log, self.router.together, spool.clock, spool.monotonic)
         self.tick = Tick(spool.monotonic())
-        shared = Shared(
-            tick=self.tick,
-            report=spool.report,
-            tell=tell,
-            bury=self.router.carry,
-            max_transaction_bytes=spool.settings.max_transaction_bytes,
-            clock=spool.clock,
-            monotonic=spool.monotonic,
-            let_pass=spool.log.let_pass,
-            keys=self.keys,
-        )
-        self._let_pass = shared.let_pass
-        self._maker = Maker(spool, ledger, shared)
+        self._let_pass = spool.log.let_pass
+        self._maker = Maker(spool, ledger, shared_by(spool, self.tick, tell, self.router, self.keys))
         self.changed = self._maker.changed
         """Which queues have changed, for maintenance, which takes them."""
 
@@ -377,7 +366,7 @@ class Queues:
         if found is queue:
             return queue
         check_open(parts_of(queue))
-        raise InvalidArgument(f"{queue!r} is a queue of another broker: use the one it came from")
+        raise of_another_broker("queue", queue)
 
     def get(self, name: str) -> Queue:
         """Return a queue that exists; see `Broker.queue`."""

@@ -18,7 +18,7 @@ from qflow.errors import (
     NotFound,
     StreamDeleted,
 )
-from qflow.identity import new_number
+from qflow.identity import new_number, of_another_broker
 from qflow.memory.waiting import sheltered
 from qflow.names import choices
 from qflow.storage.log import recovery
@@ -276,7 +276,7 @@ class Streams:
         known = cast("StreamLog", stream)
         known.check_open()
         if self._streams.get(known.name) is not known:
-            raise InvalidArgument(f"{known!r} is a stream of another broker: use the one it came from")
+            raise of_another_broker("stream", known)
         return known
 
     # Upkeep ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ class Shared(NamedTuple):
     report: Callable[[str, int], None]
     """Called with a text about damage, and how many messages are lost."""
     used: Used
+    uuid: str = ""
+    """Of the spool."""
     clock: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
     held: Callable[[int], Mapping[int, int]] | None = None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from qflow.config import StreamSettings
+from qflow.identity import OfSpool
 from qflow.pickling import Unpicklable
 
 if TYPE_CHECKING:
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from qflow.streams.history import Bound
 
 
-class Stream(Unpicklable, ABC):
+class Stream(Unpicklable, OfSpool, ABC):
     """A named log of what is published to some topics. Made by `Broker.declare_stream`; every method is thread-safe."""
+
+    _kind = "stream"
 
     name: str
     """The name it was declared under."""

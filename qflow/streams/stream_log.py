@@ -136,9 +136,13 @@ class StreamLog(Stream):
         self.retention = Retention(self.history, shared, self._consumed)
         self._indexing = Indexing(self.history, shared)
         self._log = shared.log
+        self._uuid = shared.uuid
         self._monotonic = shared.monotonic
         self._meter = Meter(shared.monotonic())
         self._meter_lock = StraightLock()
+
+    def _spool_uuid(self) -> str:
+        return self._uuid
 
     @property
     def lanes(self) -> list[Lane]:

@@ -68,6 +68,33 @@ def test_bodies_and_publications_that_are_none_are_refused_as_for_a_thread(spool
     run(scenario())
 
 
+@pytest.mark.parametrize("wrong", [5, None, "text"])
+def test_what_is_no_delivery_is_refused_in_the_words_of_threads(spool: Path, wrong: Any, access: str) -> None:
+    """By a queue and by a transaction, alone or in a list, where a bare error of Python came; nothing is settled."""
+
+    async def scenario() -> None:
+        async with opening_tasks(access, partial(qflow.open, spool)) as broker:
+            queue = await broker.declare_queue("q")
+            await queue.put(b"1")
+            held, tx = await queue.get(), broker.transaction()
+            several = [partial(queue.ack_many, [held, wrong])]
+            alone = [partial(tx.ack, wrong), partial(tx.ack, [held]), partial(tx.ack_many, [held, wrong])]
+            if wrong != "text":  # which has items
+                several += [partial(queue.ack_many, wrong), partial(tx.ack_many, wrong)]
+            name = type(wrong).__name__
+            for call in several:
+                with pytest.raises(qflow.InvalidArgument, match=f"^ack_many takes a batch or deliveries, not {name}$"):
+                    await call()
+            for call in alone:
+                with pytest.raises(qflow.InvalidArgument, match=f"^ack takes a delivery, not ({name}|list)$"):
+                    await call()
+            await tx.commit()
+            await held.ack()
+            assert await leave_nothing_behind(broker) == []
+
+    run(scenario())
+
+
 def test_lanes_that_can_never_fit_together_are_refused(spool: Path, access: str) -> None:
     """As for a thread: each alone would fit, both never do; nothing is put."""
 

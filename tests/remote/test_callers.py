@@ -282,7 +282,7 @@ def test_a_connection_is_closed_whose_owner_hangs(by_hand: Owner, monkeypatch: p
     """Though it has not sent all, and somebody waits, who is told first."""
     monkeypatch.setattr(channel, "CLOSE_S", 0.01)
     connection = by_hand.connection
-    connection.welcomed({"requests": 10, "bytes": 2**30, "frame_bytes": 2**30})
+    connection.welcomed({"uuid": "", "limits": {"requests": 10, "bytes": 2**30, "frame_bytes": 2**30}})
     future = connection.submit(Request({"op": "ask"}, [[bytes(2**20)]], "the message"))
     connection.tell(lambda: Request({"op": "ack"}))
     connection.close()
@@ -298,7 +298,7 @@ def test_a_connection_of_tasks_is_closed_whose_owner_hangs(monkeypatch: pytest.M
         with theirs:
             connection = TaskConnection("here")
             await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=mine)
-            connection.welcomed({"requests": 10, "bytes": 2**30, "frame_bytes": 2**30})
+            connection.welcomed({"uuid": "", "limits": {"requests": 10, "bytes": 2**30, "frame_bytes": 2**30}})
             call = asyncio.ensure_future(connection.call(Request({"op": "ask"}, [[bytes(2**20)]], "the message")))
             await asyncio.sleep(0)
             connection.tell(Request({"op": "ack"}))

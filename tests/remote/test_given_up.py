@@ -128,7 +128,7 @@ GIVEN_BACK = {"op": "give_back", "grant": 3, "from": 0}
         (stream_requests.query_next("s", 3), {"offsets": [], "query": 3}, {"op": "query_close", "query": 3}),
         (stream_requests.query("s", "#", {}), {"offsets": [], "query": None}, None),
         (
-            stream_requests.subscribe("s", "#", {}),
+            stream_requests.subscribe("", "s", "#", {}),
             {"subscription": 3, "settings": {}},
             {"op": "subscription_close", "subscription": 3},
         ),

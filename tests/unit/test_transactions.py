@@ -76,6 +76,28 @@ def test_an_exception_undoes_all_of_it(open_spool: Open, durable: bool) -> None:
     assert bodies_of(queue) == [b"1", b"2", b"4", b"5"]
 
 
+@pytest.mark.parametrize("wrong", [5, None, "text"])
+def test_what_is_no_delivery_is_refused_in_words(open_spool: Open, wrong: Any) -> None:
+    """By a queue and by a transaction, alone or in a list; nothing is settled."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    queue.put(b"1")
+    held, tx = queue.get(), broker.transaction()
+    name = type(wrong).__name__
+    several = [lambda: queue.ack_many([held, wrong])]
+    alone = [lambda: tx.ack(wrong), lambda: tx.ack([held]), lambda: tx.ack_many([held, wrong])]
+    if wrong != "text":  # which has items
+        several += [lambda: queue.ack_many(wrong), lambda: tx.ack_many(wrong)]
+    for call in several:
+        with pytest.raises(qflow.InvalidArgument, match=f"^ack_many takes a batch or deliveries, not {name}$"):
+            call()
+    for call in alone:
+        with pytest.raises(qflow.InvalidArgument, match=f"^ack takes a delivery, not ({name}|list)$"):
+            call()
+    tx.commit()
+    held.ack()
+
+
 def test_a_rollback_by_hand_and_what_comes_after(open_spool: Open, durable: bool) -> None:
     """A transaction that has ended says how; the next one does the same again."""
     broker = open_spool()

@@ -148,8 +148,8 @@ class RemoteBroker(AnyRemoteBroker):
 
     def alter_queue(self, name: RemoteQueue | str, **changes: Unpack[QueueChanges]) -> RemoteQueue:
         """Change settings of a queue while it is used; see `qflow.Broker.alter_queue`."""
-        settings: QueueSettings = self._connection.call(requests.alter_queue(name, changes))
-        return queue_of(self._connection, requests.name_of(name), settings)
+        settings: QueueSettings = self._connection.call(requests.alter_queue(self._connection.uuid, name, changes))
+        return queue_of(self._connection, requests.name_of("queue", name, self._connection.uuid), settings)
 
     def queue(self, name: str) -> RemoteQueue:
         """Return a queue that exists; see `qflow.Broker.queue`."""
@@ -161,15 +161,15 @@ class RemoteBroker(AnyRemoteBroker):
 
     def delete_queue(self, name: RemoteQueue | str) -> None:
         """Delete a queue with all its messages; see `qflow.Broker.delete_queue`."""
-        self._connection.call(requests.delete_queue(name))
+        self._connection.call(requests.delete_queue(self._connection.uuid, name))
 
     def bind(self, queue: RemoteQueue | str, topic_filter: str) -> None:
         """Send what is published to matching topics to a queue, too; see `qflow.Broker.bind`."""
-        self._connection.call(requests.bind(queue, topic_filter))
+        self._connection.call(requests.bind(self._connection.uuid, queue, topic_filter))
 
     def unbind(self, queue: RemoteQueue | str, topic_filter: str) -> None:
         """Undo `bind`; see `qflow.Broker.unbind`."""
-        self._connection.call(requests.unbind(queue, topic_filter))
+        self._connection.call(requests.unbind(self._connection.uuid, queue, topic_filter))
 
     def publish(
         self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
@@ -205,13 +205,15 @@ class RemoteBroker(AnyRemoteBroker):
 
     def alter_stream(self, stream: RemoteStream | str, /, **changes: Unpack[StreamChanges]) -> RemoteStream:
         """Change settings of a stream while it is used; see `qflow.Broker.alter_stream`."""
-        settings: StreamSettings = self._connection.call(stream_requests.alter_stream(stream, changes))
-        return stream_of(self._connection, requests.name_of(stream), settings)
+        settings: StreamSettings = self._connection.call(
+            stream_requests.alter_stream(self._connection.uuid, stream, changes)
+        )
+        return stream_of(self._connection, requests.name_of("stream", stream, self._connection.uuid), settings)
 
     def stream(self, name: RemoteStream | str) -> RemoteStream:
         """Return a stream that exists; see `qflow.Broker.stream`."""
-        settings: StreamSettings = self._connection.call(stream_requests.stream(name))
-        return stream_of(self._connection, requests.name_of(name), settings)
+        settings: StreamSettings = self._connection.call(stream_requests.stream(self._connection.uuid, name))
+        return stream_of(self._connection, requests.name_of("stream", name, self._connection.uuid), settings)
 
     def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
@@ -219,7 +221,7 @@ class RemoteBroker(AnyRemoteBroker):
 
     def delete_stream(self, name: RemoteStream | str) -> None:
         """Delete a stream with its messages and subscriptions; see `qflow.Broker.delete_stream`."""
-        self._connection.call(stream_requests.delete_stream(name))
+        self._connection.call(stream_requests.delete_stream(self._connection.uuid, name))
 
     def subscribe(
         self, stream: RemoteStream | str, filter: str = "#", **options: Unpack[SubscriptionOptions]
@@ -228,16 +230,16 @@ class RemoteBroker(AnyRemoteBroker):
 
         It ends with the connection, which gives back what it held.
         """
-        request = stream_requests.subscribe(stream, filter, options)
+        request = stream_requests.subscribe(self._connection.uuid, stream, filter, options)
         return self._connection.call(request, partial(subscription_of, self._connection))
 
     def delete_subscription(self, stream: RemoteStream | str, name: str) -> None:
         """Delete a durable subscription, or a group; see `qflow.Broker.delete_subscription`."""
-        self._connection.call(stream_requests.delete_subscription(stream, name))
+        self._connection.call(stream_requests.delete_subscription(self._connection.uuid, stream, name))
 
     def schedule(self, name: str, queue: RemoteQueue | str, body: Body, **options: Unpack[ScheduleOptions]) -> Schedule:
         """Have a message put into a queue again and again; see `qflow.Broker.schedule`."""
-        return self._connection.call(requests.schedule(name, queue, body, options))
+        return self._connection.call(requests.schedule(self._connection.uuid, name, queue, body, options))
 
     def schedules(self) -> list[Schedule]:
         """Return what is put again and again, by name."""
@@ -318,7 +320,7 @@ def broker_of(connection: Connection, welcome: dict[str, Any]) -> RemoteBroker:
     """Return the broker of a connection, once the owner has answered."""
     made = RemoteBroker()
     made._connection, made._welcome, made._events = connection, welcome, Events(connection)
-    connection.welcomed(welcome["limits"])
+    connection.welcomed(welcome)
     return made
 
 

@@ -11,9 +11,10 @@ from typing import Any, TypeVar, Unpack
 
 from qflow.config import QueueSettings, SlowConsumer
 from qflow.deliveries import Deliveries
-from qflow.delivery import Delivery, Entry
+from qflow.delivery import SEVERAL, Delivery, Entry, each_of
 from qflow.durations import Duration
 from qflow.errors import AlreadySettled, BrokerClosed, ForkedProcess, InvalidArgument, QueueEmpty
+from qflow.identity import OfSpool
 from qflow.options import Body, ConsumeOptions, PutOnceOptions, PutOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.consumer import Consumer, Consuming, begin_consumer
@@ -108,7 +109,7 @@ class TimedOnceOptions(PutOnceOptions, total=False):
     timeout_s: Duration | None
 
 
-class RemoteQueue(Unpicklable):
+class RemoteQueue(Unpicklable, OfSpool):
     """A named queue of a spool that another process owns. Made by `RemoteBroker`; every method is thread-safe.
 
     Arguments, results and errors are those of `qflow.Queue`; see there. Beside them, `InDoubt` and `BrokerClosed` are
@@ -119,6 +120,10 @@ class RemoteQueue(Unpicklable):
     _connection: Connection
     _name: str
     _settings: QueueSettings
+    _kind = "queue"
+
+    def _spool_uuid(self) -> str:
+        return self._connection.uuid
 
     @property
     def name(self) -> str:
@@ -194,10 +199,10 @@ class RemoteQueue(Unpicklable):
             deliveries.ack(wait)
             return
         problem: AlreadySettled | None = None
-        listed = list(deliveries)
+        listed = list(each_of(deliveries))
         for delivery in listed:
             if not isinstance(delivery, Delivery):
-                raise InvalidArgument(f"ack_many takes a batch or deliveries, not {type(delivery).__name__}")
+                raise InvalidArgument(f"{SEVERAL}, not {type(delivery).__name__}")
         for place, delivery in enumerate(listed):
             try:
                 delivery.ack(wait and place == len(listed) - 1)

@@ -22,6 +22,7 @@ from qflow.config import (
 from qflow.delivery import Raised, Return
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, QflowError
+from qflow.identity import name_at
 from qflow.message import Headers, bodies_bytes, body_bytes, check_key, decode_headers, encode_headers
 from qflow.options import PutOptions, ScheduleOptions, check_options
 from qflow.periodic import from_plain
@@ -46,15 +47,18 @@ COMPACT = Request({"op": "compact"}, doubt="the compaction", read=replies.report
 SCHEDULES = Request({"op": "schedules"}, read=lambda reply: [from_plain(one) for one in reply.result])
 
 
-def name_of(one: Any) -> Any:
-    """Return the name of a queue, or of a stream; or what was given as one."""
-    name = None if isinstance(one, str) else getattr(one, "name", None)
-    return name if isinstance(name, str) else one
+def name_of(kind: str, one: Any, uuid: str) -> str:
+    """Return the name of a queue or stream of a spool, given itself or by name. Raises InvalidArgument: it is none."""
+    return check_name(name_at(uuid, kind, one), kind)
 
 
-def named(kind: str, one: Any) -> dict[str, Any]:
-    """Return how a head names a queue, or a stream: whoever has it is told later that it was deleted."""
-    name = name_of(one)
+def named(kind: str, one: Any, uuid: str) -> dict[str, Any]:
+    """Return how a head names a queue, or a stream: whoever has it is told later that it was deleted.
+
+    Raises:
+        InvalidArgument: it is neither that nor a name; or of another spool.
+    """
+    name = name_of(kind, one, uuid)
     return {kind: one} if name is one else {kind: name, "known": True}
 
 
@@ -75,9 +79,9 @@ def declare_queues(names: Iterable[str], settings: Mapping[str, Any]) -> tuple[l
     return checked, Request(head, doubt="what was declared", read=replies.all_queue_settings)
 
 
-def alter_queue(queue: Any, changes: Mapping[str, Any]) -> Request:
+def alter_queue(uuid: str, queue: Any, changes: Mapping[str, Any]) -> Request:
     QueueSettings.check_names(changes, "queue")
-    head = {"op": "alter_queue", **named("queue", queue), "changes": plain(dict(changes))}
+    head = {"op": "alter_queue", **named("queue", queue, uuid), "changes": plain(dict(changes))}
     return Request(head, doubt="the change", read=replies.queue_settings)
 
 
@@ -85,17 +89,16 @@ def queue(name: str) -> Request:
     return Request({"op": "queue", "queue": check_name(name)}, read=replies.queue_settings)
 
 
-def delete_queue(queue: Any) -> Request:
-    check_name(name_of(queue))
-    return Request({"op": "delete_queue", **named("queue", queue)}, doubt="the deletion")
+def delete_queue(uuid: str, queue: Any) -> Request:
+    return Request({"op": "delete_queue", **named("queue", queue, uuid)}, doubt="the deletion")
 
 
-def bind(queue: Any, topic_filter: str) -> Request:
-    return Request({"op": "bind", **named("queue", queue), "filter": topic_filter}, doubt="the binding")
+def bind(uuid: str, queue: Any, topic_filter: str) -> Request:
+    return Request({"op": "bind", **named("queue", queue, uuid), "filter": topic_filter}, doubt="the binding")
 
 
-def unbind(queue: Any, topic_filter: str) -> Request:
-    return Request({"op": "unbind", **named("queue", queue), "filter": topic_filter}, doubt="what was unbound")
+def unbind(uuid: str, queue: Any, topic_filter: str) -> Request:
+    return Request({"op": "unbind", **named("queue", queue, uuid), "filter": topic_filter}, doubt="what was unbound")
 
 
 def purge(name: str) -> Request:
@@ -278,13 +281,13 @@ def snapshot(target: str, path: str | os.PathLike[str]) -> Request:
 # Schedules ------------------------------------------------------------------------------------------------------------
 
 
-def schedule(name: str, queue: Any, body: Any, options: Mapping[str, Any]) -> Request:
+def schedule(uuid: str, name: str, queue: Any, body: Any, options: Mapping[str, Any]) -> Request:
     """Its reply is a `Schedule`."""
     check_options("schedule", options, ScheduleOptions.__annotations__.keys())
     given = {option: plain(value) for option, value in options.items() if option != "headers" and value is not None}
     if (headers := options.get("headers")) is not None:
         given["headers"] = decode_headers(encode_headers(headers))
-    head = {"op": "schedule", "name": check_name(name, "schedule"), **named("queue", queue), "options": given}
+    head = {"op": "schedule", "name": check_name(name, "schedule"), **named("queue", queue, uuid), "options": given}
     return Request(head, ((body_bytes(body),),), "the schedule", lambda reply: from_plain(reply.result))
 
 

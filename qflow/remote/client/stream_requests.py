@@ -12,7 +12,7 @@ from qflow.errors import InvalidArgument
 from qflow.remote.client import stream_replies
 from qflow.remote.client.link import Request
 from qflow.remote.client.replies import reporting
-from qflow.remote.client.requests import name_of, named, not_granted
+from qflow.remote.client.requests import named, not_granted
 from qflow.remote.wire.values import plain
 from qflow.stats import StreamStats, SubscriptionStats
 
@@ -25,23 +25,22 @@ def declare_stream(name: str, settings: Mapping[str, Any]) -> Request:
     return Request(head, doubt="what was declared", read=stream_replies.settings)
 
 
-def alter_stream(stream: Any, changes: Mapping[str, Any]) -> Request:
+def alter_stream(uuid: str, stream: Any, changes: Mapping[str, Any]) -> Request:
     StreamSettings.check_names(changes, "stream")
-    head = {"op": "alter_stream", **named("stream", stream), "changes": plain(dict(changes))}
+    head = {"op": "alter_stream", **named("stream", stream, uuid), "changes": plain(dict(changes))}
     return Request(head, doubt="the change", read=stream_replies.settings)
 
 
-def stream(one: Any) -> Request:
-    check_name(name_of(one), "stream")
-    return Request({"op": "stream", **named("stream", one)}, read=stream_replies.settings)
+def stream(uuid: str, one: Any) -> Request:
+    return Request({"op": "stream", **named("stream", one, uuid)}, read=stream_replies.settings)
 
 
-def delete_stream(stream: Any) -> Request:
-    return Request({"op": "delete_stream", **named("stream", stream)}, doubt="the deletion")
+def delete_stream(uuid: str, stream: Any) -> Request:
+    return Request({"op": "delete_stream", **named("stream", stream, uuid)}, doubt="the deletion")
 
 
-def delete_subscription(stream: Any, name: str) -> Request:
-    head = {"op": "delete_subscription", **named("stream", stream), "name": check_name(name, "subscription")}
+def delete_subscription(uuid: str, stream: Any, name: str) -> Request:
+    head = {"op": "delete_subscription", **named("stream", stream, uuid), "name": check_name(name, "subscription")}
     return Request(head, doubt="the deletion")
 
 
@@ -85,10 +84,10 @@ def moment(value: Any) -> Any:
 # Subscriptions --------------------------------------------------------------------------------------------------------
 
 
-def subscribe(stream: Any, topic_filter: str, options: Mapping[str, Any]) -> Request:
+def subscribe(uuid: str, stream: Any, topic_filter: str, options: Mapping[str, Any]) -> Request:
     """Its reply is a `stream_replies.Opened`."""
     given = {name: plain(moment(value)) for name, value in options.items()}
-    head = {"op": "subscribe", **named("stream", stream), "filter": topic_filter, "options": given}
+    head = {"op": "subscribe", **named("stream", stream, uuid), "filter": topic_filter, "options": given}
     return Request(head, doubt="the subscription", read=stream_replies.opened, undo=_not_opened)
 
 

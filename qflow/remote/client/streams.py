@@ -35,6 +35,9 @@ class RemoteStream(Stream):
 
     _connection: Connection
 
+    def _spool_uuid(self) -> str:
+        return self._connection.uuid
+
     def query(
         self,
         topic_filter: str = "#",

@@ -84,18 +84,20 @@ class AsyncRemoteBroker(AnyRemoteBroker):
 
     async def alter_queue(self, name: AsyncRemoteQueue | str, **changes: Unpack[QueueChanges]) -> AsyncRemoteQueue:
         """Change settings of a queue while it is used; see `qflow.Broker.alter_queue`."""
-        settings: QueueSettings = await self._connection.call(requests.alter_queue(name, changes))
-        return queue_of(self._connection, requests.name_of(name), settings)
+        settings: QueueSettings = await self._connection.call(
+            requests.alter_queue(self._connection.uuid, name, changes)
+        )
+        return queue_of(self._connection, requests.name_of("queue", name, self._connection.uuid), settings)
 
     async def delete_queue(self, name: AsyncRemoteQueue | str) -> None:
         """Delete a queue with all its messages; see `qflow.Broker.delete_queue`."""
-        await self._connection.call(requests.delete_queue(name))
+        await self._connection.call(requests.delete_queue(self._connection.uuid, name))
 
     async def schedule(
         self, name: str, queue: AsyncRemoteQueue | str, body: Body, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
         """Have a message put into a queue again and again; see `qflow.Broker.schedule`."""
-        return await self._connection.call(requests.schedule(name, queue, body, options))
+        return await self._connection.call(requests.schedule(self._connection.uuid, name, queue, body, options))
 
     async def schedules(self) -> list[Schedule]:
         """Return what is put again and again, by name."""
@@ -115,11 +117,11 @@ class AsyncRemoteBroker(AnyRemoteBroker):
 
     async def bind(self, queue: AsyncRemoteQueue | str, topic_filter: str) -> None:
         """Send what is published to matching topics to a queue, too; see `qflow.Broker.bind`."""
-        await self._connection.call(requests.bind(queue, topic_filter))
+        await self._connection.call(requests.bind(self._connection.uuid, queue, topic_filter))
 
     async def unbind(self, queue: AsyncRemoteQueue | str, topic_filter: str) -> None:
         """Undo `bind`; see `qflow.Broker.unbind`."""
-        await self._connection.call(requests.unbind(queue, topic_filter))
+        await self._connection.call(requests.unbind(self._connection.uuid, queue, topic_filter))
 
     async def publish(
         self, topic: str, body: Body, *, key: Key | None = None, headers: Headers | None = None,
@@ -156,7 +158,7 @@ class AsyncRemoteBroker(AnyRemoteBroker):
 
     def stream(self, name: AsyncRemoteStream | str) -> AsyncRemoteStream:
         """Return the stream of this name; awaited, it raises `NotFound` if there is none, else its first call does."""
-        return stream_of(self._connection, requests.name_of(name))
+        return stream_of(self._connection, requests.name_of("stream", name, self._connection.uuid))
 
     async def streams(self) -> list[str]:
         """Return the names of all streams, sorted."""
@@ -166,12 +168,14 @@ class AsyncRemoteBroker(AnyRemoteBroker):
         self, stream: AsyncRemoteStream | str, /, **changes: Unpack[StreamChanges]
     ) -> AsyncRemoteStream:
         """Change settings of a stream while it is used; see `qflow.Broker.alter_stream`."""
-        settings: StreamSettings = await self._connection.call(stream_requests.alter_stream(stream, changes))
-        return stream_of(self._connection, requests.name_of(stream), settings)
+        settings: StreamSettings = await self._connection.call(
+            stream_requests.alter_stream(self._connection.uuid, stream, changes)
+        )
+        return stream_of(self._connection, requests.name_of("stream", stream, self._connection.uuid), settings)
 
     async def delete_stream(self, name: AsyncRemoteStream | str) -> None:
         """Delete a stream with its messages and subscriptions; see `qflow.Broker.delete_stream`."""
-        await self._connection.call(stream_requests.delete_stream(name))
+        await self._connection.call(stream_requests.delete_stream(self._connection.uuid, name))
 
     def subscribe(
         self, stream: AsyncRemoteStream | str, filter: str = "#", **options: Unpack[SubscriptionOptions]
@@ -181,12 +185,12 @@ class AsyncRemoteBroker(AnyRemoteBroker):
         It ends with the connection, which gives back what it held. Cancelled while it waits, it is closed again: the
         next one of this connection waits for that.
         """
-        request = stream_requests.subscribe(stream, filter, options)
+        request = stream_requests.subscribe(self._connection.uuid, stream, filter, options)
         return Opening(partial(self._connection.open, request, partial(subscription_of, self._connection)))
 
     async def delete_subscription(self, stream: AsyncRemoteStream | str, name: str) -> None:
         """Delete a durable subscription, or a group; see `qflow.Broker.delete_subscription`."""
-        await self._connection.call(stream_requests.delete_subscription(stream, name))
+        await self._connection.call(stream_requests.delete_subscription(self._connection.uuid, stream, name))
 
     # Transactions and events -------------------------------------------------------------------------------------
 
@@ -256,7 +260,7 @@ def broker_of(connection: TaskConnection, welcome: dict[str, Any]) -> AsyncRemot
     """Return the broker of a connection, once the owner has answered."""
     made = AsyncRemoteBroker()
     made._connection, made._welcome, made._callbacks = connection, welcome, []
-    connection.welcomed(welcome["limits"])
+    connection.welcomed(welcome)
     return made
 
 

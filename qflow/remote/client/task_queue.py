@@ -19,6 +19,7 @@ from qflow.delivery import Entry
 from qflow.durations import Duration
 from qflow.errors import InvalidArgument, NotFound, QueueDeleted, QueueEmpty
 from qflow.held_batch import HeldBatch
+from qflow.identity import OfSpool
 from qflow.options import Body, PutOnceOptions
 from qflow.pickling import Unpicklable
 from qflow.queues.consumer import Listed
@@ -34,7 +35,7 @@ from qflow.takers import Taker, cut_name, named, parse_name
 PREFETCH = 100
 
 
-class AsyncRemoteQueue(Unpicklable):
+class AsyncRemoteQueue(Unpicklable, OfSpool):
     """A named queue of a spool that another process owns, for tasks of one event loop. Made by `AsyncRemoteBroker`.
 
     Arguments, results and errors are those of `qflow.aio.AsyncQueue`; see there. Awaited, it asks the owner whether it
@@ -45,6 +46,10 @@ class AsyncRemoteQueue(Unpicklable):
     _settles: Settles
     _name: str
     _settings: QueueSettings | None
+    _kind = "queue"
+
+    def _spool_uuid(self) -> str:
+        return self._connection.uuid
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from qflow.aio.delivery import AsyncStreamDeliveries, AsyncStreamDelivery
 from qflow.config import StreamSettings
 from qflow.durations import Duration
 from qflow.errors import BrokerClosed, InvalidArgument, QueueEmpty
+from qflow.identity import OfSpool
 from qflow.remote.client import stream_requests
 from qflow.remote.client.stream_holding import Holding, Loop, RemoteStreamBatch, StreamGrant, Subscribed
 from qflow.remote.client.stream_replies import Granted, Opened, Page
@@ -24,7 +25,7 @@ from qflow.streams.task_numbers import TaskNumbers
 T = TypeVar("T")
 
 
-class AsyncRemoteStream:
+class AsyncRemoteStream(OfSpool):
     """A named stream of a spool that another process owns, for tasks of one event loop. Made by `AsyncRemoteBroker`.
 
     Arguments, results and errors are those of `qflow.aio.AsyncStream`; see there. Awaited, it asks the owner whether it
@@ -35,6 +36,10 @@ class AsyncRemoteStream:
     """The name it was declared under."""
     _connection: TaskConnection
     _settings: StreamSettings | None
+    _kind = "stream"
+
+    def _spool_uuid(self) -> str:
+        return self._connection.uuid
 
     @property
     def settings(self) -> StreamSettings:
@@ -47,7 +52,7 @@ class AsyncRemoteStream:
         return self._known().__await__()
 
     async def _known(self) -> AsyncRemoteStream:
-        self._settings = await self._connection.call(stream_requests.stream(self.name))
+        self._settings = await self._connection.call(stream_requests.stream(self._connection.uuid, self.name))
         return self
 
     async def query(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Unpack
 
-from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery
+from qflow.aio.delivery import AsyncDeliveries, AsyncDelivery, held_by
+from qflow.delivery import each_of
 from qflow.message import Headers, bodies_bytes
 from qflow.options import Body, Key, PutOptions
 from qflow.pickling import Unpicklable
@@ -40,14 +41,14 @@ class AsyncRemoteTransaction(Unpicklable):
 
     async def ack(self, delivery: AsyncDelivery) -> None:
         """Settle a delivery when the transaction commits."""
-        self._draft.ack([delivery.delivery])
+        self._draft.ack([held_by(delivery)])
 
     async def ack_many(self, deliveries: AsyncDeliveries | Iterable[AsyncDelivery]) -> None:
         """Settle deliveries when the transaction commits, all or none."""
         if isinstance(deliveries, AsyncDeliveries):
             self._draft.ack(deliveries.deliveries)
         else:
-            self._draft.ack([one.delivery for one in deliveries])
+            self._draft.ack([held_by(one) for one in each_of(deliveries)])
 
     @property
     def result(self) -> list[Any]:

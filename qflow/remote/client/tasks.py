@@ -14,10 +14,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from qflow.aio.delivery import AnyDeliveries, AsyncDelivery
+from qflow.aio.delivery import AnyDeliveries, AsyncDelivery, held_by
 from qflow.aio.loops import running_loop
 from qflow.deliveries import Deliveries
-from qflow.delivery import Delivery, Return
+from qflow.delivery import SEVERAL, Delivery, Return, each_of
 from qflow.errors import AlreadySettled, BrokerClosed, ForkedProcess, InvalidArgument, QflowError, StorageError
 from qflow.held_batch import AnyBatch, HeldBatch
 from qflow.remote.client import grants
@@ -58,6 +58,8 @@ class TaskConnection(asyncio.Protocol):
 
     def __init__(self, target: str, reason: Reason | None = None) -> None:
         self.target = target
+        self.uuid = ""
+        """Of the spool, from the owner's first answer on."""
         self.socket: socket.socket | None = None
         """Of the transport, from before there is one."""
         self._process = os.getpid()
@@ -281,9 +283,10 @@ class TaskConnection(asyncio.Protocol):
         self._link.end(why)
         self._writable.set()
 
-    def welcomed(self, limits: dict[str, int]) -> None:
-        """The owner has told its limits."""
-        self._link.welcomed(limits)
+    def welcomed(self, welcome: dict[str, Any]) -> None:
+        """The owner has told who it is, and its limits."""
+        self.uuid = welcome["uuid"]
+        self._link.welcomed(welcome["limits"])
 
     def listen(self, call: Callable[[dict[str, Any]], object]) -> None:
         """Have the heads of notices given to a function."""
@@ -390,14 +393,11 @@ class Settles:
 
     async def settle_all(self, deliveries: Iterable[AsyncDelivery], wait: bool) -> None:
         """Ack deliveries; one that was settled before is told of when all the others are."""
-        listed = list(deliveries)
-        for one in listed:
-            if not isinstance(one, AsyncDelivery):
-                raise InvalidArgument(f"ack_many takes a batch or deliveries, not {type(one).__name__}")
+        listed = [held_by(one, SEVERAL) for one in each_of(deliveries)]
         problem: AlreadySettled | None = None
         for place, one in enumerate(listed):
             try:
-                await self.settle(one.delivery, wait and place == len(listed) - 1)
+                await self.settle(one, wait and place == len(listed) - 1)
             except AlreadySettled as error:
                 problem = error
         if problem is not None:

@@ -30,6 +30,8 @@ class Connection:
         self._channel = Channel(one, target, reason)
         self._link = self._channel.link
         self._room = Room()
+        self.uuid = ""
+        """Of the spool, from the owner's first answer on."""
 
     @property
     def closed(self) -> bool:
@@ -190,9 +192,10 @@ class Connection:
 
     # The end ---------------------------------------------------------------------------------------------------------
 
-    def welcomed(self, limits: dict[str, int]) -> None:
-        """The owner has told its limits."""
-        self._channel.welcomed(limits)
+    def welcomed(self, welcome: dict[str, Any]) -> None:
+        """The owner has told who it is, and its limits."""
+        self.uuid = welcome["uuid"]
+        self._channel.welcomed(welcome["limits"])
 
     def listen(self, call: Callable[[dict[str, Any]], object], ended: Callable[[], object]) -> None:
         """Have the heads of notices given to a function, and have one called at the end. All under the lock."""

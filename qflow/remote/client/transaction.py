@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, Unpack
 
 from qflow.deliveries import Deliveries
-from qflow.delivery import Delivery
+from qflow.delivery import Delivery, each_of
 from qflow.errors import InvalidArgument
 from qflow.message import Headers, bodies_bytes
 from qflow.options import Body, Key, PutOptions
@@ -50,7 +50,7 @@ class RemoteTransaction(Unpicklable):
 
     def ack_many(self, deliveries: Deliveries | Iterable[Delivery]) -> None:
         """Settle deliveries when the transaction commits, all or none; see `qflow.Transaction.ack_many`."""
-        held = deliveries if isinstance(deliveries, Deliveries) else list(deliveries)
+        held = deliveries if isinstance(deliveries, Deliveries) else list(each_of(deliveries))
         self._locked(partial(self._draft.ack, held))
 
     @property

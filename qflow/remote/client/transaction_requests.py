@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qflow.deliveries import Deliveries
-from qflow.delivery import Delivery
+from qflow.delivery import ONE, Delivery
 from qflow.errors import AlreadySettled, BrokerClosed, InDoubt, InvalidArgument, QflowError, TransactionTooLarge
 from qflow.held_batch import AnyBatch
 from qflow.message import OVERHEAD_BYTES, Headers, body_bytes, charge, decode_headers, encode_headers
@@ -19,7 +19,7 @@ from qflow.remote.wire.results import decode_results
 class Draft:
     """See the module. Of one connection; its methods are called under the lock of that, if there is one."""
 
-    def __init__(self, connection: object, most_bytes: int, timeout_s: float | None) -> None:
+    def __init__(self, connection: Any, most_bytes: int, timeout_s: float | None) -> None:
         self._connection = connection
         self._most_bytes = most_bytes
         self._timeout_s = timeout_s
@@ -43,14 +43,20 @@ class Draft:
 
     def put(self, queue: Any, body: Any, options: Mapping[str, Any]) -> None:
         """Take a message."""
-        step = {"do": "put", **requests.named("queue", queue), "single": True, **requests.put_options(options)}
+        step = {
+            "do": "put",
+            **requests.named("queue", queue, self._connection.uuid),
+            "single": True,
+            **requests.put_options(options),
+        }
         self._add(step, [body_bytes(body)])
 
     def put_many(self, queue: Any, bodies: list[bytes], options: Mapping[str, Any]) -> None:
         """Take messages for one queue."""
-        said = requests.put_options(options)
+        step = {"do": "put", **requests.named("queue", queue, self._connection.uuid)}
+        step |= requests.put_options(options)
         if bodies:
-            self._add({"do": "put", **requests.named("queue", queue), **said}, bodies)
+            self._add(step, bodies)
         else:
             self.check_open()
             self._empty.append(sum(step["do"] != "ack" for step in self._steps) + len(self._empty))
@@ -163,7 +169,7 @@ class Draft:
 def _place(delivery: object) -> tuple[Any, int | None]:
     """Return the batch that a delivery is of, and its place there."""
     if not isinstance(delivery, Delivery):
-        raise InvalidArgument(f"ack takes a delivery, not {type(delivery).__name__}")
+        raise InvalidArgument(f"{ONE}, not {type(delivery).__name__}")
     batch = delivery.settler
     if not isinstance(batch, AnyBatch):
         raise InvalidArgument(f"{delivery!r} is of another broker: a transaction is of one")
