@@ -298,6 +298,12 @@ class Channel:
                 if self._wake_pipe is not None:
                     self._wake_pipe.ring()
 
+    def let_go(self) -> None:
+        """End it, for nobody has its connection any more. A finalizer, which comes in the middle of anything."""
+        self._is_ending = True
+        if (pipe := self._wake_pipe) is not None:
+            pipe.ring()
+
     def leave(self) -> None:
         """In a forked child: close the copies of everything."""
         self.lock = threading.Lock()

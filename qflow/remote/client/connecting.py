@@ -42,6 +42,9 @@ def connect(
 ) -> RemoteBroker:
     """Use a spool that another process owns: through the socket in its directory, or on another host, by a URL.
 
+    Close it, or use it in a `with` block. It ends as if it was closed when nothing refers any more to the broker, or to
+    what came of it: queues, deliveries, subscriptions, consumers that run, futures, callbacks of events.
+
     Args:
         target: the directory of the spool, whose owner has it open with `door=True`, which is the default; or
             `grpc+tls://HOST:PORT`, where `qflow serve --flight` runs. That needs the extra `net`.

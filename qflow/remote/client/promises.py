@@ -118,7 +118,7 @@ class Room:
 class Promise:
     """A future that waits for a reply."""
 
-    def __init__(self, request: Request, room: Room, futures: JobThread) -> None:
+    def __init__(self, request: Request, room: Room, futures: JobThread, connection: object) -> None:
         self.future: Future[Any] = Future()
         self.future.set_running_or_notify_cancel()
         self.size = request.size
@@ -127,9 +127,12 @@ class Promise:
         self._read = request.read
         self._room = room
         self._futures = futures
+        self._connection: object = connection
+        """Kept until it is answered: its caller may have nothing but the future."""
 
     def answered(self, outcome: Reply | Exception) -> None:
         self._room.leave(self)
+        self._connection = None
         self._futures.do(partial(self._resolve, outcome))
 
     def _resolve(self, outcome: Reply | Exception) -> None:

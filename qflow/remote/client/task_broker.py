@@ -277,6 +277,7 @@ def connect(
     """Use a spool that another process owns, from tasks of the running loop; arguments and errors as `qflow.connect`.
 
     `broker = await qflow.aio.connect(path)`, or `async with qflow.aio.connect(path) as broker`.
+    Close it: the loop keeps it, and the owner what it holds, until then.
     """
     return Opening(partial(_connect, target, (token, token_file), (ca, cert, key), timeout_s))
 

@@ -1,8 +1,13 @@
-"""A connection for threads: any number of calls at once. A caller waits with nothing held; see also `channel`."""
+"""A connection for threads: any number of calls at once. A caller waits with nothing held; see also `channel`.
+
+All that came of a connection refers to it, and so does a future that is not resolved; its channel, which the reader
+has, does not. So it ends when nobody has any of that.
+"""
 
 from __future__ import annotations
 
 import socket
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -29,6 +34,7 @@ class Connection:
         self.target = target
         self._channel = Channel(one, target, reason)
         self._link = self._channel.link
+        weakref.finalize(self, self._channel.let_go).atexit = False  # the reader still runs
         self._room = Room()
         self.uuid = ""
         """Of the spool, from the owner's first answer on."""
@@ -105,7 +111,7 @@ class Connection:
             BrokerClosed: the connection has ended.
         """
         request = request.encoded()
-        promise = Promise(request, self._room, self._channel.futures)
+        promise = Promise(request, self._room, self._channel.futures, self)
         attend(partial(self._submit, request, promise), partial(self._give_up_submit, promise))
         return promise.future
 
