@@ -50,14 +50,16 @@ def wait_for_readers() -> None:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):
-            stream.flush()
-            file = io.BufferedWriter(_Patient(stream.fileno(), "wb", closefd=False))
-            options: dict[str, Any] = {
-                "line_buffering": stream.line_buffering,
-                "write_through": stream.write_through,
-            }
-            setattr(sys, name, io.TextIOWrapper(file, stream.encoding, stream.errors, **options))
+        if not isinstance(stream, io.TextIOWrapper):
+            continue  # it is closed, or a program's own
+        try:
+            descriptor = stream.fileno()
+        except io.UnsupportedOperation:  # somebody keeps in memory what is printed
+            continue
+        stream.flush()
+        file = io.BufferedWriter(_Patient(descriptor, "wb", closefd=False))
+        by_line = stream.line_buffering or stream.write_through  # which has no buffers, as by PYTHONUNBUFFERED
+        setattr(sys, name, io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=by_line))
 
 
 def discard(descriptor: int) -> None:

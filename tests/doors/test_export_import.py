@@ -80,6 +80,16 @@ def test_a_reader_is_waited_for_where_the_pipe_does_not_block(cli: CommandLine) 
     assert process.wait(WATCHDOG_S) == 0
 
 
+def test_what_is_printed_is_there_at_once_where_python_is_to_keep_nothing_back() -> None:
+    """As in containers, by PYTHONUNBUFFERED: `qflow pipe` said only at its end why its command was started again."""
+    program = (
+        "import os, sys; from qflow.cli.standard import wait_for_readers; wait_for_readers()\n"
+        "print('out'); print('err', file=sys.stderr); os._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-u", "-c", program], capture_output=True, check=True, timeout=60)
+    assert (done.stdout, done.stderr) == (b"out\n", b"err\n")
+
+
 def test_what_is_exported_to_a_file_is_on_the_disk_before_it_has_its_name(
     spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
