@@ -109,12 +109,15 @@ class Queue(_Base[T]):
                 elif self.is_shutdown:
                     raise ShutDown
                 left = ends - time.monotonic() if block else 0.0
-                if left <= 0:
+                try:
+                    if left <= 0:
+                        raise queue.Empty
+                    left = min(left, LOOK_S if self._qsize() else math.inf)
+                    self.not_empty.wait(None if left == math.inf else left)
+                except BaseException:  # of the time-out, or an interrupt
                     if self._qsize():
                         self.not_empty.notify()  # another looks at what is held, as this one did
-                    raise queue.Empty
-                left = min(left, LOOK_S if self._qsize() else math.inf)
-                self.not_empty.wait(None if left == math.inf else left)
+                    raise
 
     def shutdown(self, immediate: bool = False) -> None:
         """Refuse puts from now on, and gets once it is empty; with `immediate`, drop what is there, as it lies.

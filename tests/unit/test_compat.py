@@ -550,31 +550,46 @@ def test_a_close_that_fails_ends_those_who_wait_and_may_be_repeated(
         broker.put(b"")
 
 
-def test_whoever_stops_looking_at_an_item_that_is_held_leaves_that_to_the_next() -> None:
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_whoever_stops_looking_at_an_item_that_is_held_leaves_that_to_the_next(
+    is_interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two wait, one is woken for the item, which another holds by then; the item comes back when that one has gone."""
     ours: compat.Queue[int] = compat.Queue()
     line = ours.not_empty._waiters  # type: ignore[attr-defined]
     found: list[Any] = []
+    passed_s = 0.0
+    monkeypatch.setattr("qflow.compat.threads.time", SimpleNamespace(monotonic=lambda: passed_s))
 
     def get(timeout: float | None) -> None:
         try:
             found.append(ours.get(timeout=timeout))
-        except queue.Empty as error:
+        except (queue.Empty, KeyboardInterrupt) as error:
             found.append(error)
 
-    threading.Thread(target=get, args=(0.2,), daemon=True).start()
+    hasty = threading.Thread(target=get, args=(LONG_S,), daemon=True)
+    hasty.start()
     until(lambda: len(line) == 1)
     patient = threading.Thread(target=get, args=(None,), daemon=True)
     patient.start()
     until(lambda: len(line) == 2)
+    waits = ours.not_empty.wait
+
+    def wait(timeout: float | None) -> bool:
+        if is_interrupted and threading.current_thread() is hasty:
+            raise KeyboardInterrupt
+        return waits(timeout)
+
     with ours.mutex:
         ours._items.put(1)
         held = ours._items.queue.get_nowait()
+        ours.not_empty.wait = wait  # type: ignore[method-assign]
+        passed_s = 0.0 if is_interrupted else LONG_S
         ours.not_empty.notify()
     until(lambda: found)
     held.nack()
     patient.join(LONG_S)
-    assert isinstance(found[0], queue.Empty)
+    assert isinstance(found[0], KeyboardInterrupt if is_interrupted else queue.Empty)
     assert found[1:] == [1]
 
 
