@@ -71,10 +71,11 @@ def slots_in(descriptor: int, workers: int) -> list[Slot]:
 def make_descriptor(workers: int) -> int:
     """Return the descriptor of a new file for so many, on no disk: a full one would end who writes there, by SIGBUS."""
     size = workers * _CELLS * _CELL_BYTES
-    if not hasattr(os, "memfd_create"):  # a Python that was built for an old libc
+    try:
+        descriptor = os.memfd_create("qflow-workers")
+    except (AttributeError, OSError):  # a Python that was built for an old libc; a system that lets nobody have one
         with tempfile.TemporaryFile(buffering=0) as file:
             file.write(bytes(size))  # which takes the room, or raises
             return os.dup(file.fileno())
-    descriptor = os.memfd_create("qflow-workers")
     os.ftruncate(descriptor, size)
     return descriptor

@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -320,9 +321,13 @@ def test_what_workers_have_at_hand_is_on_no_disk(monkeypatch: pytest.MonkeyPatch
     assert (first.read(), second.read()) == ((0.0, 0, 0, 0), (math.inf, 7, 0, 0))
 
 
-def test_where_that_cannot_be_the_room_is_taken_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Python that was built for an old libc has no files in memory."""
-    monkeypatch.delattr(os, "memfd_create")
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_where_that_cannot_be_the_room_is_taken_before(monkeypatch: pytest.MonkeyPatch, is_refused: bool) -> None:
+    """A Python that was built for an old libc has no files in memory; a system with `vm.memfd_noexec=2` refuses them."""
+    if is_refused:
+        monkeypatch.setattr(os, "memfd_create", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    else:
+        monkeypatch.delattr(os, "memfd_create")
     first, second = slots(2)
     second.begin(7)
     assert (first.read(), second.read()) == ((0.0, 0, 0, 0), (math.inf, 7, 0, 0))
