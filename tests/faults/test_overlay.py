@@ -100,3 +100,55 @@ def test_a_value_of_a_byte_or_none_is_played_as_any(env: lmdb.Environment, value
     with env.begin(write=True) as txn:
         assert play(txn, changes) == 0
         assert txn.get(b"key") == value
+
+
+class _Counted:
+    """A cursor that counts its steps, and a transaction that gives it."""
+
+    def __init__(self, txn: Any) -> None:
+        self.txn = txn
+        self.steps = 0
+        self.get, self.id, self.abort = txn.get, txn.id, txn.abort
+        self.inner: Any = None
+
+    def cursor(self) -> _Counted:
+        self.inner = self.txn.cursor()
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        self.steps += name in ("next", "prev")
+        return getattr(self.inner, name)
+
+
+class _LookedAt(SortedDict[bytes, bytes | None]):
+    """Counts how often it is asked whether a key is still there."""
+
+    looks = 0
+
+    def __getitem__(self, key: bytes) -> bytes | None:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("is_put", [True, False], ids=["renewed", "removed"])
+def test_a_reader_passes_each_changed_key_once(env: lmdb.Environment, is_put: bool) -> None:
+    """Thousands of queues that were given the same have their rows side by side, and all of them in the journal."""
+    keys = [number.to_bytes(2, "big") for number in range(600)]
+    with env.begin(write=True) as txn:
+        for key in keys:
+            txn.put(key, b"before")
+    changed = _LookedAt(dict.fromkeys(keys[300:], b"after" if is_put else None))
+    wanted = keys if is_put else keys[:300]
+    with env.begin() as txn:
+        counted = _Counted(txn)
+        over = _Over(counted, changed).cursor()
+        assert list(over.iternext(values=False)) == wanted
+        assert counted.steps <= 2 * len(keys)
+        assert changed.looks <= 2 * len(keys)
+        found, there = [], over.last()
+        while there:
+            found.append(over.key())
+            there = over.prev()
+        assert found[::-1] == wanted
+        assert counted.steps <= 5 * len(keys)
+        assert changed.looks <= 5 * len(keys)

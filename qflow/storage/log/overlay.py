@@ -163,10 +163,11 @@ class _Cursor:
     def set_range(self, key: bytes) -> bool:
         """Go to the first key that is not below one."""
         found = self._cursor.set_range(key) if key else self._cursor.first()
-        while found and bytes(self._cursor.key()) in self._changed:
+        while found and self._is_gone(bytes(self._cursor.key())):
             found = self._cursor.next()
-        keys = [bytes(self._cursor.key())] if found else []
-        keys += self._first(self._changed.irange(minimum=bytes(key)))
+        behind = bytes(self._cursor.key()) if found else None
+        keys = [] if behind is None else [behind]
+        keys += self._first(self._changed.irange(minimum=bytes(key), maximum=behind))
         self._at = min(keys, default=None)
         return self._at is not None
 
@@ -186,12 +187,17 @@ class _Cursor:
         """Go to the last key below one, or to the last of all."""
         cursor = self._cursor
         found = cursor.prev() if key is not None and cursor.set_range(key) else cursor.last()
-        while found and bytes(cursor.key()) in self._changed:
+        while found and self._is_gone(bytes(cursor.key())):
             found = cursor.prev()
-        keys = [bytes(cursor.key())] if found else []
-        keys += self._first(self._changed.irange(maximum=key, inclusive=(True, False), reverse=True))
+        before = bytes(cursor.key()) if found else None
+        keys = [] if before is None else [before]
+        keys += self._first(self._changed.irange(before, key, inclusive=(True, False), reverse=True))
         self._at = max(keys, default=None)
         return self._at is not None
+
+    def _is_gone(self, key: bytes) -> bool:
+        """Tell whether a key of the transaction is no more; those whose values were changed are found in both."""
+        return self._changed.get(key, key) is None
 
     def _first(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return the first key that is still there, if there is one."""
