@@ -36,7 +36,9 @@ from qflow.storage.log import confirming, direct, journal, journal_reading, plac
 from qflow.storage.log.batch import Order
 from qflow.storage.log.confirming import Confirming
 from qflow.storage.log.journal import HEADER_BYTES, JOURNAL, Head, Journal, JournalState, read_state
+from qflow.storage.log.keys import BLOCKS, key_of
 from qflow.storage.log.shared_reading import open_to_read
+from qflow.storage.log.table import LAST
 from qflow.troubles import LOG_TAKES
 from unit.clocks import until
 
@@ -511,6 +513,38 @@ def test_what_the_journal_holds_is_carried_over_and_counted(tmp_path: Path) -> N
         assert broker.recovery.problems == ()
         assert there(broker) == list(range(20))
     assert not (tmp_path / JOURNAL).exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["damaged", "gone"])
+def test_a_row_that_cannot_be_read_costs_the_queue_whose_notes_the_journal_holds_and_no_other(
+    is_there: bool, tmp_path: Path
+) -> None:
+    """As without a journal: nothing of the other queues could be reached, for the spool was not opened."""
+
+    def work(broker: Broker) -> None:
+        bad, good = broker.declare_queue("bad"), broker.declare_queue("q")
+        bad.put(b"0")
+        for number in range(20):
+            good.put(b"%d" % number)
+        with broker.engine.log.read():
+            pass  # the log has all of it by now
+        bad.put(b"1")
+        good.put(b"20")
+        assert len(broker.engine.log._writer._confirming.notes) == 2
+
+    killed(tmp_path, work)
+    with lmdb.open(str(tmp_path / "log"), map_size=2**30, lib_version=0) as env, env.begin(write=True) as txn:
+        row = key_of(BLOCKS, 1, 0, LAST)
+        value = bytearray(txn.get(row))
+        value[3] ^= 1
+        assert txn.put(row, bytes(value)) if is_there else txn.delete(row)
+    (tmp_path / "log" / "last").unlink()
+    seen = qflow.inspect.read_spool(tmp_path)
+    assert [problem for problem in seen.problems if "'bad' cannot be served" in problem]
+    with open_small(tmp_path) as broker:
+        assert there(broker) == list(range(21))
+        assert [problem for problem in broker.recovery.problems if "'bad' cannot be served" in problem]
+        assert broker.recovery.journal_problems
 
 
 def test_who_reads_a_stream_of_a_spool_without_an_owner_sees_what_is_confirmed(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from qflow.errors import CorruptionError
 from qflow.message import Message, Record, is_logged
 from qflow.named_tuples import NamedTuple
 from qflow.storage.blocks import BlockKey
@@ -262,29 +263,43 @@ def carry_out(txn: Any, notes: Iterable[Note], join: Join) -> dict[Lane, tuple[R
 
 
 def replay(txn: Any, records: Iterable[bytes], join: Join = b"".join) -> int:
-    """Bring a log up to notes of its journal; return how many do not fit the state it is in, and were left out."""
-    tallies: dict[tuple[int, int], Tally] = {}
+    """Bring a log up to notes of its journal; return how many do not fit the state it is in, and were left out.
+
+    Those of a lane whose row is damaged, or gone, are among them: it costs that lane, and no other.
+    """
+    tallies: dict[tuple[int, int], Tally | None] = {}
     counts: dict[tuple[int, int], int] = {}
     for changes in _each(records):
         _, owner, lane, first = _PUT_HEAD.unpack_from(changes)[:4]
         place = owner, lane
         if place not in tallies:
-            tallies[place] = Tally(with_last_block(txn, owner, lane, read_row(txn, owner, lane)))
+            tallies[place] = _tally_of(txn, owner, lane)
         counts[place] = counts.get(place, 0) + 1
+        tally = tallies[place]
+        if tally is None:
+            continue
         if changes[0] == _PUT:
             *_, time_ms, is_message = _PUT_HEAD.unpack_from(changes)
             record: Record = changes[_PUT_HEAD.size :]
-            tallies[place].put(first, [Message.unpack(record) if is_message else record], time_ms)
+            tally.put(first, [Message.unpack(record) if is_message else record], time_ms)
         elif changes[0] == _PUT_MANY:
             *_, time_ms, count = _PUT_MANY_HEAD.unpack_from(changes)
-            tallies[place].put(first, _apart(changes, _PUT_MANY_HEAD.size, count), time_ms)
+            tally.put(first, _apart(changes, _PUT_MANY_HEAD.size, count), time_ms)
         else:
             *_, end, messages, size = _SETTLED_ALL.unpack(changes)
-            tallies[place].settle(end, messages, size)
+            tally.settle(end, messages, size)
     unfit = 0
     for place, tally in tallies.items():
-        if tally.fits:
+        if tally is not None and tally.fits:
             tally.write(txn, *place, -1, join)
         else:
             unfit += counts[place]
     return unfit
+
+
+def _tally_of(txn: Any, owner: int, lane: int) -> Tally | None:
+    """Return what notes of a lane are counted in; None where its row cannot be read, as whoever opens it tells."""
+    try:
+        return Tally(with_last_block(txn, owner, lane, read_row(txn, owner, lane)))
+    except CorruptionError:
+        return None
