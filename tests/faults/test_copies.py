@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import lmdb
@@ -312,6 +312,50 @@ def test_commits_wait_for_a_compaction_and_gets_do_not(spool):
     with qflow.open(spool) as again:
         assert again.recovery.clean
         assert drained(again.queue("q")) == [*KEPT, b"new"]
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "free again"])
+def test_a_disk_that_was_full_keeps_no_commit_waiting_for_a_snapshot(is_full, spool, tmp_path):
+    """The map ended with the file then, and could not be grown beside a copy, which pins what could be written over."""
+    faults = Faults()
+    copying, go_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        copying.set()
+        assert go_on.wait(2 * PATIENCE_S)
+
+    with faulty_broker(spool, faults, capacity_bytes="16MiB") as broker:
+        queue = broker.declare_queue("q")
+        faults.fail("allocate", errno.ENOSPC)
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                queue.put(BODY)
+        acked = iter(queue.get_many(1000))
+        for _ in range(10):
+            next(acked).ack(wait=True)
+        if not is_full:
+            faults.heal()
+        faults.before["copy_to"] = pause
+
+        def take() -> None:
+            with suppress(qflow.DiskFull):  # it needs room, too
+                broker.snapshot(tmp_path / "copy")
+
+        taking = threading.Thread(target=take)
+        taking.start()
+        try:
+            assert copying.wait(PATIENCE_S)
+            for _ in range(30):
+                in_thread(lambda: next(acked).ack(wait=True) if is_full else queue.put(BODY))
+        finally:
+            go_on.set()
+            taking.join(PATIENCE_S)
+        in_thread(lambda: next(acked).ack(wait=True))
+        if is_full:
+            with pytest.raises(qflow.DiskFull):
+                while True:
+                    queue.put(BODY)
+        assert broker.check() == []
 
 
 def test_nobody_waits_for_a_snapshot_but_who_must(spool, tmp_path):

@@ -61,6 +61,8 @@ class BatchWriting:
         self._releases = Releases()
         self._spreading = Spreading()
         self._era = new_number()  # which no other opening has
+        self.copies: set[object] = set()
+        """Somebody copies the log, or is about to: the map must not move, so nothing is confined."""
         self.gone: list[int] = []
         """Numbers of messages in lanes that were deleted, to be counted out."""
 
@@ -143,7 +145,7 @@ class BatchWriting:
                 self._make_room(batch, value_bytes, values, settles_only=settles_only)
                 return
             full = DiskFull(str(error))
-            if not self._copying.acquire(blocking=False):  # the map must not move while it is copied
+            if self.copies or not self._copying.acquire(blocking=False):
                 raise full from error
             confirming.roll_back()
             try:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -365,12 +365,21 @@ class TransactionLog:
 
     @contextmanager
     def copying(self) -> Iterator[Environment]:
-        """The environment, to copy it while commits and reads go on: all that joined a batch by now is committed."""
-        self.drain()
-        self._apply()
-        with self._writer.copying:
-            self._handing.check_usable()
-            yield self._env
+        """The environment, to copy it while commits and reads go on: all that joined a batch by now is committed.
+
+        Where the disk is or was full, the map may end with the file. It ends later first: for that it must not be read.
+        """
+
+        def make_long(env: Environment, still: AbstractContextManager[object]) -> None:
+            with still:
+                env.end_confinement()
+
+        with self._writer.still_map():
+            self.alone(make_long)
+            self._apply()
+            with self._writer.copying:
+                self._handing.check_usable()
+                yield self._env
 
     def forget_dead_readers(self) -> None:
         """Let go of what other processes were reading when they were killed; their pages could not be used again."""

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from qflow.errors import InDoubt, StorageError, said_by
 from qflow.loggers import get_logger
@@ -147,6 +147,16 @@ class Writer:
         if interrupt is not None:
             raise interrupt
         self._teller.end()
+
+    @contextmanager
+    def still_map(self) -> Iterator[None]:
+        """Have the map end no earlier than it did when this began, until the context ends: see `confine`."""
+        mine = object()
+        try:
+            self._writing.copies.add(mine)
+            yield
+        finally:
+            self._writing.copies.discard(mine)
 
     # The thread -----------------------------------------------------------------------------------------------------
 
