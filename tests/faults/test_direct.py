@@ -1026,6 +1026,28 @@ def test_what_a_thread_has_synced_and_the_writer_cannot_count_is_in_doubt(
     broker.close()
 
 
+def test_a_writer_without_memory_goes_on_with_what_a_thread_has_left(
+    broker: qflow.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for some, as for any batch; it ended, and whoever had the turn waited for good."""
+    monkeypatch.setattr(writer, "SHORT_S", 0)
+    tries: list[int] = []
+
+    class Short(writer.Gate):
+        def __init__(self) -> None:
+            tries.append(1)
+            if len(tries) < 3:
+                raise MemoryError
+            super().__init__()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Puts, "show", lambda *_: False)  # as where a handler strikes
+        patch.setattr(writer, "Gate", Short)
+        in_thread(lambda: broker.queue("q").put(b"d"))
+    assert len(tries) >= 3
+    assert reopened(broker, tmp_path / "copy") == [b"a", b"b", b"c", b"d"]
+
+
 def test_notes_are_carried_out_once_where_what_follows_fails(
     broker: qflow.Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

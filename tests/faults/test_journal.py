@@ -764,6 +764,30 @@ def test_a_journal_that_the_disk_does_not_take_is_done_without(
 
 
 @pytest.mark.usefixtures("never_idle")  # what is late is committed, without the journal
+@pytest.mark.parametrize("is_inside", [False, True], ids=["", "a thread is at it"])
+def test_a_journal_that_cannot_be_closed_when_it_is_given_up_puts_nothing_in_doubt(
+    is_inside: bool, tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log has all of it by then. Nothing more was taken, and the batch that gave it up was told to be in doubt."""
+    with faulty_broker(tmp_path, faults, journal="auto") as broker:
+        put_some(broker)
+        log = broker.engine.log
+        with log.read():
+            pass
+        given_up = log._writer._confirming.journal
+        assert given_up is not None
+        given_up.inside = is_inside
+        monkeypatch.setattr(given_up._files, "divert", lambda fd: given_up._files.lstat("/nowhere"))
+        faults.fail("pwrite", errno.EIO)
+        faults.fail("close", errno.EIO, late=True)
+        put_some(broker, range(20, 22))
+        assert log._writer._confirming.journal is None
+        faults.heal()
+        assert there(broker) == list(range(22))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(given_up._fd)
+
+
 def test_a_sync_that_fails_is_in_doubt(tmp_path: Path, faults: Faults) -> None:
     with faulty_broker(tmp_path, faults, journal="auto") as broker:
         inside.still(broker)

@@ -373,4 +373,5 @@ class Confirming:
         else:  # nothing is lost: the log has all of it
             self._tell_later(f"%s {lack}", journal.path)
         self.journal = self._broken = None
-        journal.close()
+        with suppress(OSError):  # a disk that has failed may refuse that, too
+            journal.close()

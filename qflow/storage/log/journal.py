@@ -298,11 +298,13 @@ class Journal:
 
     def close(self) -> None:
         """Close the file. What a thread may still write goes nowhere, and its descriptor is not used for another."""
-        if self.inside:
-            self.divert()
-        else:
-            self._files.close(self._alone_fd)
-        self._files.close(self._fd)
+        try:
+            if self.inside:
+                self.divert()
+            else:
+                self._files.close(self._alone_fd)
+        finally:
+            self._files.close(self._fd)
 
     def divert(self) -> None:
         """Have go nowhere what a thread may still write that had the turn."""

@@ -234,8 +234,8 @@ class Writer:
         request = turn.take(self.handing.asleep.acquire)
         if request is None:
             return
-        batch = Batch()
-        batch.gate = Gate()
+        batch, gate = _made()
+        batch.gate = gate
         self._working = True
         try:
             if not turn.go_on(batch, request):
