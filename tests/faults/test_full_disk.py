@@ -30,7 +30,7 @@ from qflow.queues.queue import parts_of
 from qflow.queues.tending import has_something_to_do
 from qflow.storage.lock import acquire_lock, owner_pid
 from qflow.storage.log.parts import PAGES_A_PART, cut, joined
-from qflow.storage.log.rows import Row, read_row
+from qflow.storage.log.rows import Row, Settled, read_row
 from unit.clocks import until
 
 
@@ -517,6 +517,33 @@ def test_an_ack_that_found_no_room_is_tried_again_by_itself(spool, faults, monke
 
         until(lambda: row().messages == 1)
         assert row().floor == 2
+
+
+def test_acks_that_share_a_batch_with_a_put_and_a_deletion_are_settled_in_parts_on_a_full_disk(spool, faults):
+    """What was deleted waited so that the put would find room; where that found none, the acks were refused with it."""
+    with faulty_broker(spool, faults) as broker:
+        inside.still(broker)
+        log, queue = broker.engine.log, broker.declare_queue("q")
+        queue.put_many([b""] * 20_000)
+        deleted, filled = broker.declare_queue("deleted"), broker.declare_queue("filled")
+        deleted.put_many([b"x" * 3_000] * 300)
+        faults.fail("allocate", errno.ENOSPC)
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                filled.put(b"y" * 20_000)
+        broker.delete_queue("deleted")
+        go_on = threading.Event()
+        held = log._order(lambda batch: go_on.wait(PATIENCE_S))
+        until(lambda: held.batch is not None)
+        more = log.delete(deleted._lanes.logged[0].owner)
+        put = filled.submit(b"z" * 20_000)
+        acks = log.settle(queue._lanes.logged[0], [Settled(one, one + 1, 1, 0) for one in range(0, 20_000, 10)])
+        go_on.set()
+        in_thread(lambda: log.wait(acks))
+        assert more.batch is acks.batch
+        assert isinstance(put.exception(PATIENCE_S), qflow.DiskFull)
+        assert acks.error is None
+        assert queue._lanes.logged[0].row.messages == 18_000
 
 
 @pytest.mark.parametrize("free", [0, 30, 200])

@@ -17,6 +17,7 @@ from qflow.storage.log.lane import Publisher, Step, TopicPublisher
 from qflow.storage.log.parts import REMOVED_IN_A_PART, cut, joined
 from qflow.storage.log.placing import Removed
 from qflow.storage.log.recovery import touch
+from qflow.storage.log.removal import REMOVED_AT_ONCE
 
 
 class Committing:
@@ -81,6 +82,7 @@ class Committing:
             if calls.error is not None:
                 self._failed(calls.error)
                 raise calls.error
+            batch.removes = REMOVED_AT_ONCE  # what is left settles, in parts if need be
             return True
         if batch.removes > REMOVED_IN_A_PART:
             return self._commit_parts(batch)
