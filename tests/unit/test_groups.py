@@ -278,6 +278,20 @@ def test_a_group_that_did_not_go_on_is_not_read_again(
         assert (len(reads), len(looks)) == (done, 3 * done)
 
 
+def test_what_was_known_of_groups_that_were_removed_is_forgotten(open_at: Open, join: Join, clock: Clock) -> None:
+    """As those of queries that each had a name of their own: they took memory until the owner ended."""
+    broker, stream = read_by_group(open_at, join)
+    held = groups.Held(str(broker.path), str(broker.uuid), clock.wall)
+    for number in range(5):
+        group = join(broker, f"query-{number}")
+        group.acknowledge({stream.owner: {0: number}})
+        group.close()
+        assert held(stream.owner) == {0: number}
+        shutil.rmtree(Path(broker.path, "cursors", f"query-{number}"))
+    assert held(stream.owner) == {0: 20}
+    assert len(held._known) == 1
+
+
 def test_a_lease_is_given_back_where_offsets_cannot_be_read(
     open_at: Open, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -295,6 +295,8 @@ class Held:
         except OSError as error:
             self._report(path, f"{error}: retention keeps everything until the groups can be read")
             return _everything()
+        for gone in set(self._known).difference(directories):
+            self._known.pop(gone, None)
         held: dict[int, int] = {}
         for directory in directories:
             for number, offset in self._of_group(directory, owner).items():
