@@ -358,6 +358,23 @@ def test_a_disk_that_was_full_keeps_no_commit_waiting_for_a_snapshot(is_full, sp
         assert broker.check() == []
 
 
+def test_a_map_that_cannot_end_later_before_a_snapshot_ends_the_log(spool, tmp_path):
+    """It may not be there at all any more, and who reads it would kill the process: as where a batch has it grown."""
+    faults = Faults()
+    with faulty_broker(spool, faults, capacity_bytes="16MiB") as broker:
+        queue = broker.declare_queue("q")
+        faults.fail("allocate", errno.ENOSPC)
+        with pytest.raises(qflow.DiskFull):
+            while True:
+                queue.put(BODY)
+        faults.heal()
+        faults.fail("grow_map", lmdb.Error("Cannot allocate memory"))
+        with pytest.raises(qflow.StorageError, match="Cannot allocate memory"):
+            broker.snapshot(tmp_path / "copy")
+        with pytest.raises(qflow.BrokerFailed):
+            queue.put(b"late")
+
+
 def test_nobody_waits_for_a_snapshot_but_who_must(spool, tmp_path):
     """Commits go on while it is written; a compaction begins after it, and keeps no commit waiting for that."""
     faults = Faults()

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -369,13 +369,8 @@ class TransactionLog:
 
         Where the disk is or was full, the map may end with the file. It ends later first: for that it must not be read.
         """
-
-        def make_long(env: Environment, still: AbstractContextManager[object]) -> None:
-            with still:
-                env.end_confinement()
-
         with self._writer.still_map():
-            self.alone(make_long)
+            self.alone(self._writer.make_map_long)
             self._apply()
             with self._writer.copying:
                 self._handing.check_usable()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from qflow.errors import InDoubt, StorageError, said_by
 from qflow.loggers import get_logger
@@ -362,6 +362,15 @@ class Writer:
             self._again = batch.rest()
         if batch.applies:
             self._apply()  # who reads waits for that alone, and asks again as long as something is held back
+
+    def make_map_long(self, env: Environment, still: AbstractContextManager[object]) -> None:
+        """Have the map end as late as it may. What is done alone, by this thread."""
+        try:
+            with still:
+                env.end_confinement()
+        except BaseException as error:  # it may not be mapped at all any more
+            self._note_failure(error)
+            raise
 
     def _work_alone(self, batch: Batch, work: Work) -> None:
         self._committing.apply()
