@@ -15,7 +15,6 @@ from qflow.cli.damage import tell_of_examination
 from qflow.cli.progress import counting
 from qflow.cli.standard import stdout_bytes
 from qflow.errors import StorageError
-from qflow.storage.files import Files
 
 if TYPE_CHECKING:
     from qflow.cli.portable.reading import Contents
@@ -84,16 +83,25 @@ def _write_file(output: Path, form: str, found: Contents, batches: Iterator[list
         else:
             with open(part, "xb") as file:
                 _write_lines(file, found, batches)
-        Files().sync_file(str(part))
+        _sync(part)
         os.replace(part, output)
         with suppress(PermissionError):  # a directory that one may write to, and not read
-            Files().sync_directory(str(output.parent))
+            _sync(output.parent)
     except OSError as error:
         if error.filename not in (None, str(part)):
             raise
         raise StorageError(f"cannot write {output}: {error.strerror or error}") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Force what a file or directory holds to the disk."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _write_lines(file: BinaryIO, found: Contents, batches: Iterator[list[Item]]) -> None:
