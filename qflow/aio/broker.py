@@ -165,7 +165,7 @@ class AsyncBroker(Unpicklable):
         found = self._queues.get(queue)
         if found is None:
             found = self._queues[queue] = queue_of(
-                queue, self.broker.engine.log, self._homes, self._worker, self._put_once
+                queue, self.broker.engine.log, self._homes, self._worker, self._looks, self._put_once
             )
         return found
 
@@ -280,7 +280,7 @@ class AsyncBroker(Unpicklable):
     def _around_stream(self, stream: Stream) -> AsyncStream:
         found = self._streams.get(stream)
         if found is None:
-            found = self._streams[stream] = stream_of(stream, self._homes, self._worker)
+            found = self._streams[stream] = stream_of(stream, self._homes, self._worker, self._looks)
         return found
 
     # Transactions ------------------------------------------------------------------------------------------------
@@ -403,6 +403,7 @@ def end_work(broker: AsyncBroker) -> None:
     """End its threads; the spool stays as it is, for whoever closes it."""
     broker._worker.end()
     broker._long.end()
+    broker._looks.end()
 
 
 def forget_unchanged(broker: AsyncBroker, room: str, values: Mapping[str, bytes]) -> asyncio.Future[Any]:

@@ -54,6 +54,7 @@ class AsyncQueue(Unpicklable, OfSpool, Generic[Placed]):
     _log: Log
     _homes: Homes
     _worker: Worker
+    _looks: Worker
     _work: QueueWork
     _puts: Puts
     _putting: AsyncPutting
@@ -321,7 +322,7 @@ class AsyncQueue(Unpicklable, OfSpool, Generic[Placed]):
 
     async def stats(self) -> QueueStats:
         """Return a snapshot; see `Queue.stats`."""
-        return await self._worker.run(self._homes.here(), self.queue.stats)
+        return await self._looks.run(self._homes.here(), self.queue.stats)
 
     async def pause(self) -> None:
         """Deliver nothing for now; see `Queue.pause`."""
@@ -344,12 +345,12 @@ class AsyncQueue(Unpicklable, OfSpool, Generic[Placed]):
 
 
 def queue_of(
-    queue: Queue, log: Log, homes: Homes, worker: Worker, put_once: Callable[..., Awaitable[Any]]
+    queue: Queue, log: Log, homes: Homes, worker: Worker, looks: Worker, put_once: Callable[..., Awaitable[Any]]
 ) -> AsyncQueue:
-    """Return a queue for tasks."""
+    """Return a queue for tasks; see `AsyncBroker` for the two workers."""
     made = AsyncQueue()
     made.queue, made._log, made._homes, made._worker = queue, log, homes, worker
-    made._put_once = put_once
+    made._looks, made._put_once = looks, put_once
     made._work = QueueWork(queue, homes, worker)
     made._puts, made._gets, made._claims = parts_of(queue).puts, parts_of(queue).gets, parts_of(queue).claims
     made._putting, made._lines = AsyncPutting(made._puts, log, homes, worker), homes.lines

@@ -25,6 +25,7 @@ class AsyncStream(OfSpool):
     """The same stream for threads; its methods block."""
     _homes: Homes
     _worker: Worker
+    _looks: Worker
 
     def _spool_uuid(self) -> str:
         return uuid_at(self.stream)
@@ -70,14 +71,14 @@ class AsyncStream(OfSpool):
 
     async def stats(self) -> StreamStats:
         """Return a snapshot; see `Stream.stats`."""
-        return await self._worker.run(self._homes.here(), self.stream.stats)
+        return await self._looks.run(self._homes.here(), self.stream.stats)
 
     def __repr__(self) -> str:
         return f"<Async{repr(self.stream)[1:]}"
 
 
-def stream_of(stream: Stream, homes: Homes, worker: Worker) -> AsyncStream:
-    """Return a stream for tasks."""
+def stream_of(stream: Stream, homes: Homes, worker: Worker, looks: Worker) -> AsyncStream:
+    """Return a stream for tasks; see `AsyncBroker` for the two workers."""
     made = AsyncStream()
-    made.stream, made._homes, made._worker = stream, homes, worker
+    made.stream, made._homes, made._worker, made._looks = stream, homes, worker, looks
     return made

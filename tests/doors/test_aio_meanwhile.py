@@ -15,7 +15,7 @@ import qflow
 import qflow.aio
 from doors.event_loop import run, until
 from qflow.aio.broker import in_thread
-from qflow.aio.loops import Threads
+from qflow.aio.loops import THREADS, Threads
 from qflow.memory import waiting
 from qflow.streams.history import History
 from unit.clocks import LONG_S
@@ -87,6 +87,26 @@ def test_a_get_that_was_given_up_settles_nothing(tmp_path: Path, monkeypatch: py
             assert (await subscription.stats()).unsettled_messages == 1
             await delivery.nack()
             assert (await subscription.get()).offset == delivery.offset
+
+    run(scenario())
+
+
+def test_statistics_wait_for_no_sync(tmp_path: Path) -> None:
+    """Those of a queue and of a stream, as those of a broker: all threads for the disk may wait for one."""
+
+    async def scenario() -> None:
+        may_end = threading.Event()
+        async with qflow.aio.open(tmp_path / "spool", door=False) as broker, AsyncExitStack() as stack:
+            stack.callback(may_end.set)
+            jobs, log = await broker.declare_queue("jobs"), await broker.declare_stream("log", topics=["log"])
+            await jobs.put(b"x")
+            await broker.publish("log", b"x")
+            waiting = [asyncio.create_task(in_thread(broker, may_end.wait)) for _ in range(THREADS)]
+            assert (await asyncio.wait_for(jobs.stats(), LONG_S)).messages == 1
+            assert (await asyncio.wait_for(log.stats(), LONG_S)).messages == 1
+            assert not any(one.done() for one in waiting)
+            may_end.set()
+            await asyncio.gather(*waiting)
 
     run(scenario())
 

@@ -12,6 +12,7 @@ import pytest
 
 import qflow
 from door_raw import RawDoor
+from qflow.aio.loops import THREADS
 from qflow.remote.server import session
 from qflow.remote.server.operations import queues
 from qflow.remote.wire.errors import decode_error
@@ -223,3 +224,17 @@ def test_messages_are_put_as_they_were_or_one_is_named_that_is_not_taken(owner: 
         assert raw.ask({"op": "restore", "items": [item, past]}, *columns).head == {"result": {"expired": 1}}
     [delivery] = jobs.get_many(10)
     assert (delivery.body, delivery.headers) == (b"a", {"h": 1})
+
+
+def test_statistics_wait_for_no_sync(owner: qflow.Broker, spool: Path) -> None:
+    """Of a queue and of a stream, while two callers that declare queues have all threads for the disk."""
+    owner.declare_queue("jobs").put(b"x")
+    owner.declare_stream("log", topics=["log"])
+    owner.publish("log", b"x")
+    with RawDoor(spool).greeted() as declaring, RawDoor(spool).greeted() as raw:
+        with owner.engine.spool.changing:  # as one has that waits for the sync of another queue
+            declared = {declaring.request({"op": "declare_queues", "names": [name]}) for name in ("a", "b")}
+            until(lambda: sum(one.name == "qflow-aio" for one in threading.enumerate()) == THREADS)
+            assert raw.ask({"op": "queue_stats", "queue": "jobs"}).head["result"]["messages"] == 1
+            assert raw.ask({"op": "stream_stats", "stream": "log"}).head["result"]["messages"] == 1
+        assert {declaring.frame().number for _ in declared} == declared  # type: ignore[union-attr]
