@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amqp_loop import turns_noted
 from inside import copy_as_killed
 from mqtt_loop import PINGRESP, PUBACK, PUBREC, PUBREL, Raw, Server, SetClock, client, serving, serving_at, slept
 from qflow import DiskFull
@@ -44,6 +45,27 @@ def test_a_search_finds_what_matches_and_passes_over_nothing_else(topics: set[st
             assert verdict.encode() > topic.encode()
             place = verdict.encode()
     assert found == {topic for topic in topics if matches(topic_filter, topic)}
+
+
+def test_filters_are_made_ready_for_their_searches_one_by_one(spool: Path) -> None:
+    """A SUBSCRIBE has a thousand, at 0.1 ms each: it held up all clients for that, and one that came back with more."""
+
+    async def scenario() -> None:
+        async with serving(spool) as server:
+            one = await client(server, "one", SessionExpiryInterval=1000)
+            async with turns_noted(Search, "__init__") as made:
+                await one.subscribe(*(f"a/{number}/+" for number in range(50)))
+                await one.cut()
+                await slept(server, 0)
+                one = await client(server, "one", clean=False, SessionExpiryInterval=1000)
+                sender = await client(server)
+                for number in (0, 49):
+                    await sender.published(f"a/{number}/b", retain=True)
+                assert len(await one.messages(2)) == 2
+            assert made
+            assert len(set(made)) == len(made)
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("version", [4, 5])

@@ -17,7 +17,7 @@ from qflow.mqtt.model.sessions import Subscribed
 MOST_RECENT = 4096
 MOST_RECENT_BYTES = 8 * 1024**2
 MOST_TOPICS = 256
-"""Of which messages are merged. Where more match, many messages do: they are gone through, all."""
+"""Of which messages are merged, and which are looked at for that. Where there are more, all messages are gone through."""
 _OFFSET = attrgetter("offset")
 
 
@@ -67,8 +67,8 @@ class Recent:
         Args:
             wanted: subscriptions of which no message is left out that one of them matches; others may be.
 
-        Cost: 0.2 µs a message; where some are wanted, 0.5 µs for each topic that begins as one of them does up to its
-        first wildcard.
+        Cost: 0.2 µs a message; where some are wanted, 5 µs for each of them, and 0.5 µs for each topic that begins as
+        one of them does up to its first wildcard.
         """
         topics = None if wanted is None else self._matching(wanted)
         found: Iterable[Message]
@@ -83,14 +83,19 @@ class Recent:
                 message.forget_encodings()
 
     def _matching(self, wanted: Collection[Subscribed]) -> set[str] | None:
-        """Return the topics that any of some subscriptions matches; None: those are many."""
+        """Return the topics that any of some subscriptions matches; None: those that may be are many.
+
+        A session has thousands of filters, each of which may begin as thousands of topics do, and match none.
+        """
         found: set[str] = set()
+        looked = 0
         for one in wanted:
             for topic in self._candidates(one.filter):
+                looked += 1
+                if looked > MOST_TOPICS:
+                    return None
                 if one.matches(topic):
                     found.add(topic)
-                    if len(found) > MOST_TOPICS:
-                        return None
         return found
 
     def _candidates(self, topic_filter: str) -> Iterable[str]:
