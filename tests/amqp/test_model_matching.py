@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qflow.amqp.errors import AmqpError
+from qflow.amqp.model import matching as matching_module
 from qflow.amqp.model.bindings import QUEUE, Binding, Target
 from qflow.amqp.model.matching import Matcher, Topic, check_headers_binding, new_matcher
 from qflow.amqp.model.tables import Table
@@ -141,3 +142,19 @@ def test_an_argument_x_match_that_means_nothing_is_refused(wanted: object) -> No
     with pytest.raises(AmqpError, match="Invalid x-match field") as caught:
         check_headers_binding({"x-match": wanted})
     assert caught.value.code == 406
+
+
+def test_a_long_header_is_made_comparable_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each binding that asks for it: one of two thousand values took 8 s where there were 3,000."""
+    encoded: list[Table] = []
+    encode = matching_module.encode_table
+
+    def counted(table: Table) -> bytes:
+        encoded.append(table)
+        return encode(table)
+
+    matcher = new_matcher("headers")
+    bound(matcher, *(("", {"x-match": "all", "kind": "a", "list": number}) for number in range(100)))
+    monkeypatch.setattr(matching_module, "encode_table", counted)
+    assert matching(matcher, "", {"kind": "a", "list": [1, 2, 3]}) == set()
+    assert len(encoded) == 1

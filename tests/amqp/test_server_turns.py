@@ -16,7 +16,7 @@ from amqp_loop import Queue, Raw, connected, serving, turns_noted
 from doors.event_loop import run, until
 from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.client import MOST_IN_A_TURN, Turns
-from qflow.amqp.server.consuming import AT_ONCE
+from qflow.amqp.server.consuming import AT_ONCE, Consumer
 from qflow.amqp.server.dead_letters import DeadLetters
 from qflow.amqp.server.holding import SETTLED_AT_ONCE, Holding
 from qflow.amqp.server.publishing import Publishing
@@ -241,5 +241,60 @@ def test_a_consumer_that_ends_while_it_waits_for_its_turn_takes_none(tmp_path: P
         tasks[1].cancel()
         await asyncio.wait(tasks)
         assert had == [0, 2, 3]
+
+    run(scenario())
+
+
+def test_consumers_of_two_priorities_do_not_each_look_at_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each of a thousand had as much as it may, each looked at those before it: 20 s, in which nobody was served."""
+    count, looked = 60, 0
+    has_more = Consumer.may_have_more.fget
+
+    def counted(consumer: Consumer) -> bool:
+        nonlocal looked
+        looked += 1
+        return bool(has_more(consumer))  # type: ignore[misc]
+
+    async def scenario() -> None:
+        async with filled(tmp_path / "spool", 0) as (queue, client):
+            await client.ask(Basic.Qos(0, 1), Basic.QosOk)
+            for number in range(count):
+                arguments = {"x-priority": number % 2}
+                await client.ask(Basic.Consume(0, "q", f"{number}", arguments=arguments), Basic.ConsumeOk)
+            monkeypatch.setattr(Consumer, "may_have_more", property(counted))
+            for number in range(count):
+                await queue.put(b"x")
+                tag = (await client.expect(Basic.Deliver)).consumer_tag
+                assert int(tag) % 2 == (number < count // 2)
+            assert 0 < looked < 4 * count**2
+
+    run(scenario())
+
+
+def test_an_ack_of_many_wakes_the_consumers_of_a_channel_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, for each message of a prefetch that they share: a million times for a thousand of a thousand."""
+    count, woken = 40, 0
+    wake = Consumer.wake
+
+    def counted(consumer: Consumer) -> None:
+        nonlocal woken
+        woken += 1
+        wake(consumer)
+
+    async def scenario() -> None:
+        async with filled(tmp_path / "spool", 0) as (queue, client):
+            await client.ask(Basic.Qos(0, count, True), Basic.QosOk)
+            for number in range(count):
+                await client.ask(Basic.Consume(0, "q", f"{number}"), Basic.ConsumeOk)
+            await queue.put_many(2 * count * [b"x"])
+            for _ in range(count):
+                last = await client.expect(Basic.Deliver)
+            monkeypatch.setattr(Consumer, "wake", counted)
+            client.send(Basic.Ack(last.delivery_tag, True))
+            for _ in range(count):
+                await client.expect(Basic.Deliver)
+            assert 0 < woken < 5 * count
 
     run(scenario())

@@ -225,10 +225,10 @@ class HeadersMatch:
         self._always.pop(binding, None)
 
     def match(self, routing_key: str, headers: Headers) -> Iterable[Binding]:
-        table = headers()
+        table = {name: _bare(value) for name, value in headers().items()}  # once: thousands of bindings may ask for one
         found = dict(self._always)
         for name, value in table.items():
-            for place in (_place(name, value), _place(name, None)):
+            for place in ((name, value), name):
                 for binding in self._by_argument.get(place, ()):
                     if binding not in found and _matches(binding, table):
                         found[binding] = None
@@ -285,10 +285,10 @@ def _places(binding: Binding) -> list[Hashable]:
     return places[:1] if _mode(binding).startswith("all") else places
 
 
-def _matches(binding: Binding, headers: Table) -> bool:
+def _matches(binding: Binding, headers: dict[str, Hashable]) -> bool:
+    """Tell whether a binding matches headers whose values are bare."""
     held = (
-        name in headers and (value is None or _bare(value) == _bare(headers[name]))
-        for name, value in _wanted(binding).items()
+        name in headers and (value is None or _bare(value) == headers[name]) for name, value in _wanted(binding).items()
     )
     return all(held) if _mode(binding).startswith("all") else any(held)
 

@@ -374,9 +374,8 @@ class Channel:
         if consumer is not None:
             consumer.unacked -= 1
             self._unacked -= 1
-        if self._shared_prefetch:
-            self._wake_consumers()
-        if consumer is not None:
+            if self._shared_prefetch - self._unacked == 1:  # there was no room
+                self._wake_consumers()
             consumer.wake()
             consumer.hosted.wake()
 

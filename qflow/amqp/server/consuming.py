@@ -90,10 +90,11 @@ class Consumer:
 
     def look_again(self) -> None:
         """Look whether it is still this consumer's turn, also if it waits for a message already."""
-        if self._waits and not self._steps_back and self._task is not None and not self.hosted.is_served(self):
+        if self.hosted.is_served(self):
+            self.wake()
+        elif self._waits and not self._steps_back and self._task is not None:
             self._steps_back = True
             self._task.cancel()
-        self.wake()
 
     async def stop(self) -> None:
         """Take no more messages; what it took and did not send goes back. Returns when that is done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -121,6 +122,9 @@ class HostedQueue:
     """When it was declared, consumed or got from."""
     _pending: int = attrs.field(default=0, init=False)
     _pending_bytes: int = attrs.field(default=0, init=False)
+    _is_woken: bool = attrs.field(default=False, init=False)
+    _served: float | None = attrs.field(default=None, init=False)
+    """The lowest priority that is served, as it was when somebody asked in this turn of the loop."""
 
     @property
     def name(self) -> str:
@@ -176,7 +180,7 @@ class HostedQueue:
         return not self.consumers
 
     def wake(self) -> None:
-        """Have consumers look whether it is their turn: one before them has as much as it may."""
+        """Have consumers look, in the next turn of the loop, whether it is theirs: one has as much as it may."""
         self._wake(self._priorities_differ)
 
     def _wake(self, all_of_them: bool) -> None:
@@ -185,9 +189,15 @@ class HostedQueue:
             return
         if self.arguments.single_active_consumer:
             first.wake()
-        elif all_of_them:
-            for consumer in self.consumers:
-                consumer.look_again()
+        elif all_of_them and not self._is_woken:
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        self._is_woken = False
+        self._served = None
+        for consumer in self.consumers:
+            consumer.look_again()
 
     @property
     def _priorities_differ(self) -> bool:
@@ -204,16 +214,20 @@ class HostedQueue:
         """Tell whether a consumer gets messages now.
 
         Of a queue with a single active one, the first does; else all whose priority no other has more than, but those
-        that have as much as they may.
+        that have as much as they may. Cost: once in a turn of the loop, 1 µs for each of those.
         """
+        first = self._first
         if self.arguments.single_active_consumer:
-            return self._first is consumer
-        for other in self.consumers:
-            if other.priority <= consumer.priority:
-                return True
-            if other.may_have_more:
-                return False
-        return True
+            return first is consumer
+        if first is None or first.priority <= consumer.priority:
+            return True
+        if self._served is None:
+            self._served = next((one.priority for one in self.consumers if one.may_have_more), -math.inf)
+            asyncio.get_running_loop().call_soon(self._forget_served)
+        return consumer.priority >= self._served
+
+    def _forget_served(self) -> None:
+        self._served = None
 
     def check_may_get(self) -> None:
         """Refuse a get that would go past the one active consumer, as RabbitMQ does of quorum queues.
