@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -31,6 +32,39 @@ class Turn:
         """Return when others had theirs."""
         await asyncio.sleep(0)
         self._began_s = time.monotonic()
+
+
+class Turns:
+    """Turns of many tasks: what all of them do before the loop looks at anything else is bounded. One a server."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: of what is counted, such as messages, in one turn of the loop."""
+        self._most = most
+        self._begun = 0
+        """In this turn, or by those that were woken for it."""
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def begin(self, count: int = 1) -> None:
+        """Return when so much may be done: first come, first served."""
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._next)
+        elif self._begun >= self._most or self._waiting:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append((count, turn))
+            await turn
+            return
+        self._begun += count
+
+    def _next(self) -> None:
+        """Begin the next turn of the loop."""
+        self._begun = 0
+        while self._waiting and self._begun < self._most:
+            count, turn = self._waiting.popleft()
+            if not turn.done():  # else its task has ended
+                turn.set_result(None)
+                self._begun += count
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._next)
 
 
 class Tasks:

@@ -12,11 +12,12 @@ import pytest
 import qflow.aio
 from doors.event_loop import run, until
 from qflow.amqp.model.queues import Queue
-from qflow.amqp.server.client import Turns
+from qflow.amqp.server.client import MOST_IN_A_TURN
 from qflow.amqp.server.consuming import AT_ONCE, BUFFER_BYTES, Consumer, give_back
 from qflow.amqp.server.hosted import HostedQueue
 from qflow.amqp.server.stores import QueueStore
 from qflow.message import OVERHEAD_BYTES, SINGLE_BYTES
+from qflow.serving.tasks import Turns
 
 
 class Outlet:
@@ -26,7 +27,7 @@ class Outlet:
         self.takes = takes
         self.credit = 1000
         self.is_full = False
-        self.turns = Turns()
+        self.turns = Turns(MOST_IN_A_TURN)
         self.client = self
         self.delivered: list[Any] = []
         self.refused = 0

@@ -15,7 +15,7 @@ import qflow.aio
 from amqp_loop import Queue, Raw, connected, serving, turns_noted
 from doors.event_loop import run, until
 from qflow.amqp.server.channel import Channel
-from qflow.amqp.server.client import MOST_IN_A_TURN, Turns
+from qflow.amqp.server.client import MOST_IN_A_TURN
 from qflow.amqp.server.consuming import AT_ONCE, Consumer
 from qflow.amqp.server.dead_letters import DeadLetters
 from qflow.amqp.server.holding import SETTLED_AT_ONCE, Holding
@@ -230,16 +230,16 @@ def test_a_consumer_that_ends_while_it_waits_for_its_turn_takes_none(tmp_path: P
     """Those behind it have theirs, in the order they came."""
 
     async def scenario() -> None:
-        turns, had = Turns(), list[int]()
+        turns, had = tasks.Turns(MOST_IN_A_TURN), list[int]()
 
         async def send(number: int) -> None:
             await turns.begin(MOST_IN_A_TURN)
             had.append(number)
 
-        tasks = [asyncio.create_task(send(number)) for number in range(4)]
+        sending = [asyncio.create_task(send(number)) for number in range(4)]
         await asyncio.sleep(0)
-        tasks[1].cancel()
-        await asyncio.wait(tasks)
+        sending[1].cancel()
+        await asyncio.wait(sending)
         assert had == [0, 2, 3]
 
     run(scenario())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -14,43 +13,11 @@ from qflow.amqp.server.host import Host
 from qflow.amqp.wire.connection import Connection
 from qflow.queues.queue import parts_of
 from qflow.serving.budget import Budget
+from qflow.serving.tasks import Turns
 from qflow.serving.users import Action, User
 
 MOST_IN_A_TURN = 512
 """Messages that consumers send in one turn of the loop, before others wait for the next: some 20 ms of work."""
-
-
-class Turns:
-    """Turns of consumers: what all of them send before the loop looks at anything else is bounded. One a server."""
-
-    def __init__(self) -> None:
-        self._sent = 0
-        """In this turn, or by those that were woken for it."""
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def begin(self, messages: int) -> None:
-        """Return when so many messages may be sent: first come, first served."""
-        if not self._sent:
-            asyncio.get_running_loop().call_soon(self._next)
-        elif self._sent >= MOST_IN_A_TURN or self._waiting:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append((messages, turn))
-            await turn
-            return
-        self._sent += messages
-
-    def _next(self) -> None:
-        """Begin the next turn of the loop."""
-        self._sent = 0
-        while self._waiting and self._sent < MOST_IN_A_TURN:
-            messages, turn = self._waiting.popleft()
-            if not turn.done():  # else its consumer ended
-                turn.set_result(None)
-                self._sent += messages
-        if self._sent:
-            asyncio.get_running_loop().call_soon(self._next)
-
-
 REMEMBERED = 1024
 DEFAULT_EXCHANGE = "amq.default"
 """The name of the default exchange, in permissions."""

@@ -15,7 +15,7 @@ from qflow import __version__
 from qflow.aio.broker import AsyncBroker
 from qflow.amqp.errors import AmqpError, ReplyCode
 from qflow.amqp.server.channel import TICK_S
-from qflow.amqp.server.client import Permissions, Turns
+from qflow.amqp.server.client import MOST_IN_A_TURN, Permissions
 from qflow.amqp.server.host import Host, Hosts
 from qflow.amqp.server.session import Session
 from qflow.amqp.wire.connection import SERVER_PROPERTIES, Connection
@@ -31,7 +31,7 @@ from qflow.serving.budget import Budget
 from qflow.serving.certificates import common_name
 from qflow.serving.listening import Listening
 from qflow.serving.logins import Logins
-from qflow.serving.tasks import Tasks
+from qflow.serving.tasks import Tasks, Turns
 from qflow.serving.telling import Telling
 from qflow.serving.users import User, Users, check_users
 
@@ -54,7 +54,7 @@ class Server(Listening):
         self.login_s = LOGIN_S
         self.max_unit_bytes = UNIT_BYTES
         self.budget = Budget()
-        self.turns = Turns()
+        self.turns = Turns(MOST_IN_A_TURN)
         self._hosts: Hosts | None = None
         self._tasks = Tasks(_logger)
         self._logins = Logins(users)

@@ -12,7 +12,7 @@ from pamqp import commands
 
 from qflow.amqp.errors import AmqpError, ReplyCode, as_amqp_error
 from qflow.amqp.server.channel import TICK_S, Channel
-from qflow.amqp.server.client import Permissions, Share, Turns
+from qflow.amqp.server.client import Permissions, Share
 from qflow.amqp.server.consuming import BUFFER_BYTES
 from qflow.amqp.server.host import Host
 from qflow.amqp.server.publishing import PUBLISH
@@ -24,7 +24,7 @@ from qflow.errors import QflowError
 from qflow.loggers import get_logger
 from qflow.serving.budget import Budget
 from qflow.serving.sockets import Drain, gone, has_hung_up, hear_out
-from qflow.serving.tasks import Turn, ending
+from qflow.serving.tasks import Turn, Turns, ending
 from qflow.serving.users import Action, User
 
 READ_BYTES = 128 * 1024

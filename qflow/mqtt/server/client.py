@@ -28,6 +28,7 @@ from qflow.mqtt.wire.packets import (
 )
 from qflow.serving.budget import Budget
 from qflow.serving.presence import Connected
+from qflow.serving.tasks import Turn
 
 LOGIN_S = 10.0
 """A client has so long to send CONNECT."""
@@ -37,7 +38,7 @@ KEEP_ALIVE_FACTOR = 1.5
 MOST_UNSENT_BYTES = 256 * 1024
 """Of answers that the network has not taken: above, no more is read from the client."""
 MOST_IN_A_TURN = 2_000
-"""Packets of a client, after which the loop does other things: it may read several times from one in a turn."""
+"""Packets of a client, after which the loop does other things, as when its turn is over: it may read several times."""
 
 
 class Pipe(Protocol):
@@ -159,8 +160,9 @@ class Client:
         machine = self.machine
         events = machine.receive(data)
         if not self._is_held:  # frames of a WebSocket come one by one, though it was told to pause
+            turn = Turn()
             for number, event in enumerate(events, self._in_turn + 1):
-                self._in_turn = number
+                self._in_turn = MOST_IN_A_TURN if turn.is_over() else number
                 self._handle(event)
                 if self._must_wait():
                     break

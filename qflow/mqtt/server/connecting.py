@@ -229,5 +229,6 @@ class Reception:
         session = client.session
         if session is None:
             return
+        await self._hub.leaving.begin()
         async with self._hub.turn(session.state.client_id):
             await session.leave()

@@ -28,7 +28,7 @@ from qflow.mqtt.server.retaining import Retaining
 from qflow.mqtt.server.storing import RETAINED, Records, Rooms
 from qflow.mqtt.server.sys_topics import SysTopics
 from qflow.mqtt.server.together import LARGE_BYTES, Stored, Together
-from qflow.serving.tasks import Tasks
+from qflow.serving.tasks import Tasks, Turns
 from qflow.serving.telling import Telling
 from qflow.steps import Steps
 from qflow.streams.partition import Partition
@@ -45,6 +45,8 @@ SET_MS = 60_000.0
 """By more than that the time of day goes ahead if it is set."""
 MOST_IN_A_TURN = 4_000
 """Deliveries, after which the loop does other things."""
+MOST_LEAVING = 64
+"""Clients whose sessions go to sleep in one turn of the loop: 0.2 ms each, and a network that is cut has thousands."""
 
 _logger = get_logger("qflow.mqtt")
 
@@ -69,6 +71,7 @@ class Hub:
         self.telling = Telling(_logger)
         self.tell = self.telling.tell
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.leaving = Turns(MOST_LEAVING)
         self.retained = Retaining(broker, self.records, clock, self.tasks)
         self.sessions: dict[str, Any] = {}
         """Of connected clients, by client id."""

@@ -17,7 +17,7 @@ from qflow.mqtt.model.sessions import Subscribed
 MOST_RECENT = 4096
 MOST_RECENT_BYTES = 8 * 1024**2
 MOST_TOPICS = 256
-"""Of which messages are merged, and which are looked at for that. Where there are more, all messages are gone through."""
+"""Of which messages are merged, and which are looked at for that. Are there more, all messages are gone through."""
 _OFFSET = attrgetter("offset")
 
 

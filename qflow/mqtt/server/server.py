@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl as tls
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Unpack
@@ -24,7 +25,7 @@ from qflow.serving import presence
 from qflow.serving.addresses import check_port
 from qflow.serving.extras import load
 from qflow.serving.listening import Listening
-from qflow.serving.tasks import Tasks
+from qflow.serving.tasks import Tasks, Turn
 from qflow.serving.users import Users, check_users
 
 MOST_CONNECTIONS = 20_000
@@ -61,7 +62,8 @@ class Server(Listening):
         self._websockets: Any = None
         self._tasks = Tasks(_logger)
         self._clients: set[Client] = set()
-        self._flushing: list[Client] = []
+        self._flushing: deque[Client] = deque()
+        self._is_flush_due = False
 
     # Listening -------------------------------------------------------------------------------------------------------
 
@@ -143,14 +145,25 @@ class Server(Listening):
 
     def flush_soon(self, client: Client) -> None:
         """Have `client.flush` called before the loop sleeps, with those of all others."""
-        if not self._flushing:
-            asyncio.get_running_loop().call_soon(self._flush)
         self._flushing.append(client)
+        self._flush_due()
+
+    def _flush_due(self) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
-        clients, self._flushing = self._flushing, []
-        for client in clients:
+        """Flush clients until others are to have their turn: a message may go to thousands, at 15 µs each."""
+        self._is_flush_due = False
+        turn = Turn()
+        for _ in range(len(self._flushing)):  # those that come meanwhile have the next turn
+            client = self._flushing.popleft()
             self._attend(client, client.flush)
+            if turn.is_over():
+                break
+        if self._flushing:
+            self._flush_due()
 
     def _attend(self, client: Client, work: Callable[[], object]) -> None:
         """Do something for a client; a fault of the server there ends its connection, and nobody else's."""
@@ -209,8 +222,8 @@ class Server(Listening):
         presence.leave(self.broker.broker, self)
         await self._end_listening()
         self._end_all(MqttError(ReasonCode.SERVER_SHUTTING_DOWN, "the server shuts down"))
-        self._flush()
         for client in list(self._clients):
+            self._attend(client, client.flush)
             client.pipe.abort()
         if self._websockets is not None:
             self._websockets.close()
