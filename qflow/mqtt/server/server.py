@@ -130,15 +130,24 @@ class Server(Listening):
     def reload(self, *, users: Users | None, ssl: tls.SSLContext | None) -> None:
         """Use these users, and the certificates of this context, from now on.
 
-        Clients that may not be here any more, or may not have one of their subscriptions, are told so and closed. They
+        Clients that may not be here any more, or may not have one of their subscriptions, are told so and closed, these
+        one after the other, as all subscriptions of thousands of clients are looked at: 0.4 ms for twenty of them. They
         may come again, if they may at all, and what is forbidden then is no part of their session.
         """
         self._gate.renew(users)
         self._renew(ssl)
-        for client in list(self._clients):
+        for client in self._clients:
             if client.access is not None and not client.access.renew(users):
                 client.fail(MqttError(ReasonCode.NOT_AUTHORIZED, "the user may not be here any more"))
-            elif client.session is not None and client.session.forbidden():
+        self._tasks.spawn(self._end_forbidden())
+
+    async def _end_forbidden(self) -> None:
+        """Close clients that may not have one of their subscriptions; others have their turn meanwhile."""
+        turn = Turn()
+        for client in list(self._clients):
+            if turn.is_over():
+                await turn.next()
+            if client.session is not None and client.session.forbidden():
                 client.fail(MqttError(ReasonCode.NOT_AUTHORIZED, "a subscription is not permitted any more"))
 
     # What a client needs; see `Office` -------------------------------------------------------------------------------
