@@ -14,12 +14,14 @@ from pamqp.commands import Basic, Tx
 import qflow.aio
 from amqp_loop import Queue, Raw, connected, serving, turns_noted
 from doors.event_loop import run, until
+from qflow.amqp.server import server as server_module
 from qflow.amqp.server.channel import Channel
 from qflow.amqp.server.client import MOST_IN_A_TURN
 from qflow.amqp.server.consuming import AT_ONCE, Consumer
 from qflow.amqp.server.dead_letters import DeadLetters
 from qflow.amqp.server.holding import SETTLED_AT_ONCE, Holding
 from qflow.amqp.server.publishing import Publishing
+from qflow.amqp.server.session import Session
 from qflow.amqp.server.stores import QueueStore
 from qflow.amqp.server.units import PUT_AT_ONCE
 from qflow.queues.gathering import Gathering
@@ -241,6 +243,23 @@ def test_a_consumer_that_ends_while_it_waits_for_its_turn_takes_none(tmp_path: P
         sending[1].cancel()
         await asyncio.wait(sending)
         assert had == [0, 2, 3]
+
+    run(scenario())
+
+
+def test_connections_are_looked_at_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each second, all of them, and heartbeats were sent: 60 ms for 1,500."""
+    count = 5
+    at_once(monkeypatch)
+    monkeypatch.setattr(server_module, "TICK_S", 0.0)
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "spool") as server:
+            clients = [await connected(server) for _ in range(count)]
+            async with turns_noted(Session, "tick") as looked:
+                await until(lambda: len(looked) >= 2 * count)
+            assert len(set(looked)) == len(looked)
+            del clients
 
     run(scenario())
 

@@ -31,7 +31,7 @@ from qflow.serving.budget import Budget
 from qflow.serving.certificates import common_name
 from qflow.serving.listening import Listening
 from qflow.serving.logins import Logins
-from qflow.serving.tasks import Tasks, Turns
+from qflow.serving.tasks import Tasks, Turn, Turns
 from qflow.serving.telling import Telling
 from qflow.serving.users import User, Users, check_users
 
@@ -157,7 +157,12 @@ class Server(Listening):
                 await self._end_listening()
                 for session in self._sessions:
                     session.end(AmqpError(ReplyCode.CONNECTION_FORCED, "the broker is closed"))
+            turn = Turn()
             for session in list(self._sessions):
+                if turn.is_over():
+                    await turn.next()
+                if session not in self._sessions:  # it has ended meanwhile
+                    continue
                 try:
                     session.tick(now)
                 except Exception:
