@@ -14,12 +14,14 @@ from pamqp.commands import Basic, Tx
 import qflow.aio
 from amqp_loop import Queue, Raw, connected, serving, turns_noted
 from doors.event_loop import run, until
+from qflow.amqp.server import client as client_module
 from qflow.amqp.server import server as server_module
 from qflow.amqp.server.channel import Channel
-from qflow.amqp.server.client import MOST_IN_A_TURN
+from qflow.amqp.server.client import MOST_IN_A_TURN, what_is_full
 from qflow.amqp.server.consuming import AT_ONCE, Consumer
 from qflow.amqp.server.dead_letters import DeadLetters
 from qflow.amqp.server.holding import SETTLED_AT_ONCE, Holding
+from qflow.amqp.server.host import Hosts
 from qflow.amqp.server.publishing import Publishing
 from qflow.amqp.server.session import Session
 from qflow.amqp.server.stores import QueueStore
@@ -245,6 +247,34 @@ def test_a_consumer_that_ends_while_it_waits_for_its_turn_takes_none(tmp_path: P
         assert had == [0, 2, 3]
 
     run(scenario())
+
+
+def test_publishers_that_are_blocked_together_are_told_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All queues of the broker were looked at for each of them: 7 ms where there are ten thousand."""
+    looked = 0
+
+    async def scenario() -> None:
+        async with qflow.aio.open(tmp_path / "spool", door=False) as broker:
+            hosts = await Hosts.of(broker)
+            queues = broker.broker.engine.queues
+            used = queues.used
+
+            def counted() -> object:
+                nonlocal looked
+                looked += 1
+                return used()
+
+            monkeypatch.setattr(queues, "used", counted)
+            monkeypatch.setattr(client_module, "BLOCKED_S", 3600.0)
+            host = await hosts.find("/")
+            told = {what_is_full(host) for _ in range(10)}
+            assert told == {"a queue, or the memory of the broker, is full"}
+            await hosts.leave()
+
+    run(scenario())
+    assert looked == 1
 
 
 def test_connections_are_looked_at_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

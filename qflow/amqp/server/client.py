@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -108,12 +109,22 @@ async def until_done(client: Client, work: Collection[asyncio.Future[Any]]) -> N
     """Return when work is done that may wait for room; the client is told when it is blocked by that."""
     _, left = await asyncio.wait(work, timeout=BLOCKED_S)
     if left:
-        with client.blocked(_what_is_full(client.host)):
+        with client.blocked(what_is_full(client.host)):
             await asyncio.wait(left)
 
 
+def what_is_full(host: Host) -> str:
+    """Return what publishers wait for, in words: many begin to at once, and are told the same.
+
+    Cost: once in `BLOCKED_S`, 0.7 µs for each queue of the broker.
+    """
+    now = time.monotonic()
+    if now >= host.is_told_until_s:
+        host.is_told_until_s, host.what_is_full = now + BLOCKED_S, _what_is_full(host)
+    return host.what_is_full
+
+
 def _what_is_full(host: Host) -> str:
-    """Return what publishers wait for, in words. Cost: O(queues of the broker)."""
     parts = map(parts_of, host.broker.broker.engine.queues.used())
     disk = next((one.spiller.error for one in parts if one.spiller.error is not None), None)
     reason = "a queue, or the memory of the broker, is full"

@@ -145,6 +145,9 @@ class Host:
         self.broker = hosts.broker
         self.queues: dict[str, HostedQueue] = {}
         """Those that were used since the server began."""
+        self.what_is_full = ""
+        """What publishers wait for, as those were told that were blocked last; until then others are told the same."""
+        self.is_told_until_s = 0.0
         self._hosts = hosts
         self._model = model
         self.check_exchange = model.check_exchange
