@@ -350,10 +350,10 @@ class Environment:
         self.confined = True
         return max(free, 1)
 
-    def end_confinement(self) -> None:
-        """Have the map end where it may, with no transaction open, if it ends with the file or did so once."""
-        if self._env.info()["map_size"] < self._map_bytes:
-            self.grow_map()
+    @property
+    def ends_early(self) -> bool:
+        """The map ends with the file, or did so once, and was not made longer since."""
+        return bool(self._env.info()["map_size"] < self._map_bytes)
 
     def grow_map(self) -> None:
         """Double the map, or end its confinement, with no transaction open: the slow path of an address-space limit."""

@@ -364,10 +364,12 @@ class Writer:
             self._apply()  # who reads waits for that alone, and asks again as long as something is held back
 
     def make_map_long(self, env: Environment, still: AbstractContextManager[object]) -> None:
-        """Have the map end as late as it may. What is done alone, by this thread."""
+        """Have the map end as late as it may. What is done alone, by this thread; waits for readers only if it is to."""
+        if not env.ends_early:
+            return
         try:
             with still:
-                env.end_confinement()
+                env.grow_map()
         except BaseException as error:  # it may not be mapped at all any more
             self._note_failure(error)
             raise
