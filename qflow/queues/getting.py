@@ -141,7 +141,8 @@ class Getting:
                 self._unwatch(self._watcher)
             if self._done or self._given_up:
                 return None
-            if self._single and self._turn is not None and (delivery := queue.get_at_once(self.taker)) is not None:
+            is_simple = self._single and self._turn is not None and self.collected is None
+            if is_simple and (delivery := queue.get_at_once(self.taker)) is not None:
                 self.delivery = delivery
                 self._done = True
                 queue.waiting.pop(self, None)
@@ -165,11 +166,9 @@ class Getting:
                 self._renew()  # there may be nothing else in the queue: then nobody looks again
             if lack is Lack.WORK:
                 return WORK
-            wait_s = None
             batch = self.collected
             has_some = lack is Lack.NOTHING or (batch is not None and batch.total)
-            if not has_some and not (self.stopped is not None and self.stopped()):
-                wait_s = self._patience_s(lack)
+            wait_s = None if has_some or (self.stopped is not None and self.stopped()) else self._patience_s(lack)
             if wait_s is None:
                 self._done = True
                 self.is_short = lack is Lack.ROOM and not has_some
@@ -206,12 +205,9 @@ class Getting:
                 queue.gate.note_change()
             if self._watcher is not None:
                 self._unwatch(self._watcher)
-            if self.delivery is not None:
-                queue.claims.returns.give_up(self.delivery)
-            if self.collected is not None:
-                queue.claims.returns.give_up(self.collected)
-            if self._passed is not None:
-                queue.claims.returns.give_up(self._passed)
+            for one in (self.delivery, self.collected, self._passed):
+                if one is not None:
+                    queue.claims.returns.give_up(one)
             queue.gate.arrived.notify()
             self._is_over = True
 

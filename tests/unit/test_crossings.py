@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import inside
 import qflow
 from qflow.broker import make_broker
 from qflow.config import BrokerSettings
+from qflow.memory.line import WORK
+from qflow.memory.waiting import shelter
 from qflow.queues.lanes import Lanes
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock
@@ -125,6 +128,22 @@ def test_who_waits_for_a_message_holds_none(spool: Path) -> None:
         queue.put(b"x")
         getter.join(LONG_S)
         assert not getter.is_alive()
+
+
+def test_a_get_that_was_to_read_what_another_has_read_by_then_leaves_no_batch(open_spool: Open) -> None:
+    """An empty one stayed among what is held, for good: of a task, whose first step may not touch the disk."""
+    queue = open_spool().declare_queue("q", durable=False, capacity_bytes=40_000)
+    parts = parts_of(queue)
+    getter = parts.gets.begin(1, LONG_S, None, single=True)
+    assert shelter(partial(getter.step, list, may_work=False)) is not None
+    queue.put_many([b"%03d" % number * 300 for number in range(100)])
+    queue.get_many(100).ack()
+    assert shelter(partial(getter.step, list, may_work=False)) == WORK
+    queue.get(0).ack()  # with it come those that follow
+    assert shelter(partial(getter.step, list, may_work=True)) is None
+    assert getter.delivery is not None
+    getter.delivery.ack()
+    assert not parts.held.batches
 
 
 @pytest.mark.parametrize("what", ["close", "declare"])
