@@ -349,7 +349,8 @@ class Exits:
                 return self.purged_total - before
             self._admission.pending += 1  # what is not logged waits in line behind it
         try:
-            batch = log.purge(self.lanes.logged.values())
+            with self.context.lock:  # a lane that begins after the look has its first put behind this
+                batch = log.purge(self.lanes.logged.values())
             log.wait(batch)
         finally:
             with self.context.lock:

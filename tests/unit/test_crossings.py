@@ -50,6 +50,35 @@ def test_a_purge_takes_nothing_that_comes_with_its_commit(open_spool: Open) -> N
     assert len(open_spool().queue("q")) == 1
 
 
+def test_a_purge_misses_no_lane_that_begins_as_it_is_handed_over(
+    open_spool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message of such a lane left memory, and came back from the log when the spool was opened again."""
+    broker = open_spool()
+    queue = broker.declare_queue("q")
+    queue.put(b"old")
+    log, lock = broker.engine.log, parts_of(queue).context.lock
+    hand_over = log._hand_over
+
+    def put() -> None:
+        if lock.acquire(blocking=False):
+            lock.release()
+            queue.put(b"delayed", delay_s=1)
+
+    def after_the_look(request: Any) -> Any:
+        monkeypatch.undo()
+        thread = threading.Thread(target=put)
+        thread.start()
+        thread.join()
+        return hand_over(request)
+
+    monkeypatch.setattr(log, "_hand_over", after_the_look)
+    purged = queue.purge()
+    assert broker.check() == []
+    broker.close()
+    assert (purged, len(open_spool().queue("q"))) == (1, 0)
+
+
 def test_two_first_delayed_messages_open_one_lane(open_spool: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who finds the lane missing looks again once he has the lock."""
     queue = open_spool().declare_queue("q")
