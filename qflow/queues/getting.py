@@ -87,9 +87,9 @@ class Getting:
     """See the module. Nobody but its steps changes it."""
 
     __slots__ = (
-        "_deadline", "_done", "_given_up", "_is_over", "_keeps_time", "_looks", "_most", "_passed", "_queue", "_single",
-        "_starved", "_turn", "_turns", "_watcher", "collected", "delivery", "is_short", "shown",
-        "stopped",        "taker",
+        "_deadline", "_done", "_given_up", "_is_over", "_keeps_time", "_looks", "_most", "_passed", "_queue",
+        "_single", "_starved", "_turn", "_turns", "_watcher", "collected", "delivery", "is_short", "shown", "stopped",
+        "taker",
     )  # fmt: skip
 
     def __init__(
@@ -295,7 +295,7 @@ class Getting:
             looks = queue.lanes.must_look()
             segments: list[Segment] = [] if looks else batch.segments
             wanted = min(1 if over else most - batch.total, LOOKED_AT_ONCE if looks else TAKEN_AT_ONCE)
-            passed = 0 if over or self._passed is None else self._passed.total
+            passed = self._passed.total if looks and not over and self._passed is not None else 0
             taken, behind = queue.source.take(max(wanted, passed), segments)  # more at once, the more it goes past
             if taken:
                 if over:

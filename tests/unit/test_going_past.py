@@ -220,6 +220,31 @@ def test_a_purge_while_a_get_reads_from_the_disk_takes_what_it_went_past(open_at
     assert len(queue) == 0
 
 
+def test_a_get_takes_no_more_than_it_wants_where_all_may_be_delivered_meanwhile(open_at: Open, durable: bool) -> None:
+    """Of several that it took, a get of one handed the first out, and nobody had the others."""
+    broker = open_at(capacity_bytes=8_000)
+    queue, _ = declared(broker, durable=durable, max_deliveries=1)
+    queue.put_many([b"%03d" % number for number in range(200)])
+    restorer = parts_of(queue).restorer
+    bring = restorer.bring
+
+    def alter(behind: Any) -> bool:
+        lock = parts_of(queue).context.lock
+        lock.release()
+        try:
+            broker.alter_queue("q", max_deliveries=None)
+        finally:
+            lock.acquire()
+        return bool(bring(behind))
+
+    with no_room(broker, queue):
+        spend(broker, queue, 3)
+        queue.get_many(200, timeout_s=0).ack()  # they are refused: from now on gets go past them, and read what follows
+        restorer.bring = alter  # type: ignore[method-assign]
+        queue.get(0).ack()
+    assert broker.check() == []
+
+
 @pytest.mark.parametrize("what", ["purge", "give up"])
 def test_a_get_that_is_overtaken_while_a_late_lease_ends_takes_nothing(
     open_at: Open, clock: Clock, durable: bool, what: str
