@@ -296,7 +296,7 @@ class Claims:
         self.return_all([delivery], how)
 
     def return_all(self, deliveries: list[Delivery], how: Return) -> None:
-        """Take deliveries back together, dead letters in one commit; `AlreadySettled` of one comes after all others."""
+        """Take deliveries back together; dead letters in few commits; `AlreadySettled` of one comes last."""
         self._return_all(deliveries, how)
         self._hold_up(how)
 

@@ -47,7 +47,7 @@ class Shared(NamedTuple):
     tick: Tick
     report: Callable[[str, int], None]
     tell: Teller
-    bury: Callable[[Any, list[Segment], Cause, Any], bool]
+    bury: Callable[[Any, list[Segment], Cause, Any, bool], bool]
     """`DeadLetterRouter.carry`."""
     max_transaction_bytes: int
     clock: Callable[[], float]

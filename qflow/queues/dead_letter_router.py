@@ -44,17 +44,19 @@ class DeadLetterRouter:
             raise NotFound(f"queue {source.name!r} has no dead-letter queue any more")
         return parts_of(self._find(name)).puts
 
-    def carry(self, source: Context, segments: list[Segment], cause: Cause, leaving: Leaving | None) -> bool:
+    def carry(
+        self, source: Context, segments: list[Segment], cause: Cause, leaving: Leaving | None, waits: bool
+    ) -> bool:
         """Carry messages to their dead-letter queue in one commit with what settles them; False if that failed.
 
-        Without `leaving` they come from a put, which waits for it and gets the error.
+        Without `leaving` they come from a put, which gets the error. `waits`: it returns when that holds.
         """
         try:
             target = self.queue_for(source)
             insert = Insert(target, 0, dead_letters(source.name, segments, cause, self._spool.clock()))
             leavings = [] if leaving is None else [leaving]
-            waits = cause.reason == REJECTED and target.spiller.error is None
-            self.together.commit([insert], leavings, timeout=ROOM_S if waits else 0, wait=leaving is None, dead=True)
+            patience_s = ROOM_S if cause.reason == REJECTED and target.spiller.error is None else 0
+            self.together.commit([insert], leavings, timeout=patience_s, wait=waits, dead=True)
         except BrokerClosed:
             if leaving is None:
                 raise

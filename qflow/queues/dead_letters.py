@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from qflow.config import QueueSettings
 from qflow.delivery import Raised, Segment
@@ -21,6 +21,8 @@ and how often it has become a dead letter."""
 
 
 REJECTED = "rejected"
+LARGE_BYTES = 8 * 2**20
+"""Dead letters are copies, for which there is no room yet: so many bytes, about, leave with a commit."""
 
 
 class Cause(NamedTuple):
@@ -35,6 +37,29 @@ class Cause(NamedTuple):
         """Return what to tell of so many messages."""
         why = self.reason if self.nack_reason is None else f"{self.reason}: {self.nack_reason}"
         return f"{count} message{'s' * (count != 1)}: {why}"
+
+
+def parted(segments: list[Segment]) -> Iterator[tuple[list[Segment], bool]]:
+    """Yield what of messages leaves with one commit, and whether others follow; then nothing is left of the list."""
+    if sum([sum(map(len, part.records)) for part in segments]) <= LARGE_BYTES:
+        yield segments, False
+        return
+    segments.reverse()
+    some: list[Segment] = []
+    left = LARGE_BYTES
+    while segments:
+        first, records, marks = segments.pop()
+        count = 0
+        while count < len(records) and left > 0:
+            left -= len(records[count])
+            count += 1
+        some.append(Segment(first, records[:count], marks))
+        if count < len(records):
+            segments.append(Segment(first + count, records[count:], marks))
+        if left <= 0 and segments:
+            yield some, True
+            some, left = [], LARGE_BYTES
+    yield some, False
 
 
 def dead_letters(queue: str, segments: Iterable[Segment], cause: Cause, now_s: float) -> list[Record]:

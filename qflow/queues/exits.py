@@ -35,7 +35,7 @@ from qflow.message import OVERHEAD_BYTES, RETURNED, Record, charge
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.apart import HeldOne, Term
 from qflow.queues.context import Unlocked
-from qflow.queues.dead_letters import REJECTED, Cause
+from qflow.queues.dead_letters import REJECTED, Cause, parted
 from qflow.queues.held import Held
 from qflow.queues.lanes import Lanes
 from qflow.queues.overflow import Depth
@@ -280,7 +280,8 @@ class Exits:
         Lets go of the lock to carry them away.
 
         Args:
-            parties: (messages, cause, what they are counted as if they are dropped) of those with one fate.
+            parties: (messages, cause, what they are counted as if they are dropped) of those with one fate. Large ones
+                leave some at a time; nothing is left of their list.
 
         Returns:
             False if some could not leave now and are in their place again.
@@ -294,15 +295,21 @@ class Exits:
             for segments, cause, _ in wanted:
                 self._give_back(segments, cause, gained=False)
             return False
-        leavings = [(self._begin_dead(*party), party[1]) for party in wanted]
+        leavings = deque(
+            (self._begin_dead(some, cause, fate), cause, follows)
+            for segments, cause, fate in wanted
+            for some, follows in parted(segments)
+        )
         done = True
         try:
-            for leaving, cause in leavings:
-                if leaving in self._held.leaving and not self._carry_away(leaving, cause):
+            while leavings:
+                leaving, cause, follows = leavings[0]
+                if leaving in self._held.leaving and not (done and self._carry_away(leaving, cause, follows)):
                     self.stays(leaving)
                     done = False
+                del leavings[0]  # what has left is let go of before the next ones are copied
         except BaseException:
-            for leaving, _ in leavings:
+            for leaving, _, _ in leavings:
                 leaving.cause = None  # that it was stopped is no reason to hold it back
                 leaving.give_up()
             raise
@@ -326,10 +333,10 @@ class Exits:
         leaving.cause = cause
         return leaving
 
-    def _carry_away(self, leaving: Leaving, cause: Cause) -> bool:
-        """Have messages buried; False if that failed. Lets go of the lock."""
+    def _carry_away(self, leaving: Leaving, cause: Cause, waits: bool) -> bool:
+        """Have messages buried, and committed where it `waits` for that; False if that failed. Lets go of the lock."""
         with Unlocked(self.context):
-            return self.bury(self.context, leaving.segments, cause, leaving)
+            return self.bury(self.context, leaving.segments, cause, leaving, waits)
 
     # Everything at once -----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from qflow.queues.context import Unlocked
 from qflow.queues.dead_letters import Cause
 from qflow.queues.exits import FOREVER_MS, Exits, Fate
 from qflow.queues.held import Held
-from qflow.queues.lanes import Lanes, by_expiry
+from qflow.queues.lanes import Lanes, by_expiry, sorted_out
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
 from qflow.queues.spiller import Spiller
@@ -169,9 +169,9 @@ class Expiry:
         Returns:
             False if some could not leave now.
         """
-        parts = list(by_expiry(runs.remove(run), now_ms))
-        self._source.give_back([part for part, is_late in parts if not is_late])
-        return self.exits.let_go_of(([part for part, is_late in parts if is_late], Cause("expired"), Fate.EXPIRED))
+        kept, late, _ = sorted_out([runs.remove(run)], None, now_ms)
+        self._source.give_back(kept)
+        return self.exits.let_go_of((late, Cause("expired"), Fate.EXPIRED))
 
     def _expire_scheduled(self, schedule: Schedule) -> bool:
         """The same of a schedule, due or not, as far as it is in memory.

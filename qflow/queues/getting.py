@@ -13,7 +13,7 @@ from qflow.held_batch import HeldBatch
 from qflow.memory.gate import Gate
 from qflow.memory.line import FOREVER, PAUSE_S, WORK, Wake, Watcher
 from qflow.memory.run_list import RunList
-from qflow.message import DELAYED, is_plain
+from qflow.message import DELAYED
 from qflow.queues.admission import RETRY_S, Admission
 from qflow.queues.claims import Claims
 from qflow.queues.context import Context, Unlocked
@@ -21,7 +21,7 @@ from qflow.queues.dead_letters import Cause
 from qflow.queues.exits import Exits, Fate, weigh
 from qflow.queues.expiry import Expiry
 from qflow.queues.held import Held
-from qflow.queues.lanes import TIMED, Lanes, by_expiry
+from qflow.queues.lanes import TIMED, Lanes, sorted_out
 from qflow.queues.leases import Leases
 from qflow.queues.restorer import Restorer
 from qflow.queues.source import Source
@@ -344,21 +344,12 @@ class Getting:
         queue = self._queue
         settings, timed = queue.context.settings, bool(queue.lanes.closed & TIMED)
         most, now_ms = settings.max_deliveries, queue.context.now_ms()
-        kept: list[Segment] = []
-        expired: list[Segment] = []
-        spent: list[Segment] = []
-        for segment in taken:
-            if most is not None and segment.marks >> 1 >= most:
-                spent.append(segment)
-            elif timed and not is_plain(segment.records):
-                for part, is_late in by_expiry(segment, now_ms):
-                    (expired if is_late else kept).append(part)
-            else:
-                kept.append(segment)
+        kept, expired, spent = sorted_out(taken, most, now_ms if timed else None)
         buries = settings.dead_letter is not None and queue.exits.may_bury
         if (expired or spent) and buries and not may_work:
             queue.source.give_back(taken)
             return Lack.WORK
+        taken.clear()
         surplus = _cut_off(kept, wanted)
         _append(self.batch.segments, kept)
         self.batch.total += weigh(kept)[0]
@@ -368,12 +359,13 @@ class Getting:
             return Lack.NOTHING
         if settings.dead_letter is not None and not buries:
             return self._go_past(expired + spent)
+        are_late = bool(expired) and not kept
         done = queue.exits.let_go_of(
             (expired, Cause("expired"), Fate.EXPIRED), (spent, Cause("max_deliveries"), Fate.DROPPED)
         )
         if not done:
             return Lack.NOTHING  # they come again at once, and it goes past them
-        if expired and not kept:  # so may those behind them: many at once
+        if are_late:  # so may those behind them: many at once
             if not may_work:
                 return Lack.WORK
             if queue.expiry.expire(hurries=self._turns > 0):

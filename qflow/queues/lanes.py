@@ -420,3 +420,21 @@ def by_expiry(segment: Segment, now_ms: int) -> Iterator[tuple[Segment, bool]]:
         stop = start + len(list(stretch))
         yield Segment(first + start, records[start:stop], marks), is_late
         start = stop
+
+
+def sorted_out(
+    taken: list[Segment], most_deliveries: int | None, now_ms: int | None
+) -> tuple[list[Segment], list[Segment], list[Segment]]:
+    """Return what may be delivered, what has expired by then, if that is asked, and what was delivered too often."""
+    kept: list[Segment] = []
+    expired: list[Segment] = []
+    spent: list[Segment] = []
+    for segment in taken:
+        if most_deliveries is not None and segment.marks >> 1 >= most_deliveries:
+            spent.append(segment)
+        elif now_ms is not None and not is_plain(segment.records):
+            for part, is_late in by_expiry(segment, now_ms):
+                (expired if is_late else kept).append(part)
+        else:
+            kept.append(segment)
+    return kept, expired, spent

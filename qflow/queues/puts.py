@@ -272,7 +272,7 @@ class Puts:
     def turn_away(self, records: list[Record], decision: Decision) -> None:
         """Do with what was not admitted what the policy says."""
         if decision is Decision.DEAD_LETTER:
-            self.exits.bury(self.context, [Segment(-1, records, 0)], Cause("limit"), None)
+            self.exits.bury(self.context, [Segment(-1, records, 0)], Cause("limit"), None, True)
         self.count_turned_away(len(records), dropped=decision is Decision.DROP)
 
     @sheltered
