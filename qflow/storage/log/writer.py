@@ -364,7 +364,7 @@ class Writer:
             self._apply()  # who reads waits for that alone, and asks again as long as something is held back
 
     def make_map_long(self, env: Environment, still: AbstractContextManager[object]) -> None:
-        """Have the map end as late as it may. What is done alone, by this thread; waits for readers only if it is to."""
+        """Have the map end as late as it may. By this thread, alone; waits for readers only if it is to."""
         if not env.ends_early:
             return
         try:
