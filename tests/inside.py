@@ -13,6 +13,7 @@ from typing import Any
 
 import qflow
 import qflow.aio
+from qflow.memory import inventory
 from qflow.memory.schedule import Schedule
 from qflow.problems import Problems
 from qflow.queues import tending
@@ -134,6 +135,16 @@ def fit(queue: qflow.Queue) -> bool:
 def due_resident(schedule: Schedule, now_ms: int) -> bool:
     """Tell whether a `take` from a schedule would find something."""
     return schedule._resident_before(schedule._due_bound(now_ms))
+
+
+def entries(schedule: Schedule) -> Iterator[tuple[int, int | None, str, int | None]]:
+    """Yield (sequence, message bytes, "resident", due time) and (sequence, None, "spilled", None) of each message."""
+    for due_ms, first, _, *records in inventory._resident(schedule):
+        for sequence, record in enumerate(records, first):
+            yield sequence, len(record), "resident", due_ms
+    for chunk in schedule.spilled:
+        for sequence in chunk.sequences:
+            yield sequence, None, "spilled", None
 
 
 def left_behind(queue: qflow.Queue) -> dict[str, object]:

@@ -16,19 +16,6 @@ GROUP_WORTH = 16
 """Messages that it takes as long to look at as at the group they are in."""
 
 
-def entries(schedule: Schedule) -> Iterator[tuple[int, int | None, str, int | None]]:
-    """Yield (sequence, message bytes, "resident", due time) and (sequence, None, "spilled", None) of each message.
-
-    Those in memory come in order, but for moving ones, which follow them; then those of each chunk in their order.
-    """
-    for due_ms, first, _, *records in _resident(schedule):
-        for sequence, record in enumerate(records, first):
-            yield sequence, len(record), "resident", due_ms
-    for chunk in schedule.spilled:
-        for sequence in chunk.sequences:
-            yield sequence, None, "spilled", None
-
-
 def marked(schedule: Schedule) -> Iterator[tuple[int, int, int]]:
     """Yield (first sequence, end, marks) of what is in memory and was delivered before."""
     for _, first, tag, *records in _resident(schedule):

@@ -16,8 +16,10 @@ import qflow
 from faults.seams import Faults, FaultyFiles, bodies_of
 from qflow.delivery import Entry
 from qflow.memory import shelves
+from qflow.memory.seeking import Seeking
 from qflow.message import OVERHEAD_BYTES
 from qflow.queues import browsing
+from qflow.queues import entries as module
 from qflow.queues.queue import parts_of
 from unit.clocks import LONG_S, Clock, open_still
 
@@ -25,6 +27,8 @@ pytestmark = pytest.mark.two_drivers
 
 Open = Callable[..., qflow.Broker]
 COST = 1000 + OVERHEAD_BYTES
+MESSAGES = 520
+"""More than a shelf of a schedule has."""
 
 
 def entries_of(queue: qflow.Queue) -> list[Entry]:
@@ -322,3 +326,38 @@ def test_a_look_at_the_first_looks_at_no_more(open_spool: Open, monkeypatch: pyt
     assert max(looked) <= browsing.LOOKED_AT_ONCE
     assert sum(looked) >= 50_000
     assert broker.check() == []
+
+
+@pytest.mark.parametrize("how", ["put", "given back"])
+def test_a_delayed_one_is_looked_for_in_steps_and_told_as_such(
+    open_spool: Open, durable: bool, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """All of a schedule was gone through under the lock: with 200,000 in it, a put stood behind that for a second."""
+    monkeypatch.setattr(module, "SOUGHT_AT_ONCE", 100)
+    steps: list[int] = []
+    seekings: set[Seeking] = set()
+    look = Seeking.look
+
+    def count(seeking: Seeking, most: int) -> Any:
+        steps.append(most)
+        seekings.add(seeking)
+        return look(seeking, most)
+
+    monkeypatch.setattr(Seeking, "look", count)
+    queue = open_spool().declare_queue("q", durable=durable)
+    if how == "put":
+        for future in [queue.submit(b"x", delay_s=LONG_S + number) for number in range(MESSAGES)]:
+            future.result(LONG_S)
+    else:
+        queue.put_many([b"x"] * MESSAGES)
+        for number, delivery in enumerate(queue.get_many(MESSAGES)):
+            delivery.nack(delay_s=LONG_S + number)
+    entry = list(queue.browse())[-1]
+    entry.spill()
+    assert (entry.state, len(steps) > 1, {*steps}) == ("delayed", True, {100})
+    entry.restore()
+    assert entry.state == "delayed"
+    queue.purge()
+    with pytest.raises(qflow.NotFound):
+        entry.spill()
+    assert not any(seeking.schedule.shelves.sought for seeking in seekings)

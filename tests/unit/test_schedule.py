@@ -211,7 +211,7 @@ def test_what_is_added_to_incoming_is_in_the_schedule(schedule: Schedule) -> Non
         lambda: schedule.tally().resident_messages,
         lambda: schedule.next_due_ms(),
         lambda: inside.due_resident(schedule, 1),
-        lambda: len(list(inventory.entries(schedule))),
+        lambda: len(list(inside.entries(schedule))),
         lambda: schedule.take(1, 1, []),
         lambda: schedule.claim_far(object(), 1).count,
     ]
@@ -720,7 +720,7 @@ def test_entries_show_every_message_once(schedule: Schedule, store: Store) -> No
     schedule.shelves.add(8, 6, [bytes(3000)], 0)
     spill(schedule, store)
     schedule.claim_far(object(), 1)
-    assert list(inventory.entries(schedule)) == [
+    assert list(inside.entries(schedule)) == [
         (9, 5, "resident", 1),
         (0, 3, "resident", 3),
         (1, 2, "resident", 3),
@@ -1347,7 +1347,7 @@ class ScheduleMachine(RuleBasedStateMachine):
                 len(self.record[one]) for one in chunk.sequences
             ]
             assert sorted(chunk.sequences, key=self.key) == list(chunk.sequences)
-        entries = list(inventory.entries(schedule))
+        entries = list(inside.entries(schedule))
         assert sorted(entry[0] for entry in entries) == sorted(sequence for _, sequence in self.line)
         for sequence, size, place, due in entries:
             if sequence in self.resident:
