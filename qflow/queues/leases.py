@@ -134,7 +134,7 @@ class Leases:
         for batch in self._held.unseen():
             self.claims.returns.give_up(batch)
         for batch in [*self._held.batches, *self._held.apart.batches]:
-            if isinstance(batch.taker, Taker) and batch.taker.in_hand is not None:
+            if self._in_hand(batch) is not None:
                 self._handed_out(batch)
 
     def _handed_out(self, held: HeldOne) -> list[HeldOne]:
@@ -144,7 +144,7 @@ class Leases:
         """
         if isinstance(held, Delivery):
             return [held]
-        in_hand = held.taker.in_hand if isinstance(held.taker, Taker) else None
+        in_hand = self._in_hand(held)
         if in_hand is None:
             if not portions.is_long(held):
                 return [held]
@@ -153,6 +153,15 @@ class Leases:
         found = [self.claims.leave_batch(held, place, stays=False) for place in held.unsettled()[:in_hand]]
         self.claims.returns.give_up(held)
         return [one for one in found if one is not None]
+
+    def _in_hand(self, batch: HeldBatch) -> int | None:
+        """Return how many messages its holder has seen of what is left of a batch, the first; None: it may be all.
+
+        Acks may be on their way from another process, which has then seen more: those may be repeated, and are told to
+        be, but where a count leads to a dead letter that nobody has tried.
+        """
+        in_hand = batch.taker.in_hand if isinstance(batch.taker, Taker) else None
+        return None if in_hand and self._context.settings.max_deliveries is None else in_hand
 
     def _tell_of(self, late: dict[HeldOne, float | None], why: str) -> None:
         """Tell who held what for too long."""
