@@ -77,7 +77,7 @@ class Figures:
 
     async def one(self, name: str) -> Mapping[str, Any]:
         """Return the figures of a queue as they are now, fields of `QueueStats`."""
-        return attrs.asdict(await at_a_glance(self._broker, self._broker.queue(name).queue.stats))
+        return attrs.asdict(await self._broker.queue(name).stats())
 
     async def _look_anew(self) -> Look:
         try:

@@ -231,7 +231,7 @@ async def _streams(request: Request) -> Response:
 async def _stream(request: Request) -> Response:
     site, rights, given = _given(request)
     name = visible(rights, given.text("stream"))
-    stats = await at_a_glance(site.broker, stream_of(site.broker, rights, name).stream.stats)
+    stats = await stream_of(site.broker, rights, name).stats()
     may = {action: rights.may(action, name) for action in ("configure", "read")}
     return shown(request, "stream.html", name=name, stats=stats, may=may)
 
